@@ -1,0 +1,38 @@
+# Two commands on a fresh machine with Python >= 3.10: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check lint bench docs clean
+
+demo: .venv/installed  ## train a small network on digits, watch it, say which layers learned features
+	OMP_NUM_THREADS=2 $(BIN)/richter demo --picture richter-demo.png
+
+test: .venv/installed-dev  ## all tests but the long ones
+	$(BIN)/python -m pytest -n 2
+
+check: .venv/installed-dev lint  ## everything, the long tests too
+	$(BIN)/python -m pytest -n 2 -m "long or not long"
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/mypy
+
+bench: .venv/installed-dev  ## timings as ratios within one run
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/snapshot.py
+
+docs: .venv/installed-dev  ## docs/*.md as pages under site/
+	$(BIN)/python docs/build.py
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@ .venv/installed
+
+clean:
+	rm -rf .venv site build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,393 @@
+"""The only file that hooks or intercepts anything: one forward pass of a model that remembers what every linear map
+read and where its output stands in the graph, so that any number of backward passes can ask for ``g``.
+
+    with quiet(model):
+        seen = forward(model, x, state_of(model))
+        g = seen.backward(V)          # d <V, f> / dz for every call of every map
+
+Weights are replaced for the pass by aliases (same memory, no hooks, all requiring a gradient) and buffers by copies:
+the model's own parameters, gradients, buffers and hooks are never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint as checkpointing
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+
+from richter.core import CaptureError, SelectionError
+from richter.layers import LinearMap, View, view_of
+from richter.layers.attention import attention_in_parts, split, whole
+from richter.layers.embedding import LOOKUP
+
+Inputs = Any  # a tensor, or a tuple or dict of tensors, examples first
+Output = Callable[[Any], Tensor]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One application of a linear map: what it read, and the place in the graph that it wrote."""
+
+    name: str
+    map: LinearMap
+    module: nn.Module
+    weight: Tensor
+    read: Tensor
+    edge: GradientEdge
+    shape: torch.Size  # of what it wrote
+    version: int  # of `read`: an in-place change afterwards must not go unnoticed
+
+    def inputs(self) -> Tensor:
+        """h [b, s, d_in] as the layer saw it (b is its own first axis, not yet the examples)."""
+        if self.read._version != self.version:
+            raise CaptureError(f"layer {self.name!r}: its input was changed in place after it was read, so what it read "
+                               f"is lost. Replace the in-place operation, or leave the layer out with layers=....")
+        return self.read if self.map.kind == "diagonal" else self.map.inputs(self.module, self.read)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass: outputs ``f`` with their graph, and every call of every linear map in it."""
+
+    f: Tensor
+    calls: list[Call]
+    aliases: State
+
+    def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
+        """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused."""
+        places = [c.edge for c in self.calls] + list(also)
+        if not places:
+            return [], []
+        found = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
+                                    retain_graph=True, allow_unused=True)
+        cut = len(self.calls)
+        g = [self.f.new_zeros(c.shape) if d is None else d.to_dense() if d.is_sparse else d
+             for c, d in zip(self.calls, found[:cut], strict=True)]
+        return g, [torch.zeros_like(t) if d is None else d.to_dense() if d.is_sparse else d
+                   for t, d in zip(also, found[cut:], strict=True)]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif hasattr(model, "_orig_mod") and isinstance(model._orig_mod, nn.Module):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None) -> State:
+    """Aliases of all parameters and copies of all buffers; values from ``initial`` where it is given."""
+    state: State = {}
+    shared: dict[int, Tensor] = {}
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if id(p) not in shared:
+            value = p.detach() if initial is None else initial[name].detach().to(p.device, p.dtype)
+            if id(p) in embeddings:
+                value = value.clone()  # max_norm rescales rows in place during the forward pass
+            shared[id(p)] = value.requires_grad_() if value.is_floating_point() else value
+        state[name] = shared[id(p)]
+    for name, b in model.named_buffers(remove_duplicate=False):
+        value = initial[name].to(b.device) if initial is not None and name in initial else b
+        state[name] = value.detach().clone()
+    return state
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def to_device(x: Inputs, device: torch.device) -> Inputs:
+    """Move a tensor, or a tuple, list or dict of tensors; tensors made in inference mode are copied out of it."""
+    if isinstance(x, Tensor):
+        return (x.clone() if x.is_inference() else x).detach().to(device)
+    if isinstance(x, Mapping):
+        return {k: to_device(v, device) for k, v in x.items()}
+    return tuple(to_device(v, device) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+def pick(found: Any, output: Output | None = None) -> Tensor:
+    """The tensor that counts as the model's output."""
+    if output is not None:
+        found = output(found)
+        if not isinstance(found, Tensor):
+            raise SelectionError(f"output= returned {type(found).__name__}, not a tensor. "
+                                 f"Return one floating point tensor with the examples first.")
+        return found
+    if isinstance(found, Tensor):
+        return found
+    if isinstance(found, Mapping):
+        if isinstance(found.get("logits"), Tensor):
+            return found["logits"]
+        tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)}
+        if len(tensors) == 1:
+            return next(iter(tensors.values()))
+        raise SelectionError(f"the model returned a dict with {sorted(map(str, found))}, and which of them is the output "
+                             f"is not known. Say so: output=lambda out: out['...'].")
+    if isinstance(found, (tuple, list)) and found and isinstance(found[0], Tensor):
+        return found[0]
+    raise SelectionError(f"the model returned {type(found).__name__}, not a tensor. "
+                         f"Say which tensor is its output: output=lambda out: ....")
+
+
+def arguments(model: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a probe's inputs are passed: a tuple as positions, a dict by keyword when forward takes these names."""
+    if isinstance(x, Mapping):
+        accepted = inspect.signature(model.forward).parameters
+        by_name = all(k in accepted for k in x) or any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        return ((), dict(x)) if by_name else ((x,), {})
+    return (tuple(x), {}) if isinstance(x, (tuple, list)) else ((x,), {})
+
+
+@contextlib.contextmanager
+def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]:
+    """Everything a measurement could disturb, put back afterwards whatever happens in between: random streams,
+    train/eval flags, autocast, gradient and inference mode. Compiled code runs eagerly inside."""
+    flags = [(m, m.training) for m in model.modules()]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    kinds = {"cpu"} | {p.device.type for p in model.parameters()}
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            torch.manual_seed(seed)
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            for m, _ in flags:
+                m.training = mode == "train"  # not m.train(): some models act on being switched
+            yield
+    finally:
+        for m, was in flags:
+            m.training = was
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
+            expand: Mapping[str, int] | None = None, record: bool = True) -> Pass:
+    """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
+
+    ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
+    the output is given an example axis, so that each example gets a gradient of its own.
+    """
+    recorder = _Recorder(model, state, expand or {})
+    args, kwargs = arguments(model, x)
+    with (recorder if record else contextlib.nullcontext()), _without_checkpoints(), parametrize.cached():
+        found = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
+    f = pick(found, output)
+    if not f.is_floating_point():
+        raise CaptureError(f"the model's output has dtype {f.dtype}. Richter differentiates real outputs; "
+                           f"pick or convert one with output=....")
+    return Pass(f, recorder.calls, {k: v for k, v in state.items() if v.requires_grad})
+
+
+@contextlib.contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Activation checkpointing recomputes inside backward, where the recorder is gone (and its older form cannot
+    differentiate toward activations at all): during a capture the checkpointed function is simply called."""
+    class Called:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    def called(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    names = {"CheckpointFunction": Called, "_checkpoint_without_reentrant_generator": called}
+    before = {name: getattr(checkpointing, name) for name in names if hasattr(checkpointing, name)}
+    for name in before:
+        setattr(checkpointing, name, names[name])
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            setattr(checkpointing, name, was)
+
+
+_MATMULS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
+_ADDMMS = {torch.addmm, Tensor.addmm}
+
+
+@dataclass
+class _Recorder(TorchFunctionMode):
+    model: nn.Module
+    state: State
+    expand: Mapping[str, int]
+    calls: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}
+        for name, t in self.state.items():
+            if t.requires_grad:
+                self.names.setdefault(id(t), name)
+        self.modules = dict(self.model.named_modules())
+        self.views: dict[nn.Module, tuple[str, View]] = {}
+        for name, module in self.modules.items():
+            if module not in self.views and (view := view_of(name, module)):
+                self.views[module] = (name, view)
+        self.path: list[nn.Module] = []  # the modules whose forward is running
+
+    def __enter__(self) -> _Recorder:
+        self.handles = []
+        for module in self.modules.values():
+            self.handles.append(module.register_forward_pre_hook(lambda m, _: self.path.append(m), prepend=True))
+            self.handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        for handle in self.handles:
+            handle.remove()
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> Any:
+        self.path.pop()
+        if module not in self.views or not isinstance(z, Tensor):
+            return None
+        with torch._C.DisableTorchFunction():
+            return self._module_called(module, args[0] if args else next(iter(kwargs.values())), z)
+
+    def _module_called(self, module: nn.Module, x: Tensor, z: Tensor) -> Tensor:
+        name, view = self.views[module]
+        x, n = x.detach(), self.expand.get(name)
+        if n is not None:
+            z, x = _with_examples(z, n), _with_examples(x, n, lookup=True)
+        elif z._is_view():
+            z = z.clone()  # an in-place change of a view would cut the graph at the edge kept below
+        for suffix, m in view.items():
+            weight = getattr(module, m.weight, None)
+            if weight is None or not z.requires_grad:  # a norm without affine part
+                continue
+            read = m.inputs(module, x).clone() if m.kind == "diagonal" else x
+            self._add(f"{name}.{suffix}" if suffix and name else name or suffix, m, module, weight, read, z)
+        return z
+
+    def _add(self, name: str, m: LinearMap, module: nn.Module, weight: Tensor, x: Tensor, z: Tensor) -> None:
+        self.calls.append(Call(name, m, module, weight, x, get_gradient_edge(z), z.shape, x._version))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            return attention_in_parts(self._project, *args, **kwargs)
+        z = func(*args, **kwargs)
+        use = self._use(func, args, kwargs) if isinstance(z, Tensor) and z.requires_grad else None
+        if use is None:
+            return z
+        x, weight, m = use
+        if z._is_view():
+            z = z.clone()
+        self._add(self._name(weight, m), m, self._owner(weight)[1], weight, x.detach(), z)
+        return z
+
+    def _use(self, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, LinearMap] | None:
+        """A parameter used as a matrix outside its own module: (input, parameter, map), or nothing to see."""
+        if func is F.linear:
+            x, w = [*args, *kwargs.values()][:2]
+            transposed = False
+        elif func in _MATMULS and len(args) == 2:
+            (x, w), transposed = args, True
+        elif func in _ADDMMS and len(args) == 3:
+            (_, x, w), transposed = args, True
+        elif func is torch.einsum and len(args) == 3 and isinstance(args[0], str):
+            equation, x, w = args
+            transposed = _is_matrix_product(equation)
+            if transposed is None:
+                return None
+        elif func is F.embedding:
+            x, w = [*args, *kwargs.values()][:2]
+            return (x, w, LOOKUP[""]) if self._outside(w) and not any(args[2:]) and len(kwargs) == 0 else None
+        else:
+            return None
+        if not isinstance(w, Tensor) or not isinstance(x, Tensor) or w.dim() != 2:
+            return None
+        base = w._base
+        if base is not None and id(base) in self.names and w.shape == base.shape[::-1] \
+                and w.stride() == base.stride()[::-1]:
+            w, transposed = base, not transposed
+        if not self._outside(w):
+            return None
+        return x, w, (_TRANSPOSED if transposed else _AS_IT_IS)
+
+    def _outside(self, w: Any) -> bool:
+        """Is ``w`` a parameter, and not the weight of the module whose own forward is running?"""
+        if id(w) not in self.names:
+            return False
+        running = self.path[-1] if self.path else None
+        view = self.views.get(running, ("", {}))[1] if running is not None else {}
+        return not any(getattr(running, m.weight, None) is w for m in view.values())
+
+    def _owner(self, w: Tensor) -> tuple[str, nn.Module]:
+        name = self.names[id(w)].rpartition(".")[0]
+        return name, self.modules[name]
+
+    def _name(self, w: Tensor, m: LinearMap) -> str:
+        """``block.proj`` for a raw parameter; a weight named "weight" goes by its module, read backwards by ``.T``."""
+        parameter = self.names[id(w)]
+        name, module = self._owner(w)
+        if parameter.rpartition(".")[2] != "weight":
+            return parameter
+        known = self.views.get(module, ("", {}))[1]
+        if not known or (len(known) == 1 and known.get("") is not None and m is _AS_IT_IS and known[""].kind == "dense"):
+            return name
+        return f"{name}.T" if m is _TRANSPOSED or known.get("") is not None and known[""].kind == "lookup" else parameter
+
+    def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """One projection of nn.MultiheadAttention, called from attention_in_parts."""
+        z = F.linear(x, weight, bias)
+        attention = self.path[-1] if self.path else self.model
+        name = next((k for k, m in self.modules.items() if m is attention), "")
+        stem = f"{name}." if name else ""
+        if which == "out_proj":
+            owner, m, parameter = getattr(attention, "out_proj", attention), whole("weight"), weight
+        elif weight._base is not None and id(weight._base) in self.names:
+            owner, m, parameter = attention, split(which), weight._base
+        else:
+            owner, m, parameter = attention, whole(f"{which}_proj_weight"), weight
+        z = z.clone() if z._is_view() else z
+        self._add(stem + which, m, owner, parameter, x.detach(), z)
+        return z
+
+
+_AS_IT_IS = whole("weight")
+_TRANSPOSED = LinearMap(matrix=lambda m, w: w.T, inputs=_AS_IT_IS.inputs, outputs=_AS_IT_IS.outputs)
+
+
+def _is_matrix_product(equation: str) -> bool | None:
+    """"nd,do->no": True (W is d_in x d_out); "nd,od->no": False; anything else: None."""
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    operands = left.split(",")
+    if not arrow or len(operands) != 2 or len(operands[1]) != 2 or not operands[0] or not out:
+        return None
+    (x, w), (i, o) = operands, (operands[0][-1], out[-1])
+    if x[:-1] != out[:-1] or i == o or i in x[:-1] or o in x[:-1]:
+        return None
+    return {i + o: True, o + i: False}.get(w)
+
+
+def _with_examples(t: Tensor, n: int, lookup: bool = False) -> Tensor:
+    """[1, T, ...] or [T, ...] -> [n, T, ...]: a copy for each example."""
+    rank = 2 if lookup and not t.is_floating_point() else 3
+    t = t if t.dim() >= rank and t.shape[0] == 1 else t.unsqueeze(0)
+    return t.expand(n, *t.shape[1:]).clone()

@@ -1,0 +1,433 @@
+"""From a model and a probe to rows: stream the probe through the model once for all moments and once for all kernels,
+then evaluate each measure on each layer, and again with each group of examples left out."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from richter.capture import Output, State, device_of, state_of, to_device
+from richter.core import WHOLE, CaptureError, MemoryBudgetError, Row, SelectionError, show_bytes
+from richter.cotangents import Cotangents, every_output, random_outputs
+from richter.kernels.ntk import Job, Part, kernels, parts_of, widened
+from richter.measures import Measure
+from richter.measures.alignment import Labels
+from richter.probe import Probe
+from richter.statistics import Derived, Gram, Moment, OfProbe, OfWeight, Statistic, basis, block_diagonal, leaves
+from richter.survey import SURVEYED, LayerCapture, Survey, layer_captures, matrices, select, survey
+
+GROUPS = 8  # of the jackknife
+KERNEL_OUTPUTS = 64  # more than these, and kernels are of random combinations of outputs
+MOMENT_OUTPUTS = 4096  # more than these, and moments are
+SKETCH = 64
+MAP_KINDS = ("dense", "grouped", "lookup")
+
+
+class RichterWarning(UserWarning):
+    """Something was left out of a measurement; the snapshot's notes say what and why."""
+
+
+@dataclass
+class Sums:
+    """A moment in groups of examples: sums and numbers of positions."""
+
+    sums: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)
+    counts: list[int] = field(default_factory=lambda: [0] * GROUPS)
+
+    def add(self, group: int, value: Tensor, number: int) -> None:
+        value = (value.cpu() if value.device.type == "mps" else value).double()
+        self.sums[group] = value if self.sums[group] is None else self.sums[group] + value
+        self.counts[group] += number
+
+    def mean(self, without: int | None = None) -> Tensor | None:
+        chosen = [g for g in range(GROUPS) if g != without and self.sums[g] is not None]
+        number = sum(self.counts[g] for g in chosen)
+        return sum(self.sums[g] for g in chosen) / number if number else None
+
+
+class Missing(Exception):
+    """A statistic does not exist for this layer; the text says why."""
+
+
+@dataclass
+class Evaluation:
+    """One measurement in the making. ``rows()`` does the work."""
+
+    model: nn.Module
+    probe: Probe
+    measures: Sequence[Measure]
+    initial: Mapping[str, Tensor] | None
+    cotangents: Cotangents | None
+    layers: Sequence[str] | Callable[[str], bool] | None
+    memory: int
+    output: Output | None
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        self.device = device_of(self.model)
+        self.state = state_of(self.model)
+        self.notes: dict[str, str] = {}
+        few = to_device(select(self.probe.x, slice(0, SURVEYED)), self.device)
+        self.found: Survey = survey(self.model, few, self.state, self.output)
+        self._shape = self._output_shape(few)
+        self.Y, self.counted = self.probe.targets(self._shape)
+        self.W = {k: W.double() for k, W in matrices(self.model, few, self.state, self.output).items()}
+        self.then: State | None = None
+        self.W0: dict[str, Tensor] = {}
+        if self.initial is not None:
+            self.then = state_of(self.model, self.initial)
+            self.W0 = {k: W.double() for k, W in matrices(self.model, few, self.then, self.output).items()}
+        self.maps = self._selected([k for k, m in self.found.maps.items() if m.kind in MAP_KINDS])
+        self.modules = self._selected(list(dict.fromkeys(p.module for p in parts_of(self.model, self.found))))
+        self._check_selection()
+
+    def _output_shape(self, few: Any) -> torch.Size:
+        from richter.capture import forward
+        f = forward(self.model, select(few, slice(0, 2)), self.state, output=self.output, record=False).f
+        return torch.Size((self.probe.n, *f.shape[1:]))
+
+    # -------------------------------------------------------------------------------------------------- selection
+
+    def _selected(self, names: list[str]) -> list[str]:
+        if self.layers is None:
+            return names
+        if callable(self.layers):
+            return [k for k in names if self.layers(k)]
+        return [k for k in names if any(_matches(k, pattern) for pattern in self.layers)]
+
+    def _check_selection(self) -> None:
+        known = list(dict.fromkeys([*self.found.maps, *self.modules]))
+        if not self.found.maps and not self.modules:
+            raise SelectionError("no weight layer was found: the model has no parameter that a linear map, a norm or a plain "
+                                 "operation of its forward pass uses. Is it an empty container, or are its weights buffers?")
+        if self.layers is None or callable(self.layers):
+            if not self.maps and not self.modules:
+                raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
+            return
+        for pattern in self.layers:
+            if any(_matches(k, pattern) for k in [*self.maps, *self.modules]):
+                continue
+            for name, why in self.found.notes.items():
+                if _matches(name, pattern):
+                    raise CaptureError(f"layer {name!r} cannot be measured: {why}.")
+            raise SelectionError(f"layers={pattern!r} matches nothing. This model has: {', '.join(known)}. "
+                                 f"Patterns like 'h.*.attn.*' work too.")
+
+    # ----------------------------------------------------------------------------------------------------- working
+
+    def rows(self) -> list[Row]:
+        kernels_of = [m for m in self.measures if m.of_kernels]
+        moments_of = [m for m in self.measures if not m.of_kernels]
+        rows = [*self._moment_rows(moments_of), *self._kernel_rows(kernels_of)]
+        order = {name: i for i, name in enumerate(self._ordered({r.layer for r in rows}))}
+        rank = {m.name: i for i, m in enumerate(self.measures)}
+        self._remark()
+        return sorted(rows, key=lambda r: (order[r.layer], rank[r.measure]))
+
+    def _ordered(self, names: set[str]) -> list[str]:
+        """In the order of named_modules, the maps of a module behind it; the whole model last."""
+        place = {name: i for i, (name, _) in enumerate(self.model.named_modules())}
+
+        def key(name: str) -> tuple[float, int]:
+            stem, rank = name, list(self.found.maps).index(name) if name in self.found.maps else -1
+            while stem and stem not in place:
+                stem = stem.rpartition(".")[0]
+            return (math.inf if name == WHOLE else place.get(stem, -1), rank)
+
+        return sorted(names, key=key)
+
+    def _remark(self) -> None:
+        """What a user should know of layers that have no or half a row."""
+        self.notes.update({k: why for k, why in self.found.notes.items()
+                           if self.layers is None or k in self._selected([k])})
+        frozen = {name.rpartition(".")[0] for name, p in self.model.named_parameters() if not p.requires_grad}
+        trained = {p.module for p in parts_of(self.model, self.found)}
+        for name in self._selected(sorted(frozen - trained)):
+            self.notes[name] = "frozen (requires_grad=False): it has no tangent kernel and its weights do not move"
+        blind = [k for k, why in self.found.notes.items() if why.startswith("layer ")]
+        if blind:
+            warnings.warn(self.found.notes[blind[0]] + (f" ({len(blind)} layers in all.)" if len(blind) > 1 else ""),
+                          RichterWarning, stacklevel=5)
+
+    def _groups(self, n: int) -> int:
+        return min(GROUPS, n)
+
+    def _choose(self, asked: Cotangents, limit: int) -> tuple[Cotangents, str]:
+        """The cotangents to use, and what is to be said of them."""
+        chosen = self.cotangents or asked
+        k = self.found.outputs
+        if chosen is every_output and k > limit:
+            return random_outputs(SKETCH), f"{SKETCH} random outputs of {k}"
+        return chosen, "" if chosen is every_output else getattr(chosen, "__name__", "custom cotangents")
+
+    # ----------------------------------------------------------------------------------------------------- moments
+
+    def _moment_rows(self, measures: Sequence[Measure]) -> Iterator[Row]:
+        if not measures or not self.maps:
+            return
+        by_cotangents: dict[Cotangents, list[Measure]] = {}
+        for m in measures:
+            by_cotangents.setdefault(self._choose(m.cotangents, MOMENT_OUTPUTS)[0], []).append(m)
+        for chosen, family in by_cotangents.items():
+            said = self._choose(family[0].cotangents, MOMENT_OUTPUTS)[1]
+            wanted = {s.name: s for m in family for s in leaves(m.needs) if isinstance(s, Moment)}
+            if self.then is None:
+                wanted = {k: s for k, s in wanted.items() if not s.initial}
+            sums = self._stream(chosen, list(wanted.values())) if wanted else {}
+            for name in self.maps:
+                values = _Values(self, name, sums)
+                for m in family:
+                    yield self._row(m, name, values, self._groups(self.probe.n), said)
+
+    def _stream(self, chosen: Cotangents, moments: Sequence[Moment]) -> dict[tuple[str, str], Sums]:
+        """Sums of all moments over the probe, chunk by chunk, a block of cotangents at a time."""
+        sums = {(s.name, k): Sums() for s in moments for k in self.maps}
+        self.bases = {k: basis(*self._pair(k)) for k in self.maps}
+        v = len(chosen(torch.zeros(1, self.found.outputs), None if self.Y is None else self.Y[:1]))
+        chunk, block = self._chunk(v, moments)
+        batched = [k for k in self.maps if k in self.found.batched]
+        single = [k for k in self.maps if k not in self.found.batched]
+        n = self.probe.n
+        work = [(slice(i, min(i + chunk, n)), batched) for i in range(0, n, chunk)] if batched else []
+        work += [(slice(i, i + 1), single) for i in range(n)] if single else []
+        bar = tqdm(total=len(work) * math.ceil(v / block), desc="measuring", delay=2, leave=False, disable=None)
+        for rows, names in work:
+            x = to_device(select(self.probe.x, rows), self.device)
+            for start in range(0, v, block):
+                self._add_chunk(sums, moments, chosen, x, rows, names, slice(start, start + block))
+                bar.update()
+        bar.close()
+        return sums
+
+    def _add_chunk(self, sums: dict[tuple[str, str], Sums], moments: Sequence[Moment], chosen: Cotangents, x: Any,
+                   rows: slice, names: Sequence[str], block: slice) -> None:
+        """One forward pass and one block of backward passes (and the same of the initial network, if it is needed)."""
+        reads, now = any(s.reads for s in moments), self._rowwise(chosen, block)
+        captured = layer_captures(self.model, x, rows, now, self.state, self.found, names, self.output, reads)
+        before: dict[str, LayerCapture] = {}
+        if any(s.initial for s in moments):
+            assert self.then is not None
+            before = layer_captures(self.model, x, rows, now, self.then, self.found, names, self.output, reads)
+        groups = self._groups(self.probe.n)
+        for name, c in captured.items():
+            c = self._flat(widened(c), name)
+            if name in before:
+                b = self._flat(widened(before[name]), name)
+                c = replace(c, W0=b.W, h0=b.h, g0=b.g)
+            keep = self._kept(c, rows)
+            if keep is not None:
+                c = replace(c, g=c.g * keep[None, ..., None], g0=None if c.g0 is None else c.g0 * keep[None, ..., None])
+            member = torch.arange(rows.start, rows.stop) % groups
+            for s in moments:
+                Q = self.bases[name].to(c.g) if s.project and self.bases[name] is not None else None
+                d = c if Q is None else replace(c, g=c.g @ Q, g0=None if c.g0 is None else c.g0 @ Q)
+                for g in member.unique().tolist():
+                    mine = member == g
+                    number = int(keep[mine].sum()) if keep is not None else int(mine.sum()) * c.g.shape[2]
+                    number = number if block.start == 0 else 0  # positions are counted once, not once a block
+                    sums[s.name, name].add(g, s.block(d.take(mine.to(d.g.device))), number)
+
+    def _rowwise(self, chosen: Cotangents, block: slice) -> Callable[[Tensor, slice], Tensor]:
+        """Cotangents for some rows of the probe, zero at outputs that do not count."""
+        def V(f: Tensor, rows: slice) -> Tensor:
+            y = None if self.Y is None else self.Y[rows].to(f.device)
+            found = chosen(f, y)[block]
+            return found if self.counted is None else found * self.counted[rows].to(found)
+        return V
+
+    def _flat(self, c: LayerCapture, name: str) -> LayerCapture:
+        """Grouped maps as one block-diagonal matrix on the whole input."""
+        if c.kind != "grouped":
+            return c
+        h = c.h.flatten(2) if c.h.dim() > 2 else c.h
+        return replace(c, kind="dense", W=block_diagonal(c.W), h=h, g=c.g.flatten(3))
+
+    def _kept(self, c: LayerCapture, rows: slice) -> Tensor | None:
+        """Real tokens "n s" of a layer that works on the tokens of the mask."""
+        mask = self.probe.mask
+        if mask is None or c.g.shape[2] % mask.shape[1]:
+            return None
+        return mask[rows].to(c.g.device).repeat(1, c.g.shape[2] // mask.shape[1])
+
+    def _pair(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """The matrix now and then, grouped ones as one block-diagonal matrix."""
+        grouped = self.found.maps[name].kind == "grouped"
+        W, W0 = self.W[name], self.W0.get(name)
+        return (block_diagonal(W), None if W0 is None else block_diagonal(W0)) if grouped else (W, W0)
+
+    def _chunk(self, v: int, moments: Sequence[Moment]) -> tuple[int, int]:
+        """(examples, cotangents) at a time, so that what is captured stays within memory."""
+        item = max(4, next((p.element_size() for p in self.model.parameters()), 4))
+        copies = 2 if any(s.initial for s in moments) else 1
+        graph = item * copies * 3 * sum(m.width for m in self.found.maps.values())
+        if any(s.reads for s in moments):
+            graph += item * copies * sum(m.width * m.shape[-1] for m in self.found.maps.values() if m.name in self.maps)
+        each = item * copies * 3 * sum(self.found.maps[k].width for k in self.maps)
+        held = 8 * (GROUPS + 2) * len(moments) * sum(
+            (Q.shape[1] if (Q := self.bases[k]) is not None else self._pair(k)[0].shape[0]) ** 2 for k in self.maps)
+        if held + graph + each > self.memory:
+            raise MemoryBudgetError(
+                f"memory={show_bytes(self.memory)} cannot hold the sums of {len(self.maps)} layers ({show_bytes(held)}) and one "
+                f"example ({show_bytes(graph + each)}). The smallest that works here is "
+                f"memory='{show_bytes(held + graph + each)}'; fewer layers (layers=...) need less.")
+        room = self.memory - held
+        chunk = int(max(1, min(self.probe.chunk, self.probe.n, room // (graph + each))))
+        return chunk, int(max(1, min(v, (room // chunk - graph) // each)))
+
+    # ----------------------------------------------------------------------------------------------------- kernels
+
+    def _kernel_rows(self, measures: Sequence[Measure]) -> Iterator[Row]:
+        if not measures or not self.modules:
+            return
+        by_cotangents: dict[Cotangents, list[Measure]] = {}
+        for m in measures:
+            by_cotangents.setdefault(self._choose(m.cotangents, KERNEL_OUTPUTS)[0], []).append(m)
+        for chosen, family in by_cotangents.items():
+            yield from self._kernel_family(chosen, family, self._choose(family[0].cotangents, KERNEL_OUTPUTS)[1])
+
+    def _kernel_family(self, chosen: Cotangents, family: Sequence[Measure], said: str) -> Iterator[Row]:
+        rows = self.probe.kernel_rows()
+        x, n = select(self.probe.x, rows), len(rows)
+        V = chosen(torch.zeros(n, self.found.outputs, dtype=torch.float64), None if self.Y is None else self.Y[rows])
+        labels = self._labels(V, rows, chosen)
+
+        def rowwise(f: Tensor, part: slice) -> Tensor:
+            y = None if self.Y is None else self.Y[rows[part]].to(f.device)
+            found = chosen(f, y)
+            return found if self.counted is None else found * self.counted[rows[part]].to(found)
+
+        parts = parts_of(self.model, self.found)
+        total: Tensor | None = None
+        groups = list(self._module_groups(parts, n, len(V)))
+        bar = tqdm(groups, desc="kernels", delay=2, leave=False, disable=None)
+        for group in bar:
+            job = Job(self.model, self.state, self.found, group, rowwise, self.output, "full")
+            for name, K in kernels(job, x, None, self.memory, self.probe.chunk).items():
+                if self.layers is None:
+                    total = K.clone() if total is None else total.add_(K)
+                if name in self.modules:
+                    yield from self._kernel_values(family, name, K, labels, said)
+        if total is not None:
+            yield from self._kernel_values(family, WHOLE, total, labels, said)
+
+    def _kernel_values(self, family: Sequence[Measure], name: str, K: Tensor, labels: Labels | None,
+                       said: str) -> Iterator[Row]:
+        values = _Values(self, name, {}, K, labels)
+        for m in family:
+            yield self._row(m, name, values, self._groups(len(K)), said)
+
+    def _labels(self, V: Tensor, rows: Tensor, chosen: Cotangents) -> Labels | None:
+        """Targets beside the kernel's rows: the labels themselves, or the same combinations of them."""
+        if self.Y is None:
+            return None
+        Y, keep = self.Y[rows], None if self.counted is None else self.counted[rows]
+        home = torch.device("cpu") if self.device.type == "mps" else self.device
+        if chosen is every_output:
+            return Labels(Y.to(home), None if keep is None else keep.to(home))
+        return Labels(torch.einsum("vnk,nk->nv", V.to(Y), Y).to(home))
+
+    def _module_groups(self, parts: Sequence[Part], n: int, v: int) -> Iterator[list[Part]]:
+        """Parts of as many modules at a time as have room for their kernels."""
+        wanted = [p for p in parts if self.layers is None or p.module in self.modules]
+        names = list(dict.fromkeys(p.module for p in wanted))
+        size = int(max(1, self.memory // 3 // (8 * (n * v) ** 2)))
+        for start in range(0, len(names), size):
+            chosen = set(names[start:start + size])
+            yield [p for p in wanted if p.module in chosen]
+
+    # ---------------------------------------------------------------------------------------------------- evaluating
+
+    def _row(self, m: Measure, name: str, values: _Values, groups: int, said: str) -> Row:
+        try:
+            arguments = [values.get(s) for s in m.needs]
+        except Missing as why:
+            return Row(self.step, name, m.name, math.nan, note=str(why))
+        value, note = float(m.compute(*arguments)), m.remark(*arguments) if m.remark else ""
+        if math.isnan(value):
+            note = note or _undefined(m, self.initial is not None)
+        error = math.nan
+        if math.isfinite(value) and any(isinstance(s, (Moment, Gram)) for s in leaves(m.needs)):
+            error = _jackknife([float(m.compute(*(values.get(s, g) for s in m.needs))) for g in range(groups)])
+        if any(isinstance(s, (Moment, Gram)) for s in leaves(m.needs)):
+            note = "; ".join(t for t in (note, said) if t)
+        return Row(self.step, name, m.name, value, error, note)
+
+
+class _Values:
+    """The statistics of one layer, each computed once, with any one group of examples left out."""
+
+    def __init__(self, of: Evaluation, name: str, sums: Mapping[tuple[str, str], Sums], K: Tensor | None = None,
+                 labels: Labels | None = None) -> None:
+        self.of, self.name, self.sums, self.K, self.labels = of, name, sums, K, labels
+        self.known: dict[tuple[str, int | None], Any] = {}
+
+    def get(self, s: Statistic, without: int | None = None) -> Any:
+        if isinstance(s, OfWeight) or (isinstance(s, Derived) and all(isinstance(k, OfWeight) for k in leaves(s.needs))):
+            without = None
+        if (s.name, without) not in self.known:
+            self.known[s.name, without] = self._compute(s, without)
+        return self.known[s.name, without]
+
+    def _compute(self, s: Statistic, without: int | None) -> Any:
+        if isinstance(s, Derived):
+            return s.compute(*(self.get(k, without) for k in s.needs))
+        if isinstance(s, OfWeight):
+            return self._of_weight(s)
+        if isinstance(s, Moment):
+            if s.initial and self.of.then is None:
+                raise Missing(NO_INITIAL)
+            found = self.sums[s.name, self.name].mean(without)
+            if found is None:
+                raise Missing("no example of the probe reached this layer")
+            return found
+        if self.K is None:
+            raise Missing("it has no tangent kernel")
+        rows = torch.arange(len(self.K)) % min(GROUPS, len(self.K)) != (-1 if without is None else without)
+        rows = rows.to(self.K.device)
+        if isinstance(s, Gram):
+            return self.K if without is None else self.K[rows][:, :, rows]
+        assert isinstance(s, OfProbe)
+        if self.labels is None:
+            raise Missing("the probe has no labels")
+        keep = self.labels.keep
+        return self.labels if without is None else Labels(self.labels.Y[rows], None if keep is None else keep[rows])
+
+    def _of_weight(self, s: OfWeight) -> Any:
+        W, W0 = self.of._pair(self.name)
+        if s.initial and W0 is None:
+            raise Missing(NO_INITIAL)
+        Q = getattr(self.of, "bases", {}).get(self.name) if s.project else None
+        if Q is not None:
+            W, W0 = Q.T @ W, None if W0 is None else Q.T @ W0
+        return s.compute(W, W0)
+
+
+NO_INITIAL = "needs the initial weights: pass initial=state_dict, or use an Observer from the first step"
+
+
+def _undefined(m: Measure, initial: bool) -> str:
+    moved = any(isinstance(s, OfWeight) and s.initial for s in leaves(m.needs))
+    return "0/0: the weights (or what is asked of them) have not moved from the initial ones" if moved and initial \
+        else "0/0: undefined here (a kernel, gradient or label of zeros)"
+
+
+def _jackknife(values: Sequence[float]) -> float:
+    """The standard error from values with one group left out each: sqrt((G-1)/G sum (v - mean)^2)."""
+    G = len(values)
+    if G < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    mean = sum(values) / G
+    return math.sqrt((G - 1) / G * sum((v - mean) ** 2 for v in values))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """A layer by its name, by its module's name, or by a pattern."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

@@ -1,0 +1,35 @@
+"""numpy or torch in, the same kind out; arithmetic in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = Tensor | np.ndarray
+
+
+def to_tensor(a: Any) -> Tensor:
+    """A float64 tensor of anything array-like (float64 on the CPU where the device has none)."""
+    t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))
+    return (t.cpu() if t.device.type == "mps" else t).double()
+
+
+def like(result: Tensor, *given: Any) -> Array:
+    """``result`` as numpy when what was given is (a tuple or dict of) numpy."""
+    found = given[0]
+    while isinstance(found, (tuple, list, dict)) and len(found):
+        found = next(iter(found.values() if isinstance(found, dict) else found))
+    return result.cpu().numpy() if isinstance(found, np.ndarray) else result
+
+
+def as_tensors(x: Any, dtype: torch.dtype) -> Any:
+    """numpy arrays inside ``x`` as tensors; floating point ones in the given dtype."""
+    if isinstance(x, np.ndarray):
+        t = torch.from_numpy(x)
+        return t.to(dtype) if t.is_floating_point() else t
+    if isinstance(x, dict):
+        return {k: as_tensors(v, dtype) for k, v in x.items()}
+    return tuple(as_tensors(v, dtype) for v in x) if isinstance(x, (tuple, list)) else x

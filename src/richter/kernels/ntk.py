@@ -1,0 +1,354 @@
+"""Tangent kernels of any model, layer by layer and exact: K_l = J_l J_l^T from what each linear map read and wrote.
+
+Where a layer has one position, K_l = (h h^T) o (g g^T) and no gradient is formed; with positions the cheaper of
+per-example gradients and pairs of positions is taken, by counting operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from richter.capture import Inputs, Output, State, device_of, quiet, state_of, to_device, unwrap
+from richter.core import MemoryBudgetError, SelectionError, parse_bytes, show_bytes
+from richter.cotangents import Cotangents, every_output
+from richter.kernels.arrays import Array, as_tensors, like
+from richter.survey import (SURVEYED, LayerCapture, MapInfo, RowCotangents, Survey, count, example_gradients,
+                            layer_captures, select, survey)
+
+Outputs = Literal["trace", "diagonal", "full"]
+OUTPUTS = ("trace", "diagonal", "full")
+
+
+def contract(a: Tensor, b: Tensor, outputs: Outputs) -> Tensor:
+    """Products of features "v n p" with "w m p": [n,m] | [v,n,m] | [n,v,m,w]."""
+    if outputs == "full":
+        return torch.einsum("vnp,wmp->nvmw", a, b)
+    return torch.einsum("vnp,vmp->nm" if outputs == "trace" else "vnp,vmp->vnm", a, b)
+
+
+def gradients(c: LayerCapture) -> Tensor:
+    """Per-example gradients in the map's matrix, "v n p"."""
+    if c.kind == "diagonal":
+        return torch.einsum("vnsd,nsd->vnd", c.g, c.h)
+    if c.kind == "grouped":
+        return torch.einsum("vnsro,nsri->vnroi", c.g, c.h).flatten(2)
+    if c.kind == "dense":
+        return torch.einsum("vnso,nsi->vnoi", c.g, c.h).flatten(2)
+    v, n, s, d = c.g.shape
+    keep = (c.h >= 0)[None, ..., None]
+    rows = c.g.new_zeros(v, n, c.W.shape[1], d)
+    rows.scatter_add_(2, c.h.clamp(min=0)[None, ..., None].expand(v, n, s, d), c.g * keep)
+    return rows.transpose(2, 3).flatten(2)  # the matrix of a lookup is d_out x d_in
+
+
+def bias_gradients(c: LayerCapture) -> Tensor:
+    """Per-example gradients in the bias, "v n p"."""
+    return c.g.sum(2).flatten(2)
+
+
+def map_kernel(a: LayerCapture, b: LayerCapture, outputs: Outputs, room: float) -> Tensor:
+    """The tangent kernel of one map's matrix between two batches, by the cheapest exact contraction."""
+    if a.kind not in ("dense", "lookup"):
+        return contract(gradients(a), gradients(b), outputs)
+    (v, n, s, d_out), (w, m, t), d_in = a.g.shape, b.g.shape[:3], a.W.shape[1]
+    if s == t == 1:
+        return _read(a, b)[:, 0, :, 0] * contract(a.g[:, :, 0], b.g[:, :, 0], "diagonal") if outputs == "diagonal" else \
+            contract(a.g[:, :, 0], b.g[:, :, 0], outputs) * (
+                _read(a, b)[:, 0, :, 0] if outputs == "trace" else _read(a, b)[:, 0, None, :, 0, None])
+    size, reading = d_out * d_in, 1 if a.kind == "lookup" else d_in
+    if outputs == "full":
+        by_gradients = (v * n * s + w * m * t) * (d_out if a.kind == "lookup" else size) + v * n * w * m * size
+        by_pairs, held = n * m * s * (t * reading + w * d_out * (t + v)), n * m * s * (t + w * d_out)
+    else:
+        by_gradients = (n * s + m * t) * v * (d_out if a.kind == "lookup" else size) + v * n * m * size
+        by_pairs, held = n * m * s * t * (reading + v * d_out), 2 * n * m * s * t
+    if by_pairs >= by_gradients or held * a.g.element_size() > room:
+        return contract(gradients(a), gradients(b), outputs)
+    hh = _read(a, b)
+    if outputs == "full":
+        return torch.einsum("nswmo,vnso->nvmw", torch.einsum("nsmt,wmto->nswmo", hh, b.g), a.g)
+    if outputs == "trace":
+        return (hh * torch.einsum("vnso,vmto->nsmt", a.g, b.g)).sum((1, 3))
+    return torch.stack([(hh * torch.einsum("nso,mto->nsmt", p, q)).sum((1, 3)) for p, q in zip(a.g, b.g, strict=True)])
+
+
+def _read(a: LayerCapture, b: LayerCapture) -> Tensor:
+    """Inner products of what two batches read, "n s m t"."""
+    if a.kind == "lookup":
+        same = (a.h[:, :, None, None] == b.h) & (a.h >= 0)[:, :, None, None]
+        return same.to(a.g.dtype)
+    return torch.einsum("nsi,mti->nsmt", a.h, b.h)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The kernel of one parameter: from maps (their matrices or their biases), or from whole per-example gradients."""
+
+    parameter: str
+    module: str
+    maps: tuple[str, ...] = ()
+    bias: bool = False
+    overlapping: bool = False  # several maps share the parameter: their gradients are added before the product
+
+
+def parts_of(model: nn.Module, found: Survey) -> list[Part]:
+    """One part for each trainable parameter; a shared one belongs to the first module that has it."""
+    parts = []
+    for name, p in model.named_parameters():
+        if not p.requires_grad or not p.is_floating_point():
+            continue
+        module = name.rpartition(".")[0]
+        if name in found.structured:
+            maps = found.structured[name]
+            sizes = sum(torch.Size(found.maps[k].shape).numel() for k in maps)
+            parts.append(Part(name, module, maps, overlapping=sizes != p.numel()))
+        elif name in found.biases:
+            parts.append(Part(name, module, found.biases[name], bias=True))
+        else:
+            parts.append(Part(name, module))
+    return parts
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a kernel computation needs besides the data."""
+
+    model: nn.Module
+    state: State
+    found: Survey
+    parts: Sequence[Part]
+    cotangents: RowCotangents
+    output: Output | None
+    outputs: Outputs
+
+    @property
+    def maps(self) -> list[str]:
+        return list(dict.fromkeys(k for p in self.parts for k in p.maps))
+
+    @property
+    def loose(self) -> list[str]:
+        return [p.parameter for p in self.parts if not p.maps]
+
+    def capture(self, x: Inputs, rows: slice) -> dict[str, LayerCapture | Tensor]:
+        """Everything one chunk contributes: captures by map name, whole gradients by parameter name."""
+        wide: dict[str, LayerCapture | Tensor] = {}
+        if self.maps:
+            for name, c in layer_captures(self.model, x, rows, self.cotangents, self.state, self.found, self.maps,
+                                          self.output).items():
+                wide[name] = widened(c)
+        if self.loose:
+            for name, J in example_gradients(self.model, x, rows, self.cotangents, self.state, self.loose,
+                                             self.output).items():
+                wide[name] = J if J.dtype in (torch.float32, torch.float64) else J.float()
+        return wide
+
+    def block(self, part: Part, a: Mapping[str, Any], b: Mapping[str, Any], room: float) -> Tensor:
+        if not part.maps:
+            return contract(a[part.parameter], b[part.parameter], self.outputs)
+        if part.bias:
+            return sum(contract(bias_gradients(a[k]), bias_gradients(b[k]), self.outputs) for k in part.maps)
+        if part.overlapping:
+            return contract(self._added(part, a), self._added(part, b), self.outputs)
+        return sum(map_kernel(a[k], b[k], self.outputs, room) for k in part.maps)
+
+    def _added(self, part: Part, a: Mapping[str, Any]) -> Tensor:
+        """Gradients of several maps of one parameter, added in the parameter's own layout."""
+        weight = self.state[part.parameter]
+        total: Tensor | None = None
+        for k in part.maps:
+            J = gradients(a[k])
+            total = J.new_zeros(*J.shape[:2], weight.numel()) if total is None else total
+            total.index_add_(2, self.found.maps[k].index, J)
+        assert total is not None
+        return total
+
+
+def widened(c: LayerCapture) -> LayerCapture:
+    """Half precision is read as it is and summed in float32."""
+    if c.g.dtype in (torch.float32, torch.float64):
+        return c
+    h = c.h.float() if c.h.is_floating_point() else c.h
+    return LayerCapture(c.kind, c.W.float(), h, c.g.float(), f=c.f)
+
+
+def bytes_per_example(job: Job, v: int, itemsize: int) -> tuple[int, int]:
+    """(what one captured example holds, what a product of it needs for a moment), estimated from the survey."""
+    held, moment = 0, 0
+    for k in job.maps:
+        info = job.found.maps[k]
+        s = positions(info)
+        held += v * info.width + s * read_width(info)
+    held += 3 * sum(info.width for info in job.found.maps.values())
+    for p in job.parts:
+        size = job.state[p.parameter].numel()
+        if not p.maps:
+            held += v * size
+        elif not p.bias and (p.overlapping or any(positions(job.found.maps[k]) > 1 for k in p.maps)):
+            moment = max(moment, 2 * v * size)
+    return held * itemsize, moment * itemsize
+
+
+def positions(info: MapInfo) -> int:
+    wrote = torch.Size(info.shape[:-1]).numel() if info.kind != "diagonal" else info.shape[0]
+    return max(1, info.width // wrote)
+
+
+def read_width(info: MapInfo) -> int:
+    if info.kind == "lookup":
+        return 2
+    return info.shape[0] * info.shape[2] if info.kind == "grouped" else info.shape[-1]
+
+
+def chunk_size(job: Job, n: int, m: int, v: int, itemsize: int, memory: int) -> int:
+    """The largest chunk for which two captured chunks and their product fit; an error that says the least that would."""
+    held, moment = bytes_per_example(job, v, itemsize)
+    modules = len({p.module for p in job.parts})
+    pairs = n * m * (1 if job.outputs == "trace" else v if job.outputs == "diagonal" else v * v)
+    result = 8 * pairs * modules
+    each = 2 * (held + moment)
+    if result + each > memory:
+        raise MemoryBudgetError(
+            f"memory={show_bytes(memory)} cannot hold the kernels of {modules} layers ({show_bytes(result)}) and one pair of "
+            f"examples ({show_bytes(each)}). The smallest that works here is memory='{show_bytes(result + each)}'; "
+            f"fewer examples (Probe(kernel=...)), fewer outputs (output=...) or fewer layers (layers=...) need less.")
+    return max(1, min(n, (memory - result) // each))
+
+
+def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, chunk: int | None = None) -> dict[str, Tensor]:
+    """{module: K} in float64, summed over the module's trainable parameters, block by block within ``memory``."""
+    n, m = count(x), count(x if x2 is None else x2)
+    one = job.cotangents(torch.zeros(1, job.found.outputs, dtype=next(iter(job.state.values())).dtype), slice(0, 1))
+    v, itemsize = len(one), max(4, one.element_size())
+    size = chunk_size(job, n, m, v, itemsize, memory)
+    size = min(size, chunk or size)
+    shape = {"trace": (n, m), "diagonal": (v, n, m), "full": (n, v, m, v)}[job.outputs]
+    device = device_of(job.model)
+    home = torch.device("cpu") if device.type == "mps" else device
+    total = {p.module: torch.zeros(shape, dtype=torch.float64, device=home) for p in job.parts}
+    keep_all = bytes_per_example(job, v, itemsize)[0] * (n + (0 if x2 is None else m)) < memory // 2
+    cache: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def captured(which: int, rows: slice) -> dict[str, Any]:
+        if (which, rows.start) not in cache:
+            piece = job.capture(to_device(select(x2 if which else x, rows), device), rows)
+            if not keep_all:
+                return piece
+            cache[which, rows.start] = piece
+        return cache[which, rows.start]
+
+    for rows in _slices(n, size):
+        a = captured(0, rows)
+        for columns in _slices(m, size):
+            if x2 is None and columns.start < rows.start:
+                continue
+            b = a if x2 is None and columns == rows else captured(0 if x2 is None else 1, columns)
+            for part in job.parts:
+                K = job.block(part, a, b, memory / 4).to(home, torch.float64)
+                _add(total[part.module], K, rows, columns, job.outputs, mirror=x2 is None and columns != rows)
+    return total
+
+
+def _slices(n: int, size: int) -> Iterator[slice]:
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))
+
+
+def _add(total: Tensor, K: Tensor, rows: slice, columns: slice, outputs: Outputs, mirror: bool) -> None:
+    if outputs == "full":
+        total[rows, :, columns] += K
+        if mirror:
+            total[columns, :, rows] += K.permute(2, 3, 0, 1)
+    else:
+        total[..., rows, columns] += K
+        if mirror:
+            total[..., columns, rows] += K.transpose(-1, -2)
+
+
+def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
+        output: Output | None = None, memory: str | float = "2GiB", mode: str = "eval",
+        cotangents: Cotangents = every_output) -> Array | dict[str, Array]:
+    """The empirical neural tangent kernel of all trainable parameters.
+
+    ``outputs="trace"`` sums over outputs: [n,m]; ``"diagonal"`` keeps each output with itself: [k,n,m]; ``"full"``
+    all pairs of outputs: [n,k,m,k]. ``per_layer`` gives {module name: kernel}; the entries sum to the whole kernel.
+    """
+    if outputs not in OUTPUTS:
+        raise SelectionError(f"outputs={outputs!r}: choose one of {', '.join(OUTPUTS)}.")
+    given = (x, x2)
+    model = unwrap(model)
+    x, x2 = _inputs(model, x), None if x2 is None else _inputs(model, x2)
+    with quiet(model, mode):
+        job = prepare(model, x, cotangents, output, outputs)
+        if not job.parts:
+            raise SelectionError("the model has no trainable parameter, so its tangent kernel is empty. "
+                                 "Set requires_grad=True on the parameters to be counted.")
+        layers = kernels(job, x, x2, parse_bytes(memory))
+    dtype = next(model.parameters()).dtype
+    dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+    if per_layer:
+        return {name: like(K.to(dtype), *given) for name, K in layers.items()}
+    return like(sum(layers.values()).to(dtype), *given)
+
+
+def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents, output: Output | None, outputs: Outputs,
+            found: Survey | None = None) -> Job:
+    """Survey the model on the first examples of ``x`` (on its device) and plan one part for each parameter."""
+    state = state_of(model)
+    if found is None:
+        few = select(x, slice(0, SURVEYED)) if count(x) > 1 else select(x, [0, 0])
+        found = survey(model, to_device(few, device_of(model)), state, output)
+    return Job(model, state, found, parts_of(model, found), lambda f, rows: cotangents(f, None), output, outputs)
+
+
+def _inputs(model: nn.Module, x: Any) -> Inputs:
+    """numpy arrays become tensors of the model's dtype; everything goes to the model's device."""
+    x = as_tensors(x, next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32))
+    if count(x) == 0:
+        raise SelectionError("x holds no example.")
+    return to_device(x, device_of(model))
+
+
+def _captured(model: nn.Module, x: Any, layer: str, output: Output | None, mode: str) -> LayerCapture:
+    model = unwrap(model)
+    x = _inputs(model, x)
+    with quiet(model, mode):
+        job = prepare(model, x, every_output, output, "full")
+        known = list(job.found.batched)
+        if layer not in known:
+            raise SelectionError(f"layer {layer!r} is not one of the linear maps of this model: {', '.join(known)}.")
+        return widened(layer_captures(model, x, slice(0, count(x)), job.cotangents, job.state, job.found, [layer],
+                                      output)[layer])
+
+
+def ptk(model: nn.Module, x: Any, layer: str, *, output: Output | None = None, mode: str = "eval") -> Array:
+    """The pre-activation tangent kernel sum_o df_o/dz . df_o/dz: [n,n] for one position, [n,s,n,s] otherwise; no 1/n.
+    [nfa, Sec. 1]"""
+    c = _captured(model, x, layer, output, mode)
+    g = c.g.flatten(3)
+    K = torch.einsum("vnso,vmto->nsmt", g, g)
+    return like(K[:, 0, :, 0] if K.shape[1] == 1 else K, x)
+
+
+def forward_kernel(model: nn.Module, x: Any, layer: str, *, output: Output | None = None, mode: str = "eval") -> Array:
+    """Inner products of what the layer reads, h . h': [n,n] for one position, [n,s,n,s] otherwise.  [signal, Sec. 1]"""
+    c = _captured(model, x, layer, output, mode)
+    if c.kind == "lookup":
+        K = _read(c, c)
+    else:
+        h = c.h.flatten(2)
+        K = torch.einsum("nsi,mti->nsmt", h, h)
+    return like(K[:, 0, :, 0] if K.shape[1] == 1 else K, x)
+
+
+def backward_kernel(model: nn.Module, x: Any, layer: str, *, output: Output | None = None, mode: str = "eval") -> Array:
+    """Inner products df_a/dz . df_b/dz of what the outputs ask of the layer: [n,k,n,k] for one position,
+    [n,k,s,n,k,s] otherwise. For a bias-free dense layer with one position the tangent kernel is
+    ``forward_kernel[:, None, :, None] * backward_kernel``.  [signal, Sec. 1]"""
+    g = _captured(model, x, layer, output, mode).g.flatten(3)
+    K = torch.einsum("vnso,wmto->nvsmwt", g, g)
+    return like(K[:, :, 0, :, :, 0] if K.shape[2] == 1 else K, x)

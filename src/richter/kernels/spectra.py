@@ -1,0 +1,101 @@
+"""What can be read off any kernel matrix: alignment with labels, CKA, stable rank, power laws, specialisation."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import SelectionError
+from richter.kernels.arrays import Array, like, to_tensor
+
+
+def _square(K: Tensor, name: str = "K") -> Tensor:
+    if K.dim() != 2 or K.shape[0] != K.shape[1] or K.shape[0] == 0:
+        raise SelectionError(f"{name} has shape {tuple(K.shape)}; a square kernel matrix [n, n] is needed.")
+    if not torch.isfinite(K).all():
+        raise SelectionError(f"{name} contains NaN or Inf.")
+    return K
+
+
+def alignment(K: Array, y: Array) -> float:
+    """A(K, y) = y^T K y / (|K|_F |y|^2), uncentred; for y [n,k] the mean over its columns that are not zero.
+    [rapid, Sec. 2]"""
+    K, y = _square(to_tensor(K)), to_tensor(y)
+    y = y[:, None] if y.dim() == 1 else y
+    if y.dim() != 2 or y.shape[0] != K.shape[0]:
+        raise SelectionError(f"y has shape {tuple(y.shape)} for a kernel of {K.shape[0]} examples; [n] or [n, k] is needed.")
+    energy = (y * y).sum(0)
+    A = (y * (K @ y)).sum(0) / (K.norm() * energy)
+    return A[energy > 0].mean().item()  # the mean of nothing is NaN
+
+
+def centre(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """C K C with C = I - 11^T/n."""
+    return K - K.mean(0, keepdim=True) - K.mean(1, keepdim=True) + K.mean()
+
+
+def cka(K: Array, L: Array) -> float:
+    """<CKC, CLC> / (|CKC| |CLC|): centred kernel alignment."""
+    A, B = centre(_square(to_tensor(K))), centre(_square(to_tensor(L), "L"))
+    if A.shape != B.shape:
+        raise SelectionError(f"kernels of {len(A)} and {len(B)} examples cannot be compared.")
+    return ((A * B.to(A.device)).sum() / (A.norm() * B.norm().to(A.device))).item()
+
+
+def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix: dense for small ones, else by Lanczos with
+    full re-orthogonalisation, to rounding."""
+    n = len(K)
+    if n <= 512:
+        return torch.linalg.eigvalsh(K)[-1].item()
+    q = torch.linspace(1, 2, n, dtype=K.dtype, device=K.device).cos()  # fixed, and unlikely to be an eigenvector
+    Q, alpha, beta, last = [q / q.norm()], [], [], 0.0
+    for _ in range(min(n, 300)):
+        w = K @ Q[-1]
+        alpha.append((w @ Q[-1]).item())
+        basis = torch.stack(Q)
+        for _ in range(2):
+            w = w - basis.T @ (basis @ w)
+        size = w.norm().item()
+        T = torch.diag(torch.tensor(alpha)) + torch.diag(torch.tensor(beta), 1) + torch.diag(torch.tensor(beta), -1) \
+            if beta else torch.tensor([[alpha[0]]])
+        top = torch.linalg.eigvalsh(T.double())[-1].item()
+        if size <= 1e-14 * abs(top) or (len(alpha) > 8 and abs(top - last) <= 1e-15 * abs(top)):
+            break
+        beta.append(size)
+        last = top
+        Q.append(w / size)
+    return top
+
+
+def stable_rank(K: Array) -> float:
+    """R(K) = |K|_F^2 / |K|_2^2 = sum lambda^2 / lambda_1^2, on the kernel as it is given.  [signal, Sec. 4]"""
+    K = _square(to_tensor(K))
+    top = torch.linalg.matrix_norm(K, 2).item() if not torch.allclose(K, K.T) else top_eigenvalue(K)
+    return (K.norm() ** 2).item() / top ** 2 if top else float("nan")
+
+
+def power_law(values: Array, first: int = 5, last: int | None = None) -> float:
+    """The exponent b of values_k ~ k^-b: minus the log-log slope over ranks first..last (1-based; default 0.6 of all).
+    [rapid, Sec. 12]"""
+    v = to_tensor(values).flatten().sort(descending=True).values
+    last = int(0.6 * len(v)) if last is None else last
+    v = v[first - 1:last]
+    k = torch.arange(first, first + len(v), dtype=v.dtype, device=v.device)
+    keep = v > 0
+    if first < 1 or keep.sum() < 2:
+        raise SelectionError(f"a power law needs two positive values among ranks {first} to {last}; {int(keep.sum())} found.")
+    x, y = k[keep].log(), v[keep].log()
+    x = x - x.mean()
+    return -((x * y).sum() / (x * x).sum()).item()
+
+
+def specialisation(K_diagonal: Array, Y: Array) -> Array:
+    """KSM[c, c'] = A(K^cc, y^c') / mean over c'' of A(K^c''c'', y^c'): rows are kernels [k,n,n], columns labels [n,k].
+    Each column has mean 1.  [rapid, Sec. 15]"""
+    K, y = to_tensor(K_diagonal), to_tensor(Y)
+    if K.dim() != 3 or y.dim() != 2 or y.shape[0] != K.shape[1]:
+        raise SelectionError(f"kernels {tuple(K.shape)} and labels {tuple(y.shape)}: [k, n, n] and [n, k] are needed.")
+    A = torch.einsum("na,cnm,ma->ca", y, K, y) / (K.flatten(1).norm(dim=1)[:, None] * (y * y).sum(0))
+    return like(A / A.mean(0), K_diagonal, Y)

@@ -1,0 +1,43 @@
+"""Normalisation layers: their affine part is a diagonal map of the normalised input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from richter.layers import LinearMap, View, register
+
+
+def channels_second(z: Tensor) -> Tensor:
+    """[n, c, *space] -> [n, positions, c];  [n, c] -> [n, 1, c]."""
+    return z.reshape(z.shape[0], z.shape[1], -1).transpose(1, 2)
+
+
+def diagonal(normalise: Callable[[nn.Module, Tensor], Tensor], arrange: Callable[[nn.Module, Tensor], Tensor]) -> View:
+    return {"": LinearMap(matrix=lambda m, w: w.flatten(), inputs=lambda m, x: arrange(m, normalise(m, x)),
+                          outputs=arrange, kind="diagonal")}
+
+
+def trailing(m: nn.Module, z: Tensor) -> Tensor:
+    """[n, ..., *normalized_shape] -> [n, positions, d]."""
+    shape = m.normalized_shape
+    lead = z.shape[0] if z.dim() > len(shape) else 1
+    size = 1
+    for d in shape:
+        size *= d
+    return z.reshape(lead, -1, size)
+
+
+def batch_statistics(m: nn.Module, x: Tensor) -> Tensor:
+    use_batch = m.training or m.running_mean is None
+    return F.batch_norm(x, None if use_batch else m.running_mean, None if use_batch else m.running_var,
+                        training=use_batch, eps=m.eps)
+
+
+register(nn.LayerNorm, diagonal(lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), trailing))
+register(nn.RMSNorm, diagonal(lambda m, x: F.rms_norm(x, m.normalized_shape, eps=m.eps), trailing))
+register(nn.GroupNorm, diagonal(lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), lambda m, z: channels_second(z)))
+for batch_norm in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+    register(batch_norm, diagonal(batch_statistics, lambda m, z: channels_second(z)))

@@ -1,0 +1,73 @@
+"""Neural feature correlations: does W^T W look like the average gradient outer product?  [nfa, Sec. 1]"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from richter.core import Interval, Ref
+from richter.measures import Measure, quotient
+from richter.statistics import (AGOP, CENTRED_AGOP, CENTRED_NFM, CHANGE, DOUBLE_CENTRED_AGOP, INITIAL_NFM, NFM,
+                                PTK_CENTRED_AGOP, WEIGHT, Factor, FeatureMatrix)
+
+
+def cosine(A: FeatureMatrix, B: FeatureMatrix) -> float:
+    """<A, B> / (|A| |B|) in the Frobenius inner product.  [nfa, Eq. NFC]"""
+    return quotient(A.inner(B), A.norm * B.norm)
+
+
+def pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
+    """The cosine after subtracting from each matrix the mean of its entries.  [nfa, App. L]"""
+    d = A.factor.W.shape[1] ** 2
+    a, b = A.total(), B.total()
+    spread = [max(M.norm ** 2 - t * t / d, 0.0) for M, t in ((A, a), (B, b))]
+    if any(v <= 1e-12 * M.norm ** 2 for v, M in zip(spread, (A, B), strict=True)):
+        return math.nan  # a constant matrix, up to rounding
+    return quotient(A.inner(B) - a * b / d, math.sqrt(spread[0] * spread[1]))
+
+
+def diagonal_pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
+    """The Pearson correlation of the diagonals: do both matrices weigh the inputs alike?  [nfa, Fig. 16]"""
+    a, b = A.diagonal(), B.diagonal()
+    a, b = a - a.mean(), b - b.mean()
+    return quotient((a @ b).item(), (a.norm() * b.norm()).item())
+
+
+def energy_ratio(A: FeatureMatrix, B: FeatureMatrix, C: FeatureMatrix, D: FeatureMatrix) -> float:
+    """<A, B> / <C, D>: how much of the uncentred correlation the change of the weights carries.  [nfa, Fig. 4, 5]"""
+    return quotient(A.inner(B), C.inner(D))
+
+
+def relative_change(change: Factor, weight: Factor) -> float:
+    """|W - W0|_F / |W|_F.  [nfa, Fig. 14]"""
+    return quotient(change.W.norm().item(), weight.W.norm().item())
+
+
+def trivial(F: FeatureMatrix, G: FeatureMatrix) -> str:
+    """With K = c I the two matrices are the same up to a factor, whatever was learned."""
+    if G.K is None:
+        return ""
+    scale = G.K.diagonal().mean()
+    same = torch.eye(len(G.K), dtype=G.K.dtype, device=G.K.device) * scale
+    close = (G.K - same).norm() <= 1e-6 * same.norm()
+    return "trivial: the outputs read this layer directly, so its value is 1 by definition" if scale and close else ""
+
+
+UNIT = Interval(0.0, 1.0)
+MEASURES = (
+    Measure("nfc", cosine, (NFM, AGOP), ref=Ref("nfa", "Eq. (NFC)"), bounds=UNIT, remark=trivial),
+    Measure("cnfc", cosine, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "Eq. (C-NFC)"), bounds=UNIT, remark=trivial),
+    Measure("double_centred_nfc", cosine, (CENTRED_NFM, DOUBLE_CENTRED_AGOP), ref=Ref("nfa", "App. D"), bounds=UNIT),
+    Measure("ptk_centred_nfc", cosine, (INITIAL_NFM, PTK_CENTRED_AGOP), ref=Ref("nfa", "App. D"), bounds=UNIT),
+    Measure("c_uc_ratio", energy_ratio, (CENTRED_NFM, CENTRED_AGOP, NFM, AGOP), ref=Ref("nfa", "Fig. 4"),
+            bounds=Interval(low=0.0)),
+    Measure("dc_c_ratio", energy_ratio, (CENTRED_NFM, DOUBLE_CENTRED_AGOP, CENTRED_NFM, CENTRED_AGOP),
+            ref=Ref("nfa", "Fig. 5"), bounds=Interval(low=0.0)),
+    Measure("weight_change", relative_change, (CHANGE, WEIGHT), ref=Ref("nfa", "Fig. 14"), bounds=Interval(low=0.0)),
+    Measure("nfc_pearson", pearson, (NFM, AGOP), ref=Ref("nfa", "App. L"), bounds=Interval(-1.0, 1.0)),
+    Measure("cnfc_pearson", pearson, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "App. L"), bounds=Interval(-1.0, 1.0)),
+    Measure("nfc_diagonal", diagonal_pearson, (NFM, AGOP), ref=Ref("nfa", "Fig. 16"), bounds=Interval(-1.0, 1.0)),
+    Measure("cnfc_diagonal", diagonal_pearson, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "Fig. 16"),
+            bounds=Interval(-1.0, 1.0)),
+)

@@ -1,0 +1,202 @@
+"""Measure a model once (``measure``) or while it trains (``Observer``), without changing the training by one bit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from richter.capture import Output, quiet, unwrap
+from richter.core import WHOLE, CaptureError, RichterError, SelectionError, parse_bytes
+from richter.cotangents import Cotangents
+from richter.evaluate import Evaluation
+from richter.measures import Measure, resolve
+from richter.probe import Probe
+from richter.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import pandas
+
+Schedule = Callable[[int], bool]
+
+
+def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
+            initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | None = None,
+            layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
+            output: Output | None = None, mode: str = "eval", seed: int = 0, step: int | None = None) -> Snapshot:
+    """Measure ``model`` on ``probe``, layer by layer. The model is left exactly as it was.
+
+    >>> snap = richter.measure(model, richter.Probe(x, y))
+    >>> snap.value("nfc", "0"), snap.frame
+
+    ``initial``: a state_dict at initialisation, for centred measures; ``layers``: names or patterns ("h.*.attn.*");
+    ``output``: picks the tensor from what the model returns; ``memory`` bounds what is used beyond the result;
+    ``mode="train"`` keeps dropout on, drawn from a generator of its own seeded by ``seed``.
+    """
+    begun = time.perf_counter()
+    model, chosen, bytes_ = unwrap(model), resolve(measures), parse_bytes(memory)
+    if not isinstance(probe, Probe):
+        raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
+    if mode not in ("eval", "train"):
+        raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
+    check_weights(model)
+    initial = None if initial is None else check_initial(model, initial)
+    wanted = [layers] if isinstance(layers, str) else layers
+    with quiet(model, mode, seed):
+        work = Evaluation(model, probe, chosen, initial, cotangents, wanted, bytes_, output, step)
+        rows = work.rows()
+    return Snapshot(tuple(rows), step, work.notes, time.perf_counter() - begun, probe.n)
+
+
+def check_weights(model: nn.Module) -> None:
+    """A model that can be measured has real, finite weights."""
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        raise SelectionError("the model has no parameters, so there is no layer to measure.")
+    for name, p in parameters.items():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise CaptureError(f"parameter {name!r} is not initialised yet (a lazy module): run one batch through the model.")
+        if p.is_complex():
+            raise CaptureError(f"parameter {name!r} has complex dtype {p.dtype}. Feature matrices of complex weights have no "
+                               f"settled definition; split real and imaginary parts.")
+        if not torch.isfinite(p.detach()).all():
+            raise CaptureError(f"parameter {name!r} contains NaN or Inf: the run has diverged, and every number would be NaN. "
+                               f"Look at the steps before, or lower the learning rate.")
+
+
+def check_initial(model: nn.Module, initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state_dict that fits the (unwrapped) model."""
+    found = {k.removeprefix("module.").removeprefix("_orig_mod.") if k not in model.state_dict() else k: v
+             for k, v in initial.items()}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if name not in found:
+            raise SelectionError(f"initial= has no entry {name!r}. Pass a state_dict of this very model, taken before training.")
+        if found[name].shape != p.shape:
+            raise SelectionError(f"initial[{name!r}] has shape {tuple(found[name].shape)}, the model's is {tuple(p.shape)}: it is "
+                                 f"the state of another architecture.")
+        if not torch.isfinite(found[name]).all():
+            raise SelectionError(f"initial[{name!r}] contains NaN or Inf.")
+    return found
+
+
+def every(k: int) -> Schedule:
+    """Every ``k`` steps."""
+    if k < 1:
+        raise SelectionError(f"when={k}: a positive number of steps is needed.")
+    return lambda step: step % k == 0
+
+
+def epochs(steps_per_epoch: Any, every_epochs: int = 1) -> Schedule:
+    """At the start of every epoch; ``steps_per_epoch`` is a number, or a DataLoader."""
+    return every((steps_per_epoch if isinstance(steps_per_epoch, int) else len(steps_per_epoch)) * every_epochs)
+
+
+def log_spaced(last: int, count: int = 20) -> Schedule:
+    """0 and about ``count`` steps, evenly spaced in the logarithm up to ``last``: where features move is early."""
+    if last < 1 or count < 2:
+        raise SelectionError(f"log_spaced({last}, {count}): a last step and at least two points are needed.")
+    chosen = {0} | {round(math.exp(math.log(last) * i / (count - 1))) for i in range(count)}
+    return chosen.__contains__
+
+
+def schedule(when: int | Iterable[int] | Schedule) -> Schedule:
+    if callable(when):
+        return when
+    if isinstance(when, int):
+        return every(when)
+    return set(when).__contains__
+
+
+class Observer:
+    """Watch a model while it trains: call it anywhere in the loop; it measures when its schedule says so.
+
+    >>> watch = richter.Observer(model, probe, when=50)
+    >>> for step, (x, y) in enumerate(loader):
+    ...     ...
+    ...     watch(step, loss=loss)
+    >>> watch.frame
+
+    ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``,
+    ``richter.epochs(loader)``); the first call always measures. ``budget``: the share of wall time that measuring may
+    take, else a measurement is put off; None: no limit. Everything else is as in ``richter.measure``.
+    """
+
+    def __init__(self, model: nn.Module, probe: Probe, *, run: str | None = None,
+                 when: int | Iterable[int] | Schedule = 100, measures: Iterable[str | Measure] | None = None,
+                 initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05, **options: Any) -> None:
+        if run is not None:
+            raise RichterError(f"run={str(run)!r}: runs cannot be stored yet in this version. Leave run= out: rows are kept in "
+                               f"memory, and watch.frame.to_csv(...) saves them.")
+        if budget is not None and not 0 < budget <= 1:
+            raise SelectionError(f"budget={budget}: a share of wall time in (0, 1], or None for no limit.")
+        self.model, self.probe = unwrap(model), probe
+        self.measures = resolve(measures)
+        self.when, self.budget, self.options = schedule(when), budget, options
+        check_weights(self.model)
+        self.initial = check_initial(self.model, initial) if initial is not None else {
+            k: v.detach().clone() for k, v in self.model.state_dict().items() if isinstance(v, Tensor)}
+        self.snapshots: list[Snapshot] = []
+        self.put_off: list[int] = []  # steps that were due and had no budget
+        self._scalars: list[dict[str, float]] = []
+        self._begun: float | None = None
+        self._spent = 0.0
+
+    def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
+        """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
+        now = time.perf_counter()
+        self._begun = now if self._begun is None else self._begun
+        if scalars:
+            self._scalars.append({"step": step, **{k: float(v) for k, v in scalars.items()}})
+        if self.snapshots and not self._due(step, now):
+            return None
+        try:
+            snap = measure(self.model, self.probe, self.measures, initial=self.initial, step=step, **self.options)
+        finally:
+            self._spent += time.perf_counter() - now
+        self.snapshots.append(snap)
+        return snap
+
+    def _due(self, step: int, now: float) -> bool:
+        if not self.when(step):
+            return False
+        if self.budget is None or self._begun is None:
+            return True
+        expected = self.snapshots[-1].seconds
+        elapsed = now - self._begun
+        first = self.snapshots[0].seconds  # the first one is not optional, and includes start-up costs
+        if (self._spent - first + expected) > self.budget * (elapsed - first + expected):
+            self.put_off.append(step)
+            return False
+        return True
+
+    @property
+    def share(self) -> float:
+        """The share of wall time since the first call that went into measuring."""
+        return self._spent / (time.perf_counter() - self._begun) if self._begun is not None else 0.0
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """All rows so far: step, layer, measure, value, error, note."""
+        import pandas as pd
+        return pd.DataFrame([tuple(r) for s in self.snapshots for r in s.rows],
+                            columns=["step", "layer", "measure", "value", "error", "note"])
+
+    @property
+    def scalars(self) -> pandas.DataFrame:
+        """What was passed beside the steps: loss, accuracy, ..."""
+        import pandas as pd
+        return pd.DataFrame(self._scalars)
+
+    def curve(self, name: str, layer: str = WHOLE) -> tuple[list[int], list[float]]:
+        """Steps and values of one measure of one layer."""
+        return [s.step or 0 for s in self.snapshots], [s.value(name, layer) for s in self.snapshots]
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        return None

@@ -1,0 +1,100 @@
+"""What one measurement returns: ``Snapshot``, a table of numbers with their error bars and remarks."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from richter.core import WHOLE, Row, SelectionError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The rows of one measurement: a value, its standard error over probe examples and a note, by measure and layer."""
+
+    rows: tuple[Row, ...]
+    step: int | None = None
+    notes: dict[str, str] = field(default_factory=dict)  # what holds for a layer, or (under "*") for the whole
+    seconds: float = math.nan
+    examples: int = 0
+
+    @property
+    def layers(self) -> list[str]:
+        return list(dict.fromkeys(r.layer for r in self.rows))
+
+    @property
+    def measures(self) -> list[str]:
+        return list(dict.fromkeys(r.measure for r in self.rows))
+
+    def row(self, measure: str, layer: str = WHOLE) -> Row:
+        for r in self.rows:
+            if r.measure == measure and r.layer == layer:
+                return r
+        what, name, known = ("measure", measure, self.measures) if measure not in self.measures else \
+            ("layer", layer, [r.layer for r in self.rows if r.measure == measure])
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        raise SelectionError(f"this snapshot has no {what} {name!r}"
+                             + (f" for {measure!r}" if what == "layer" else "") + ". "
+                             + (f"Close to it: {', '.join(map(repr, near))}. " if near else "")
+                             + f"It has: {', '.join(map(repr, known))}.")
+
+    def value(self, measure: str, layer: str = WHOLE) -> float:
+        """One number, e.g. ``snap.value("nfc", "0")``; ``"*"`` is the whole model."""
+        return self.row(measure, layer).value
+
+    def error(self, measure: str, layer: str = WHOLE) -> float:
+        """Its standard error over probe examples; NaN where there is none."""
+        return self.row(measure, layer).error
+
+    def note(self, measure: str, layer: str = WHOLE) -> str:
+        return self.row(measure, layer).note
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """One row for each layer (``"*"``: the whole model), one numeric column for each measure, then its standard
+        error as ``<measure>_se`` and the notes."""
+        import pandas as pd
+        measures, layers = self.measures, self.layers
+        layers = [k for k in layers if k != WHOLE] + [WHOLE]
+        cells = {(r.layer, r.measure): r for r in self.rows}
+        table: dict[str, Sequence[object]] = {}
+        for m in measures:
+            table[m] = [cells[k, m].value if (k, m) in cells else math.nan for k in layers]
+        for m in measures:
+            table[f"{m}_se"] = [cells[k, m].error if (k, m) in cells else math.nan for k in layers]
+        table["note"] = ["; ".join(dict.fromkeys(
+            [cells[k, m].note for m in measures if (k, m) in cells and cells[k, m].note]
+            + ([self.notes[k]] if k in self.notes else []))) for k in layers]
+        return pd.DataFrame(table, index=pd.Index(layers, name="layer"))
+
+    def __str__(self) -> str:
+        """A table for a terminal: value and, in brackets, the error in the last digits."""
+        measures, layers = self.measures, [k for k in self.layers if k != WHOLE] + [WHOLE]
+        cells = {(r.layer, r.measure): r for r in self.rows}
+        body = [["layer", *measures]] + [
+            [k, *(shown(cells.get((k, m))) for m in measures)] for k in layers if any((k, m) in cells for m in measures)]
+        widths = [max(len(line[i]) for line in body) for i in range(len(body[0]))]
+        lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
+                           for i, (cell, w) in enumerate(zip(line, widths, strict=True))) for line in body]
+        remarks = [f"{k}: {text}" for k, text in self.notes.items()]
+        return "\n".join([*lines, *remarks])
+
+    def _repr_html_(self) -> str:
+        return self.frame[self.measures].to_html(float_format=lambda v: f"{v:.3f}", na_rep="", escape=True)
+
+
+def shown(row: Row | None) -> str:
+    """0.823(12) for 0.823 +- 0.012; a dot marks a trivial value; empty for no number."""
+    if row is None or math.isnan(row.value):
+        return ""
+    mark = "." if row.note.startswith("trivial") else ""
+    if not (math.isfinite(row.error) and row.error > 0):
+        return f"{row.value:.3f}{mark}"
+    digits = min(6, max(0, 1 - math.floor(math.log10(row.error))))
+    return f"{row.value:.{digits}f}({round(row.error * 10 ** digits)}){mark}"

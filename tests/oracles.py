@@ -1,0 +1,527 @@
+"""Every quantity by its definition: one example, one output and one position at a time, in float64.
+
+Axes: n examples, k outputs, s positions, d_in, d_out. A batch x is a tensor, a tuple for model(*x) or a dict for
+model(**x).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Batch = Any  # a tensor, a tuple or a dict of tensors, examples first
+Result = Any  # what a function returns
+Output = Callable[[Any], Tensor] | None
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Use = tuple[Tensor, Tensor, Tensor]  # W[d_out,d_in], h[s,d_in] and the zero [s,d_out] added to z = W h (+ b)
+
+# ------------------------------------------------------------------------------------------------ outputs, Jacobians
+
+
+def example(x: Batch, i: int) -> Batch:
+    """Example i of a batch, as a batch of one."""
+    if isinstance(x, dict):
+        return {key: value[i : i + 1] for key, value in x.items()}
+    return tuple(value[i : i + 1] for value in x) if isinstance(x, tuple) else x[i : i + 1]
+
+
+def size(x: Batch) -> int:
+    """Number of examples n."""
+    if isinstance(x, dict):
+        return len(next(iter(x.values())))
+    return len(x[0]) if isinstance(x, tuple) else len(x)
+
+
+def _without_recomputation(function: Callable[..., Result], *args: Batch, use_reentrant: bool | None = None) -> Result:
+    """What torch.utils.checkpoint.checkpoint returns."""
+    return function(*args)
+
+
+def outputs(model: nn.Module, x: Batch, output: Output = None) -> Tensor:
+    """f[n,k], all axes but the first flattened; of a dict the entry "logits", of a tuple the first."""
+    # a checkpoint changes no value, but its reentrant kind does not allow torch.autograd.grad
+    with mock.patch("torch.utils.checkpoint.checkpoint", _without_recomputation):
+        result = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+    if output is not None:
+        result = output(result)
+    elif isinstance(result, dict):
+        result = result["logits"]
+    elif isinstance(result, tuple):
+        result = result[0]
+    return result.flatten(1)
+
+
+def jacobian(model: nn.Module, x: Batch, output: Output = None) -> dict[str, Tensor]:
+    """{parameter: J[n,k,*shape]}, J[i,o] = d f_o(x_i) / d parameter; a shared parameter once, under its first name."""
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    rows: dict[str, list[list[Tensor]]] = {name: [] for name in params}
+    for i in range(size(x)):
+        f = outputs(model, example(x, i), output)[0]
+        grads = [_gradient(f[o], list(params.values())) for o in range(len(f))]
+        for j, name in enumerate(params):
+            rows[name].append([g[j] for g in grads])
+    return {name: torch.stack([torch.stack(g) for g in J]) for name, J in rows.items()}
+
+
+def _gradient(f: Tensor, variables: list[Tensor]) -> list[Tensor]:
+    """d f / d variable, zero where there is no path."""
+    if not f.requires_grad or not variables:
+        return [torch.zeros_like(v) for v in variables]
+    grads = torch.autograd.grad(f, variables, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(grads, variables, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------------- tangent kernels
+
+
+def tangent_kernels(model: nn.Module, x: Batch, x2: Batch = None, output: Output = None) -> dict[str, Tensor]:
+    """{module: K[n,k,m,k]}, K[i,a,j,b] = <d f_a(x_i)/d theta, d f_b(x2_j)/d theta> over the module's own parameters.
+
+    A shared parameter belongs to the first module that owns it.
+    """
+    J = jacobian(model, x, output)
+    J2 = J if x2 is None else jacobian(model, x2, output)
+    kernels: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        own = [f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False)]
+        own = [p for p in own if p in J]
+        if own:
+            kernels[name] = torch.stack([_inner(J[p], J2[p]) for p in own]).sum(0)
+    return kernels
+
+
+def _inner(J: Tensor, J2: Tensor) -> Tensor:
+    """K[i,a,j,b] = <J[i,a], J2[j,b]> of J[n,k,*shape], J2[m,k,*shape]."""
+    (n, k), (m, k2) = J.shape[:2], J2.shape[:2]
+    return (J.reshape(n * k, -1) @ J2.reshape(m * k2, -1).T).reshape(n, k, m, k2)
+
+
+def ntk(
+    model: nn.Module,
+    x: Batch,
+    x2: Batch = None,
+    outputs: str = "trace",
+    output: Output = None,
+) -> Tensor:
+    """Theta over all trainable parameters: "full" [n,k,m,k], "diagonal" [k,n,m], "trace" [n,m] = sum_a Theta^aa."""
+    full = torch.stack(list(tangent_kernels(model, x, x2, output).values())).sum(0)
+    return reduce_outputs(full, outputs)
+
+
+def reduce_outputs(K: Tensor, outputs: str) -> Tensor:
+    """K[n,k,m,k] as it is ("full"), its blocks K^aa [k,n,m] ("diagonal") or their sum [n,m] ("trace")."""
+    diagonal = torch.stack([K[:, a, :, a] for a in range(K.shape[1])])
+    return {"full": K, "diagonal": diagonal, "trace": diagonal.sum(0)}[outputs]
+
+
+# --------------------------------------------------------------------------------- what a layer reads and is asked for
+
+
+def layer_io(model: nn.Module, x: Batch, name: str, output: Output = None) -> tuple[Tensor, Tensor, Tensor]:
+    """W[d_out,d_in], h[n,s,d_in] and J[n,k,s,d_out] = d f / d z of the linear map z = W h (+ b) called `name`.
+
+    Each position reads its own copy of h, so AGOP = W^T K W. The calls of a module follow each other along s. An
+    example with fewer positions than another (routing) is filled up with zeros at the end. `name` is a module, a module
+    with .q, .k, .v behind it (nn.MultiheadAttention, or a fused projection with rows q, k, v) or a parameter used
+    without a module. A looked-up padding token has h = 0: its row of the table is fixed at zero.
+    """
+    read: list[list[Tensor]] = []
+    asked: list[list[list[Tensor]]] = []  # example, output, use
+    W = None
+    for i in range(size(x)):
+        uses: list[Use] = []
+        with _perturbed(model, name, uses):
+            f = outputs(model, example(x, i), output)[0]
+        W = uses[-1][0] if uses else W
+        read.append([h for _, h, _ in uses])
+        asked.append([_gradient(f[o], [delta for _, _, delta in uses]) for o in range(len(f))])
+    if W is None:
+        raise ValueError(f"{name!r} is never used")
+    s = max(sum(map(len, h)) for h in read)
+    h = torch.stack([_stacked(rows, s, W.shape[1]) for rows in read])
+    J = torch.stack([torch.stack([_stacked(rows, s, W.shape[0]) for rows in of]) for of in asked])
+    return W, h, J
+
+
+def _stacked(rows: list[Tensor], s: int, d: int) -> Tensor:
+    """All rows in one [s,d], zeros behind them."""
+    out, start = torch.zeros(s, d, dtype=torch.float64), 0
+    for r in rows:
+        out[start : start + len(r)] = r
+        start += len(r)
+    return out
+
+
+def _parent(name: str) -> tuple[str, str]:
+    """("a.b", "c") of "a.b.c"."""
+    head, _, tail = name.rpartition(".")
+    return head, tail
+
+
+def _module_matrix(module: nn.Module) -> Tensor:
+    """W[d_out,d_in] of a module: transposed for tables and transformers' Conv1D, a block per group of a convolution."""
+    weight = cast(Tensor, module.weight).detach()
+    if isinstance(module, nn.Embedding) or type(module).__name__ == "Conv1D":
+        return weight.T.clone()
+    if not isinstance(module, Convolution):
+        return weight.clone()
+    d_out, width = len(weight), weight[0].numel()
+    W = weight.new_zeros(d_out, width * module.groups)
+    for o in range(d_out):
+        group = o // (d_out // module.groups)
+        W[o, group * width : (group + 1) * width] = weight[o].flatten()
+    return W
+
+
+@contextmanager
+def _perturbed(model: nn.Module, name: str, uses: list[Use]) -> Iterator[None]:
+    """While open, every z of the map `name` has a zero tensor added to it, kept in `uses` with W and h."""
+    modules, (head, tail) = dict(model.named_modules()), _parent(name)
+    if isinstance(modules.get(head), nn.MultiheadAttention):
+        with _own_attention(modules[head], tail, uses):
+            yield
+    elif name in modules:
+        handle = modules[name].register_forward_hook(_module_hook(uses), with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+    elif tail in ("q", "k", "v"):
+        handle = modules[head].register_forward_hook(_module_hook(uses, "qkv".index(tail)), with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+    else:
+        with _own_products(model, name, uses):
+            yield
+
+
+def _module_hook(uses: list[Use], third: int | None = None) -> Callable[..., Tensor]:
+    """Forward hook that adds a zero [s,d_out] to a module's output, or to one third of it."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
+        x = args[0] if args else next(iter(kwargs.values()))
+        h = _rows_read(module, x)
+        convolution = isinstance(module, Convolution)
+        rows = z.flatten(2)[0].T if convolution else z.reshape(-1, z.shape[-1])
+        W, b = _module_matrix(module), getattr(module, "bias", None)
+        torch.testing.assert_close(rows.detach(), h @ W.T + (0 if b is None else b.detach()), rtol=1e-9, atol=1e-9)
+        d = rows.shape[1] if third is None else rows.shape[1] // 3
+        delta = torch.zeros(len(rows), d, dtype=z.dtype, requires_grad=True)
+        uses.append((W if third is None else W.chunk(3)[third], h, delta))
+        if third is not None:
+            delta = F.pad(delta, (third * d, (2 - third) * d))
+        return z + (delta.T if convolution else delta).reshape(z.shape)
+
+    return hook
+
+
+def _rows_read(module: nn.Module, x: Tensor) -> Tensor:
+    """h[s,d_in]: tokens, one-hot tokens or patches of one example."""
+    x = x.detach().clone()
+    if isinstance(module, nn.Embedding):
+        h = torch.zeros(x.numel(), module.num_embeddings, dtype=module.weight.dtype)
+        for s, token in enumerate(x.flatten().tolist()):
+            h[s, token] = float(token != module.padding_idx)
+        return h
+    if isinstance(module, Convolution):
+        return patches(x[0], module)
+    return x.reshape(-1, x.shape[-1])
+
+
+def patches(x: Tensor, conv: Convolution) -> Tensor:
+    """u[s, C prod(kernel)] of an image x[C,*size]: what the convolution reads at each place of its output."""
+    for axis, (k, d) in enumerate(zip(conv.kernel_size, conv.dilation, strict=True)):
+        if conv.padding == "valid":
+            left = right = 0
+        elif conv.padding == "same":
+            left, right = d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2
+        else:
+            left = right = int(conv.padding[axis])
+        x = _padded(x, axis + 1, left, right, conv.padding_mode)
+    reach = [d * (k - 1) + 1 for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
+    starts = [range(0, length - r + 1, st) for length, r, st in zip(x.shape[1:], reach, conv.stride, strict=True)]
+    rows = []
+    for corner in itertools.product(*starts):
+        window = tuple(slice(c, c + r, d) for c, r, d in zip(corner, reach, conv.dilation, strict=True))
+        rows.append(x[(slice(None), *window)].flatten())
+    return torch.stack(rows)
+
+
+def _padded(x: Tensor, axis: int, left: int, right: int, mode: str) -> Tensor:
+    """x with `left` and `right` more places along `axis`, filled in the way `mode` says."""
+    length = x.shape[axis]
+    columns = []
+    for i in range(-left, length + right):
+        if 0 <= i < length:
+            columns.append(x.select(axis, i))
+        elif mode == "zeros":
+            columns.append(torch.zeros_like(x.select(axis, 0)))
+        elif mode == "circular":
+            columns.append(x.select(axis, i % length))
+        elif mode == "replicate":
+            columns.append(x.select(axis, 0 if i < 0 else length - 1))
+        else:  # reflect: the border is the mirror and is not repeated
+            columns.append(x.select(axis, -i if i < 0 else 2 * (length - 1) - i))
+    return torch.stack(columns, axis)
+
+
+def _attention_weights(attention: nn.MultiheadAttention) -> dict[str, Tensor]:
+    """The four matrices of nn.MultiheadAttention."""
+    if attention.in_proj_weight is not None:
+        q, k, v = attention.in_proj_weight.chunk(3)
+    else:
+        q, k, v = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
+    return {"q": q, "k": k, "v": v, "out_proj": attention.out_proj.weight}
+
+
+@contextmanager
+def _own_attention(attention: nn.MultiheadAttention, role: str, uses: list[Use]) -> Iterator[None]:
+    """Replace the forward of nn.MultiheadAttention by its formula, head_i = softmax(q_i k_i^T / sqrt(d_head)) v_i."""
+    if attention.training or attention.add_zero_attn:
+        raise NotImplementedError("only eval mode without add_zero_attn")
+    W = _attention_weights(attention)
+    zero = attention.out_proj.weight.new_zeros(attention.embed_dim)
+    b = dict(zip("qkv", [zero] * 3 if attention.in_proj_bias is None else attention.in_proj_bias.chunk(3), strict=True))
+    b["out_proj"] = zero if attention.out_proj.bias is None else attention.out_proj.bias
+
+    def project(which: str, h: Tensor) -> Tensor:
+        z = h @ W[which].T + b[which]
+        if which == role:
+            delta = torch.zeros_like(z, requires_grad=True)
+            uses.append((W[which].detach().clone(), h.detach().clone(), delta))
+            z = z + delta
+        return z
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, **options: Result) -> tuple[Tensor, None]:
+        if any(options.get(mask) is not None for mask in ("key_padding_mask", "attn_mask")):
+            raise NotImplementedError("no masks")
+        batch = 0 if attention.batch_first else 1
+        q, k, v = (project(name, t.select(batch, 0)) for name, t in zip("qkv", (query, key, value), strict=True))
+        if attention.bias_k is not None and attention.bias_v is not None:
+            k, v = torch.cat([k, attention.bias_k[0]]), torch.cat([v, attention.bias_v[0]])
+        heads = []
+        for qi, ki, vi in zip(*(t.chunk(attention.num_heads, -1) for t in (q, k, v)), strict=True):
+            weights = torch.exp(qi @ ki.T / math.sqrt(qi.shape[-1]))
+            heads.append(weights / weights.sum(-1, keepdim=True) @ vi)
+        return project("out_proj", torch.cat(heads, -1)).unsqueeze(batch), None
+
+    attention.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del attention.forward
+
+
+@contextmanager
+def _own_products(model: nn.Module, name: str, uses: list[Use]) -> Iterator[None]:
+    """Replace F.linear, x @ P and einsum("nd,do->no", x, P) where P is the parameter `name` and no module's own weight.
+
+    A weight that a module owns counts here only where it is used transposed, outside that module.
+    """
+    P = dict(model.named_parameters())[name]
+    owned = hasattr(dict(model.named_modules())[_parent(name)[0]], "in_features")
+    linear, einsum, matmul = F.linear, torch.einsum, torch.Tensor.__matmul__
+
+    def perturb(W: Tensor, h: Tensor, z: Tensor) -> Tensor:
+        delta = torch.zeros(z.numel() // z.shape[-1], z.shape[-1], dtype=z.dtype, requires_grad=True)
+        uses.append((W.detach().clone(), h.detach().clone().reshape(-1, h.shape[-1]), delta))
+        return z + delta.reshape(z.shape)
+
+    def own_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        z = linear(x, weight, bias)
+        transposed = weight._base is P and weight.shape == P.T.shape
+        return perturb(weight, x, z) if transposed or (weight is P and not owned) else z
+
+    def own_einsum(equation: str, *operands: Tensor) -> Tensor:
+        z = einsum(equation, *operands)
+        return perturb(P.T, operands[0], z) if equation == "nd,do->no" and operands[1] is P else z
+
+    def own_matmul(x: Tensor, other: Tensor) -> Tensor:
+        z = matmul(x, other)
+        return perturb(P.T, x, z) if other is P else z
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(F, "linear", own_linear))
+        stack.enter_context(mock.patch.object(torch, "einsum", own_einsum))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__matmul__", own_matmul))
+        yield
+
+
+# ------------------------------------------------------------------------------------------ neural feature correlations
+
+
+def nfm(W: Tensor) -> Tensor:
+    """F = W^T W."""
+    return W.T @ W
+
+
+def ptk_covariance(J: Tensor) -> Tensor:
+    """K = 1/(n s) sum_{n,s,o} J_o J_o^T of J[n,k,s,d_out]."""
+    n, k, s, d = J.shape
+    K = J.new_zeros(d, d)
+    for i, o, t in itertools.product(range(n), range(k), range(s)):
+        K += torch.outer(J[i, o, t], J[i, o, t])
+    return K / (n * s)
+
+
+def agop(W: Tensor, J: Tensor) -> Tensor:
+    """G = 1/(n s) sum_{n,s,o} u u^T, u = d f_o / d h = W^T J_o the gradient in what the layer reads."""
+    n, k, s, _ = J.shape
+    G = J.new_zeros(W.shape[1], W.shape[1])
+    for i, o, t in itertools.product(range(n), range(k), range(s)):
+        u = W.T @ J[i, o, t]
+        G += torch.outer(u, u)
+    return G / (n * s)
+
+
+def ptk(J: Tensor) -> Tensor:
+    """K[i,s,j,t] = sum_o J[i,o,s] . J[j,o,t], without 1/n."""
+    n, k, s, _ = J.shape
+    K = J.new_zeros(n, s, n, s)
+    for i, t, j, u in itertools.product(range(n), range(s), range(n), range(s)):
+        K[i, t, j, u] = sum(torch.dot(J[i, o, t], J[j, o, u]) for o in range(k))
+    return K
+
+
+def _ratio(a: Tensor | float, b: Tensor | float) -> float:
+    """a / b, NaN for a zero denominator."""
+    return float(a) / float(b) if float(b) != 0 else math.nan
+
+
+def cosine(A: Tensor, B: Tensor) -> float:
+    """<A, B> / (|A| |B|) in the Frobenius inner product."""
+    return _ratio((A * B).sum(), A.norm() * B.norm())
+
+
+def pearson(A: Tensor, B: Tensor) -> float:
+    """The cosine after the mean of all entries is subtracted; NaN if either is constant."""
+    A0, B0 = A - A.mean(), B - B.mean()
+    if A0.norm() <= 1e-13 * A.norm() or B0.norm() <= 1e-13 * B.norm():
+        return math.nan
+    return cosine(A0, B0)
+
+
+def nfa_measures(W: Tensor, W0: Tensor, J: Tensor, J0: Tensor) -> dict[str, float]:
+    """The neural feature correlations of one layer, with dW = W - W0 and dK from J - J0; 0/0 is NaN.
+
+    nfc = rho(W^T W, W^T K W), cnfc = rho(dW^T dW, dW^T K dW), double_centred_nfc = rho(dW^T dW, dW^T dK dW),
+    ptk_centred_nfc = rho(W0^T W0, W0^T dK W0), c_uc_ratio = Tr(dW^T dW dW^T K dW) / Tr(W^T W W^T K W),
+    dc_c_ratio = Tr(dW^T dW dW^T dK dW) / Tr(dW^T dW dW^T K dW), weight_change = |dW| / |W|.
+    """
+    dW, dJ = W - W0, J - J0
+    F_W, F_dW, F_W0 = nfm(W), nfm(dW), nfm(W0)
+    G, G_c, G_dc, G_ptk = agop(W, J), agop(dW, J), agop(dW, dJ), agop(W0, dJ)
+    return {
+        "nfc": cosine(F_W, G),
+        "cnfc": cosine(F_dW, G_c),
+        "double_centred_nfc": cosine(F_dW, G_dc),
+        "ptk_centred_nfc": cosine(F_W0, G_ptk),
+        "c_uc_ratio": _ratio(torch.trace(F_dW @ G_c), torch.trace(F_W @ G)),
+        "dc_c_ratio": _ratio(torch.trace(F_dW @ G_dc), torch.trace(F_dW @ G_c)),
+        "weight_change": _ratio(dW.norm(), W.norm()),
+        "nfc_pearson": pearson(F_W, G),
+        "cnfc_pearson": pearson(F_dW, G_c),
+        "nfc_diagonal": pearson(F_W.diagonal(), G.diagonal()),
+        "cnfc_diagonal": pearson(F_dW.diagonal(), G_c.diagonal()),
+    }
+
+
+def egop(target: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """1/n sum_i sum_o grad f_o(x_i) grad f_o(x_i)^T of a function of x[n,d]."""
+    G = x.new_zeros(x.shape[1], x.shape[1])
+    for i in range(len(x)):
+        xi = x[i : i + 1].detach().clone().requires_grad_(True)
+        for f in target(xi).flatten():
+            (g,) = _gradient(f, [xi])
+            G += torch.outer(g[0], g[0])
+    return G / len(x)
+
+
+# ------------------------------------------------------------------------------------------------ kernels and labels
+
+
+def one_hot(y: Tensor, k: int) -> Tensor:
+    """Y[n,k], 1 at the class and 0 elsewhere."""
+    Y = torch.zeros(len(y), k, dtype=torch.float64)
+    for i, c in enumerate(y.tolist()):
+        Y[i, c] = 1.0
+    return Y
+
+
+def centring(n: int) -> Tensor:
+    """C = I - 1 1^T / n."""
+    return torch.eye(n, dtype=torch.float64) - torch.ones(n, n, dtype=torch.float64) / n
+
+
+def alignment(K: Tensor, y: Tensor) -> float:
+    """A(K, y) = y^T K y / (|K|_F |y|^2), uncentred; for y[n,k] the mean over columns that are not zero."""
+    columns = [y] if y.ndim == 1 else [y[:, c] for c in range(y.shape[1])]
+    values = [_ratio(c @ K @ c, K.norm() * (c @ c)) for c in columns if c.norm() > 0]
+    return sum(values) / len(values) if values else math.nan
+
+
+def cka(K: Tensor, L: Tensor) -> float:
+    """<C K C, C L C> / (|C K C| |C L C|)."""
+    C = centring(len(K))
+    return cosine(C @ K @ C, C @ L @ C)
+
+
+def stable_rank(K: Tensor) -> float:
+    """|K|_F^2 / |K|_2^2."""
+    singular = torch.linalg.svdvals(K)
+    return _ratio((singular**2).sum(), singular.max() ** 2)
+
+
+def specialisation(K: Tensor, Y: Tensor) -> Tensor:
+    """KSM[c,c'] = A(K^cc, y^c') / mean_c'' A(K^c''c'', y^c') of K[k,n,n], Y[n,k]: rows are kernels, columns labels."""
+    k = len(K)
+    A = torch.tensor([[alignment(K[c], Y[:, label]) for label in range(Y.shape[1])] for c in range(k)]).double()
+    return A / A.mean(0, keepdim=True)
+
+
+def tangent_alignment(K: Tensor, Y: Tensor) -> float:
+    """Mean over outputs c with |y_c| > 0 of y_c^T K^cc y_c / (|K^cc|_F |y_c|^2), uncentred, of K[n,k,n,k], Y[n,k]."""
+    values = [alignment(K[:, c, :, c], Y[:, c]) for c in range(Y.shape[1]) if Y[:, c].norm() > 0]
+    return sum(values) / len(values) if values else math.nan
+
+
+def _globally_centred(K: Tensor) -> Tensor:
+    """C K C over the n k pairs (example, output), C = I - 1 1^T / (n k)."""
+    nk = K.shape[0] * K.shape[1]
+    C = centring(nk)
+    return C @ K.reshape(nk, nk) @ C
+
+
+def tangent_cka(K: Tensor, Y: Tensor) -> float:
+    """y~^T K y~ / (|C K C|_F |y~|^2) with y~ = C y, of K[n,k,n,k], Y[n,k]."""
+    Kc, y = _globally_centred(K), centring(Y.numel()) @ Y.flatten()
+    return _ratio(y @ Kc @ y, Kc.norm() * (y @ y))
+
+
+def tangent_stable_rank(K: Tensor) -> float:
+    """sum_i lambda_i^2 / lambda_1^2 over the eigenvalues of C K C."""
+    Kc = _globally_centred(K)
+    eigenvalues = torch.linalg.eigvalsh((Kc + Kc.T) / 2)
+    return _ratio((eigenvalues**2).sum(), eigenvalues.max() ** 2)
+
+
+def tangent_correlation(K: Tensor, Y: Tensor) -> float:
+    """sum_i (lambda_i / lambda_1) <u_i, y~ / |y~|>^2 over the eigenpairs of C K C."""
+    Kc, y = _globally_centred(K), centring(Y.numel()) @ Y.flatten()
+    eigenvalues, u = torch.linalg.eigh((Kc + Kc.T) / 2)
+    if eigenvalues.max() == 0 or y.norm() == 0:
+        return math.nan
+    total = 0.0
+    for i in range(len(eigenvalues)):
+        total += float(eigenvalues[i] / eigenvalues.max() * (u[:, i] @ (y / y.norm())) ** 2)
+    return total

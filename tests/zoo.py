@@ -1,0 +1,803 @@
+"""Small models with the awkward features of large ones, for tests over every kind of layer.
+
+Each `Case` says how to build a model, how to draw a batch and which weight matrices it has. Models are float64, in eval
+mode, seeded without touching the global generators, and map every example on its own: f(x)[i] == f(x[i:i+1]).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+Inputs = Any  # a tensor, a tuple or a dict of tensors, examples first
+Result = Any  # what a model returns
+Batch = Callable[[int], tuple[Any, Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its data and the linear maps z = W h it is made of.
+
+    `maps`: name -> "dense" | "grouped" | "lookup". A name is that of `named_modules()`, with ".q", ".k", ".v" behind it
+    for a fused projection and for nn.MultiheadAttention, or a parameter's own name if no module owns the product.
+    `unmapped`: names of the other parameters with at least two axes longer than one.
+    """
+
+    name: str
+    build: Callable[..., nn.Module]  # build(seed=0)
+    batch: Batch  # n -> (x, y); the first examples of a larger batch are those of a smaller one
+    maps: dict[str, str] = field(default_factory=dict)
+    unmapped: frozenset[str] = frozenset()
+    output: Callable[[Any], Tensor] | None = None
+
+
+def call(model: nn.Module, x: Inputs) -> Result:
+    """model(x), model(*x) for a tuple, model(**x) for a dict."""
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def select(x: Inputs, index: slice | Tensor) -> Inputs:
+    """The examples `index` of a batch that is a tensor, a tuple or a dict."""
+    if isinstance(x, dict):
+        return {key: value[index] for key, value in x.items()}
+    return tuple(value[index] for value in x) if isinstance(x, tuple) else x[index]
+
+
+def initial(case: Case) -> dict[str, Tensor]:
+    """Another state of the same architecture, to play the role of the initial weights."""
+    return {key: value.detach().clone() for key, value in case.build(seed=1).state_dict().items()}
+
+
+# ---------------------------------------------------------------------------------------------------- building blocks
+
+
+def seeded(factory: Callable[[], nn.Module], gain: float = 1.0) -> Callable[..., nn.Module]:
+    """build(seed=0): the module in float64 and eval mode, with no bias, scale or running statistic at its default.
+
+    Matrices are multiplied by `gain`: torch's own initialisation makes deep small nets almost constant.
+    """
+
+    def build(seed: int = 0) -> nn.Module:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(1234 + seed)
+            model = factory().double()
+            with torch.no_grad():
+                for p in model.parameters():
+                    if p.ndim <= 1:
+                        p.add_(0.3 * torch.randn(p.shape, dtype=p.dtype))
+                    else:
+                        p.mul_(gain)
+                for name, b in model.named_buffers():
+                    if name.endswith("running_mean"):
+                        b.copy_(0.3 * torch.randn(b.shape))
+                    elif name.endswith("running_var"):
+                        b.copy_(0.5 + torch.rand(b.shape))
+        return model.eval()
+
+    return build
+
+
+def normal(i: int, *shape: int, stream: int = 0) -> Tensor:
+    """Standard normal numbers of example i."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1000 * stream + i), dtype=torch.float64)
+
+
+def tokens(i: int, length: int, low: int, high: int, stream: int = 0) -> Tensor:
+    """Token ids in [low, high) of example i."""
+    return torch.randint(low, high, (length,), generator=torch.Generator().manual_seed(1000 * stream + i))
+
+
+def classes(n: int, k: int) -> Tensor:
+    """Class ids 0, 1, ..., k-1, 0, 1, ..."""
+    return torch.arange(n) % k
+
+
+def gaussian(*shape: int, k: int = 3) -> Batch:
+    """x[n, *shape] normal, y[n] one of k classes."""
+    return lambda n: (torch.stack([normal(i, *shape) for i in range(n)]), classes(n, k))
+
+
+def kinds(dense: Iterable[str] | str, grouped: str = "", lookup: str = "") -> dict[str, str]:
+    """{name: kind} from names by kind; a string is split at spaces."""
+    named = {"dense": dense, "grouped": grouped, "lookup": lookup}
+    return {n: kind for kind, names in named.items() for n in (names.split() if isinstance(names, str) else names)}
+
+
+def below(prefix: str, names: str) -> list[str]:
+    """'prefix.name' for each name."""
+    return [f"{prefix}.{name}" for name in names.split()]
+
+
+# ------------------------------------------------------------------------------------------------------ perceptrons
+
+
+def mlp() -> nn.Sequential:
+    """An in-place ReLU overwrites what the layer before it returned."""
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Linear(8, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)
+    )
+
+
+def mlp_nobias() -> nn.Module:
+    """W3 tanh(W2 tanh(W1 x)), one output."""
+    return nn.Sequential(
+        nn.Linear(5, 8, bias=False), nn.Tanh(), nn.Linear(8, 6, bias=False), nn.Tanh(), nn.Linear(6, 1, bias=False)
+    )
+
+
+def regression(n: int) -> tuple[Tensor, Tensor]:
+    """x[n,5], y[n,1] = x_0 x_1 + x_2."""
+    x = torch.stack([normal(i, 5) for i in range(n)])
+    return x, (x[:, 0] * x[:, 1] + x[:, 2])[:, None]
+
+
+class Twice(nn.Module):
+    """One layer applied twice in a row and once more elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(5, 5)
+        self.other = nn.Linear(5, 5)
+        self.readout = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = torch.tanh(self.shared(torch.tanh(self.shared(x))))
+        b = torch.tanh(self.shared(torch.tanh(self.other(x))))
+        return self.readout(torch.cat([a, b], -1))
+
+
+class Tied(nn.Module):
+    """Two modules, one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.second = nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+        self.readout = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class TiedAutoencoder(nn.Module):
+    """f(x) = W^T tanh(W x + b) + c: the second use of W is outside its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc = nn.Linear(5, 4)
+        self.shift = nn.Parameter(torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.enc(x)), self.enc.weight.t(), self.shift)
+
+
+def autoencoding(n: int) -> tuple[Tensor, Tensor]:
+    """x[n,5], y = x."""
+    x = torch.stack([normal(i, 5) for i in range(n)])
+    return x, x.clone()
+
+
+class Raw(nn.Module):
+    """Parameters without modules: x @ W, F.linear, einsum, an elementwise gain, a temperature and an added token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 5))
+        self.block = nn.ParameterDict({"proj": nn.Parameter(torch.randn(5, 6) / math.sqrt(5))})
+        self.gain = nn.Parameter(torch.ones(6))
+        self.mix = nn.Parameter(torch.randn(4, 6) / math.sqrt(6))
+        self.head = nn.Parameter(torch.randn(4, 3) / math.sqrt(4))
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = torch.tanh((x + self.token) @ self.block["proj"]) * self.gain
+        b = torch.tanh(F.linear(a, self.mix))
+        return torch.einsum("nd,do->no", b, self.head) / self.temperature
+
+
+def parametrized() -> nn.Module:
+    """W = g v / |v| by rows, W = V / |V|_2, W orthogonal, W free."""
+    p = torch.nn.utils.parametrizations
+    return nn.Sequential(
+        p.weight_norm(nn.Linear(5, 8)), nn.Tanh(), p.spectral_norm(nn.Linear(8, 6)), nn.Tanh(),
+        p.orthogonal(nn.Linear(6, 6)), nn.Tanh(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+def old_weight_norm() -> nn.Module:
+    """Here `weight` is a plain tensor, rebuilt from weight_g and weight_v before each forward."""
+    norm = torch.nn.utils.weight_norm
+    return nn.Sequential(norm(nn.Linear(5, 8)), nn.Tanh(), norm(nn.Linear(8, 6)), nn.Tanh(), nn.Linear(6, 3))
+
+
+class Checkpointed(nn.Module):
+    """Blocks recomputed in the backward pass, in both of torch's ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 6)
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 6))
+        self.second = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 6))
+        self.readout = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x)
+        z = z + torch.utils.checkpoint.checkpoint(self.first, z, use_reentrant=False)
+        z = z + torch.utils.checkpoint.checkpoint(self.second, z, use_reentrant=True)
+        return self.readout(torch.tanh(z))
+
+
+class InplaceView(nn.Module):
+    """What a layer returned is changed in place through a slice and through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.second = nn.Linear(8, 6)
+        self.readout = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        z[:, :3].mul_(0.5)
+        z.view(-1, 2, 4).relu_()
+        u = self.second(z).reshape(-1, 3, 2)
+        u[:, 1].mul_(-2.0)
+        u.relu_()
+        return self.readout(u.flatten(1))
+
+
+class Folded(nn.Module):
+    """[n,T,d] -> [n T,d] before the layers, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.second = nn.Linear(6, 5)
+        self.readout = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, T, d = x.shape
+        z = torch.tanh(self.first(x.reshape(n * T, d)))
+        z = torch.tanh(self.second(z)).reshape(n, T, -1)
+        return self.readout(z.mean(1))
+
+
+class MultiInput(nn.Module):
+    """forward(a, b)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(5, 6)
+        self.right = nn.Linear(3, 6)
+        self.readout = nn.Linear(6, 3)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.readout(torch.tanh(self.left(a)) * torch.tanh(self.right(b)))
+
+
+class DictIO(MultiInput):
+    """forward(a=, b=) -> {"logits", "aux"}."""
+
+    def forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"aux": a.mean(-1), "logits": super().forward(a, b)}
+
+
+def pairs(n: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """(a[n,5], b[n,3]), y[n]."""
+    a, b = zip(*[(normal(i, 5), normal(i, 3, stream=1)) for i in range(n)], strict=True)
+    return (torch.stack(a), torch.stack(b)), classes(n, 3)
+
+
+def pairs_as_dict(n: int) -> tuple[dict[str, Tensor], Tensor]:
+    """{"a": a[n,5], "b": b[n,3]}, y[n]."""
+    (a, b), y = pairs(n)
+    return {"a": a, "b": b}, y
+
+
+class TupleOut(nn.Module):
+    """Returns (out, hidden)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+        self.readout = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.tanh(self.first(x))
+        return self.readout(z), z
+
+
+class MixtureOfExperts(nn.Module):
+    """Token t goes to expert [x_t0 > 0]; the gate's softmax weighs what comes back. Some examples use one only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 5)
+        self.gate = nn.Linear(5, 2)
+        self.experts = nn.ModuleList([nn.Linear(5, 6), nn.Linear(5, 6)])
+        self.readout = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.embed(x))
+        weight = self.gate(z).softmax(-1)
+        choice = (x[..., 0] > 0).long()
+        mixed = z.new_zeros(*z.shape[:-1], 6)
+        for e, expert in enumerate(self.experts):
+            rows = choice == e
+            mixed[rows] = weight[rows][:, e, None] * torch.tanh(expert(z[rows]))
+        return self.readout(mixed.mean(1))
+
+
+def routed(n: int) -> tuple[Tensor, Tensor]:
+    """x[n,3,4] with x_t0 > 0 for i mod 4 tokens of example i."""
+    x, y = gaussian(3, 4)(n)
+    i, t = torch.arange(n)[:, None], torch.arange(3)
+    x[..., 0] = x[..., 0].abs() * torch.where((t + i) % 3 < i % 4, 1.0, -1.0)
+    return x, y
+
+
+class Recurrent(nn.Module):
+    """An LSTM read at its last step: its matrices act inside one fused call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.readout = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(self.lstm(x)[0][:, -1])
+
+
+def frozen() -> nn.Module:
+    """A layer that is not trained still has a weight, an input and a gradient asked of it."""
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
+class Unused(nn.Module):
+    """`spare` is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+        self.spare = nn.Linear(6, 6)
+        self.readout = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(torch.tanh(self.first(x)))
+
+
+# ------------------------------------------------------------------------------------------------------ convolutions
+
+
+def cnn() -> nn.Module:
+    """Strided, grouped, dilated and depthwise convolutions between batch norms."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+        nn.Conv2d(4, 6, (3, 2), padding=(1, 2), groups=2), nn.BatchNorm2d(6), nn.ReLU(inplace=True),
+        nn.Conv2d(6, 4, 2, dilation=2, padding=1), nn.ReLU(inplace=True),
+        nn.Conv2d(4, 8, 3, padding=1, groups=4), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 3),
+    )  # fmt: skip
+
+
+def cnn_modes() -> nn.Module:
+    """Every kind of padding, kernels of unequal and even sides."""
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=2, padding_mode="reflect"), nn.Tanh(),
+        nn.Conv2d(3, 3, (1, 3), padding=(0, 1), padding_mode="circular"), nn.Tanh(),
+        nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=1, padding_mode="replicate"), nn.Tanh(),
+        nn.Conv2d(4, 3, (2, 3), padding="same"), nn.Tanh(),
+        nn.Conv2d(3, 2, (2, 4), padding="same", padding_mode="reflect"), nn.Tanh(),
+        nn.Conv2d(2, 3, 2, padding="valid"), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3),
+    )  # fmt: skip
+
+
+def conv1d() -> nn.Module:
+    """Strided, then dilated in two groups."""
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3, stride=2, padding=1), nn.ReLU(inplace=True), nn.Conv1d(4, 6, 2, dilation=2, groups=2),
+        nn.BatchNorm1d(6), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3),
+    )  # fmt: skip
+
+
+def conv3d() -> nn.Module:
+    """Unequal kernel, stride and padding along the three axes."""
+    return nn.Sequential(
+        nn.Conv3d(1, 4, (2, 3, 2), stride=(1, 2, 1), padding=(0, 1, 1)), nn.Tanh(),
+        nn.Conv3d(4, 4, 2, groups=2, dilation=(1, 1, 2)), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+def groupnorm() -> nn.Module:
+    """Norms that mix positions and channels of one example."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3, stride=2),
+        nn.GroupNorm(1, 4), nn.ReLU(inplace=True), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 3),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """relu(x + BN(conv(relu(BN(conv(x)))))), sum and ReLU in place."""
+
+    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c_out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = nn.Sequential()
+        if stride > 1 or c_in != c_out:
+            self.downsample = nn.Sequential(nn.Conv2d(c_in, c_out, 1, stride, bias=False), nn.BatchNorm2d(c_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        z += self.downsample(x)
+        return self.relu(z)
+
+
+class ResNet(nn.Module):
+    """A stem, two residual blocks and a read-out of the mean over pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(2, 3, 3, 1, 1, bias=False), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+        self.layer1 = Residual(3, 3, 1)
+        self.layer2 = Residual(3, 4, 2)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.layer2(self.layer1(self.stem(x))).mean((2, 3)))
+
+
+# ------------------------------------------------------------------------------------------------------ transformers
+
+
+class CausalSelfAttention(nn.Module):
+    """softmax(q k^T / sqrt(d_head)) v under a causal mask; q, k, v from one matrix."""
+
+    def __init__(self, d: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.c_attn = nn.Linear(d, 3 * d)
+        self.c_proj = nn.Linear(d, d)
+        self.resid_dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, T, d = x.shape
+        q, k, v = (u.view(n, T, self.heads, -1).transpose(1, 2) for u in self.c_attn(x).split(d, dim=2))
+        p = self.dropout if self.training else 0.0
+        z = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+        return self.resid_dropout(self.c_proj(z.transpose(1, 2).reshape(n, T, d)))
+
+
+class FeedForward(nn.Module):
+    """W2 gelu(W1 x)."""
+
+    def __init__(self, d: int, dropout: float) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(d, 4 * d)
+        self.gelu = nn.GELU()
+        self.c_proj = nn.Linear(4 * d, d)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, d: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(d)
+        self.attn = CausalSelfAttention(d, heads, dropout)
+        self.ln_2 = nn.LayerNorm(d)
+        self.mlp = FeedForward(d, dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """nanoGPT's names; lm_head shares its weight with wte; wpe is looked up once for the whole batch."""
+
+    def __init__(self, vocabulary: int = 7, length: int = 4, d: int = 6, layers: int = 2, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(vocabulary, d),
+                "wpe": nn.Embedding(length, d),
+                "drop": nn.Dropout(dropout),
+                "h": nn.ModuleList([Block(d, 2, dropout) for _ in range(layers)]),
+                "ln_f": nn.LayerNorm(d),
+            }
+        )
+        self.lm_head = nn.Linear(d, vocabulary, bias=False)
+        self.transformer["wte"].weight = self.lm_head.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        t = self.transformer
+        x = t["drop"](t["wte"](ids) + t["wpe"](torch.arange(ids.shape[1], device=ids.device)))
+        for block in t["h"].children():
+            x = block(x)
+        return self.lm_head(t["ln_f"](x))
+
+
+def language(n: int, vocabulary: int = 7, length: int = 4) -> tuple[Tensor, Tensor]:
+    """ids[n,T] and the next ids[n,T]."""
+    ids = torch.stack([tokens(i, length + 1, 0, vocabulary) for i in range(n)])
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+GPT_BLOCK = "attn.c_attn.q attn.c_attn.k attn.c_attn.v attn.c_proj mlp.c_fc mlp.c_proj"
+GPT_MAPS = kinds(
+    dense=[*below("transformer.h.0", GPT_BLOCK), *below("transformer.h.1", GPT_BLOCK), "lm_head"],
+    lookup="transformer.wte transformer.wpe",
+)
+
+
+class Encoder(nn.Module):
+    """nn.TransformerEncoder between an input layer and a read-out of the mean over tokens."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.embed = nn.Linear(3, 4)
+        layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=6, dropout=0.1, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.readout = nn.Linear(4, 3)
+        for p in self.encoder.parameters():  # the layers start as copies of one another
+            if p.ndim > 1:
+                nn.init.normal_(p, std=0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.batch_first else x.transpose(0, 1)
+        return self.readout(self.encoder(self.embed(x)).mean(1 if self.batch_first else 0))
+
+
+MHA = "q k v out_proj"
+ENCODER_MAPS = kinds(
+    [
+        "embed",
+        *(f"encoder.layers.{i}.{name}" for i in range(2) for name in [*below("self_attn", MHA), "linear1", "linear2"]),
+        "readout",
+    ]
+)
+
+
+class CrossAttention(nn.Module):
+    """Queries, keys and values of three widths: three separate matrices; one learned key and value more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(4, 2, kdim=3, vdim=5, add_bias_kv=True, batch_first=True)
+        self.readout = nn.Linear(4, 3)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.readout(torch.tanh(self.attn(query, key, value, need_weights=False)[0]).mean(1))
+
+
+def attention_inputs(n: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """(query[n,3,4], key[n,5,3], value[n,5,5]), y[n]."""
+    shapes = ((3, 4), (5, 3), (5, 5))
+    x = tuple(torch.stack([normal(i, *shape, stream=j) for i in range(n)]) for j, shape in enumerate(shapes))
+    return x, classes(n, 3)
+
+
+class BagOfWords(nn.Module):
+    """The mean over all tokens, padding included: the row of the padding token is zero and gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5, padding_idx=0)
+        self.hidden = nn.Linear(5, 6)
+        self.readout = nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.readout(torch.tanh(self.hidden(self.embedding(ids).mean(1))))
+
+
+def padded_words(n: int, length: int = 5) -> tuple[Tensor, Tensor]:
+    """ids[n,5], example i ending in i mod 3 padding tokens 0."""
+    ids = torch.stack([tokens(i, length, 1, 7) for i in range(n)])
+    ids[torch.arange(length)[None] >= length - classes(n, 3)[:, None]] = 0
+    return ids, classes(n, 3)
+
+
+# ------------------------------------------------------------------------------------------------------ Hugging Face
+
+
+def hf_gpt2() -> nn.Module:
+    """GPT-2: its Conv1D keeps weights as [d_in,d_out]."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=7, n_positions=8, initializer_range=0.4,
+                        use_cache=False, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def hf_language(n: int) -> tuple[dict[str, Tensor], Tensor]:
+    """{"input_ids": ids[n,T]} and the next ids[n,T]."""
+    ids, y = language(n)
+    return {"input_ids": ids}, y
+
+
+def hf_vit() -> nn.Module:
+    """A vision transformer over four patches and a class token."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, image_size=8,
+                       patch_size=4, num_channels=2, num_labels=3, initializer_range=0.4)  # fmt: skip
+    return ViTForImageClassification(config)
+
+
+def hf_resnet() -> nn.Module:
+    """A residual network of three basic blocks."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(num_channels=2, embedding_size=4, hidden_sizes=[4, 6], depths=[1, 2], layer_type="basic",
+                          num_labels=3)  # fmt: skip
+    return ResNetForImageClassification(config)
+
+
+def hf_images(n: int) -> tuple[dict[str, Tensor], Tensor]:
+    """{"pixel_values": x[n,2,8,8]}, y[n]."""
+    x, y = gaussian(2, 8, 8)(n)
+    return {"pixel_values": x}, y
+
+
+def hf_bert() -> nn.Module:
+    """A text classifier that reads its first token."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(vocab_size=7, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
+                        max_position_embeddings=6, num_labels=3, initializer_range=0.4)  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+def hf_sentences(n: int) -> tuple[dict[str, Tensor], Tensor]:
+    """{"input_ids", "attention_mask"} [n,5] with padding at the end, y[n]."""
+    ids, y = padded_words(n)
+    return {"input_ids": ids, "attention_mask": (ids > 0).long()}, y
+
+
+VIT_BLOCK = "attention.q_proj attention.k_proj attention.v_proj attention.o_proj mlp.fc1 mlp.fc2"
+HF_RESNET_BLOCK = "layer.0.convolution layer.1.convolution"
+BERT_BLOCK = "attention.self.query attention.self.key attention.self.value attention.output.dense "
+BERT_BLOCK += "intermediate.dense output.dense"
+
+
+def logits(result: Result) -> Tensor:
+    """The entry "logits" of a dict or ModelOutput."""
+    return result["logits"]
+
+
+def first(result: Result) -> Tensor:
+    """The first of several results."""
+    return result[0]
+
+
+# ------------------------------------------------------------------------------------------------------ the catalogue
+
+
+def _case(
+    name: str,
+    factory: Callable[[], nn.Module],
+    batch: Batch,
+    maps: dict[str, str],
+    gain: float = 2.0,
+    unmapped: Iterable[str] = (),
+    output: Callable[[Any], Tensor] | None = None,
+) -> Case:
+    return Case(name, seeded(factory, gain), batch, maps, frozenset(unmapped), output)
+
+
+_CASES = [
+    _case("mlp", mlp, gaussian(5), kinds("0 2 4")),
+    _case("mlp_nobias", mlp_nobias, regression, kinds("0 2 4")),
+    _case("cnn", cnn, gaussian(2, 7, 7), kinds("0 6 13", grouped="3 8"), gain=3.0),
+    _case("cnn_modes", cnn_modes, gaussian(2, 5, 4), kinds("0 2 4 6 8 10 13"), gain=3.0),
+    _case("conv1d", conv1d, gaussian(2, 8), kinds("0 6", grouped="2")),
+    _case("conv3d", conv3d, gaussian(1, 4, 4, 4), kinds("0 5", grouped="2")),
+    _case("groupnorm", groupnorm, gaussian(2, 5, 5), kinds("0 3 8")),
+    _case("gpt", GPT, language, GPT_MAPS),
+    _case("encoder", lambda: Encoder(batch_first=True), gaussian(5, 3), ENCODER_MAPS),
+    _case("encoder_seq_first", lambda: Encoder(batch_first=False), gaussian(6, 3), ENCODER_MAPS),
+    _case("mha_cross", CrossAttention, attention_inputs, kinds([*below("attn", MHA), "readout"])),
+    _case("twice", Twice, gaussian(5), kinds("shared other readout")),
+    _case("tied", Tied, gaussian(5), kinds("first second readout")),
+    _case("tied_autoencoder", TiedAutoencoder, autoencoding, kinds("enc")),
+    _case(
+        "resnet",
+        ResNet,
+        gaussian(2, 6, 6),
+        kinds("stem.0 layer1.conv1 layer1.conv2 layer2.conv1 layer2.conv2 layer2.downsample.0 fc"),
+    ),
+    _case("raw", Raw, gaussian(5), kinds("block.proj mix head")),
+    _case("parametrized", parametrized, gaussian(5), kinds("0 2 4 6"), gain=1.0),
+    _case("old_weight_norm", old_weight_norm, gaussian(5), kinds("0 2 4")),
+    _case("checkpointed", Checkpointed, gaussian(5), kinds("embed first.0 first.2 second.0 second.2 readout")),
+    _case("inplace_view", InplaceView, gaussian(5), kinds("first second readout")),
+    _case("embedding_bag_of_words", BagOfWords, padded_words, kinds("hidden readout", lookup="embedding")),
+    _case("folded", Folded, gaussian(4, 4), kinds("first second readout")),
+    _case("multi_input", MultiInput, pairs, kinds("left right readout")),
+    _case("dict_io", DictIO, pairs_as_dict, kinds("left right readout"), output=logits),
+    _case("tuple_out", TupleOut, gaussian(5), kinds("first readout"), output=first),
+    _case("moe", MixtureOfExperts, routed, kinds("embed gate experts.0 experts.1 readout")),
+    _case(
+        "lstm",
+        Recurrent,
+        gaussian(3, 4),
+        kinds("readout"),
+        unmapped=["lstm.weight_ih_l0", "lstm.weight_hh_l0"],
+    ),
+    _case("frozen", frozen, gaussian(5), kinds("0 2 4")),
+    _case("unused", Unused, gaussian(5), kinds("first readout"), unmapped=["spare.weight"]),
+    _case("hf_gpt2", hf_gpt2, hf_language, GPT_MAPS, gain=1.0, output=logits),
+    _case(
+        "hf_vit",
+        hf_vit,
+        hf_images,
+        kinds(
+            [
+                "vit.embeddings.patch_embeddings.projection",
+                *below("vit.layers.0", VIT_BLOCK),
+                *below("vit.layers.1", VIT_BLOCK),
+                "classifier",
+            ]
+        ),
+        gain=1.0,
+        unmapped=["vit.embeddings.position_embeddings"],
+        output=logits,
+    ),
+    _case(
+        "hf_resnet",
+        hf_resnet,
+        hf_images,
+        kinds(
+            [
+                "resnet.embedder.embedder.convolution",
+                *below("resnet.encoder.stages.0.layers.0", HF_RESNET_BLOCK),
+                "resnet.encoder.stages.1.layers.0.shortcut.convolution",
+                *below("resnet.encoder.stages.1.layers.0", HF_RESNET_BLOCK),
+                *below("resnet.encoder.stages.1.layers.1", HF_RESNET_BLOCK),
+                "classifier.1",
+            ]
+        ),
+        gain=1.5,
+        output=logits,
+    ),
+    _case(
+        "hf_bert",
+        hf_bert,
+        hf_sentences,
+        kinds(
+            [
+                *below("bert.encoder.layer.0", BERT_BLOCK),
+                *below("bert.encoder.layer.1", BERT_BLOCK),
+                "bert.pooler.dense",
+                "classifier",
+            ],
+            lookup=" ".join(below("bert.embeddings", "word_embeddings position_embeddings token_type_embeddings")),
+        ),
+        gain=1.0,
+        output=logits,
+    ),
+]
+CASES: dict[str, Case] = {case.name: case for case in _CASES}
