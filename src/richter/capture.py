@@ -69,7 +69,7 @@ class Pass:
 
     def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
         """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused."""
-        places = [c.edge for c in self.calls] + list(also)
+        places: list[Any] = [*(c.edge for c in self.calls), *also]
         if not places:
             return [], []
         found = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
@@ -163,7 +163,7 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
     flags = [(m, m.training) for m in model.modules()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     kinds = {"cpu"} | {p.device.type for p in model.parameters()}
-    numpy_state, python_state = np.random.get_state(), random.getstate()
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002  the global streams themselves
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=devices))
@@ -180,7 +180,7 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
     finally:
         for m, was in flags:
             m.training = was
-        np.random.set_state(numpy_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
 
 
@@ -312,9 +312,10 @@ class _Recorder(TorchFunctionMode):
             (_, x, w), transposed = args, True
         elif func is torch.einsum and len(args) == 3 and isinstance(args[0], str):
             equation, x, w = args
-            transposed = _is_matrix_product(equation)
-            if transposed is None:
+            order = _is_matrix_product(equation)
+            if order is None:
                 return None
+            transposed = order
         elif func is F.embedding:
             x, w = [*args, *kwargs.values()][:2]
             return (x, w, LOOKUP[""]) if self._outside(w) and not any(args[2:]) and len(kwargs) == 0 else None
@@ -351,7 +352,7 @@ class _Recorder(TorchFunctionMode):
         known = self.views.get(module, ("", {}))[1]
         if not known or (len(known) == 1 and known.get("") is not None and m is _AS_IT_IS and known[""].kind == "dense"):
             return name
-        return f"{name}.T" if m is _TRANSPOSED or known.get("") is not None and known[""].kind == "lookup" else parameter
+        return f"{name}.T" if m is _TRANSPOSED or (known.get("") is not None and known[""].kind == "lookup") else parameter
 
     def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of nn.MultiheadAttention, called from attention_in_parts."""

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from richter.capture import Output, State, device_of, state_of, to_device
 from richter.core import WHOLE, CaptureError, MemoryBudgetError, Row, SelectionError, show_bytes
 from richter.cotangents import Cotangents, every_output, random_outputs
-from richter.kernels.ntk import Job, Part, kernels, parts_of, widened
+from richter.kernels.ntk import Job, Part, kernels, parts_of, total, widened
 from richter.measures import Measure
 from richter.measures.alignment import Labels
 from richter.probe import Probe
@@ -44,13 +44,14 @@ class Sums:
 
     def add(self, group: int, value: Tensor, number: int) -> None:
         value = (value.cpu() if value.device.type == "mps" else value).double()
-        self.sums[group] = value if self.sums[group] is None else self.sums[group] + value
+        before = self.sums[group]
+        self.sums[group] = value if before is None else before + value
         self.counts[group] += number
 
     def mean(self, without: int | None = None) -> Tensor | None:
-        chosen = [g for g in range(GROUPS) if g != without and self.sums[g] is not None]
-        number = sum(self.counts[g] for g in chosen)
-        return sum(self.sums[g] for g in chosen) / number if number else None
+        chosen = [s for g, s in enumerate(self.sums) if g != without and s is not None]
+        number = sum(c for g, c in enumerate(self.counts) if g != without)
+        return total(chosen) / number if number else None
 
 
 class Missing(Exception):
@@ -227,8 +228,8 @@ class Evaluation:
                 c = replace(c, g=c.g * keep[None, ..., None], g0=None if c.g0 is None else c.g0 * keep[None, ..., None])
             member = torch.arange(rows.start, rows.stop) % groups
             for s in moments:
-                Q = self.bases[name].to(c.g) if s.project and self.bases[name] is not None else None
-                d = c if Q is None else replace(c, g=c.g @ Q, g0=None if c.g0 is None else c.g0 @ Q)
+                Q = self.bases[name] if s.project else None
+                d = c if Q is None else replace(c, g=c.g @ Q.to(c.g), g0=None if c.g0 is None else c.g0 @ Q.to(c.g))
                 for g in member.unique().tolist():
                     mine = member == g
                     number = int(keep[mine].sum()) if keep is not None else int(mine.sum()) * c.g.shape[2]
@@ -305,18 +306,18 @@ class Evaluation:
             return found if self.counted is None else found * self.counted[rows[part]].to(found)
 
         parts = parts_of(self.model, self.found)
-        total: Tensor | None = None
+        whole: Tensor | None = None
         groups = list(self._module_groups(parts, n, len(V)))
         bar = tqdm(groups, desc="kernels", delay=2, leave=False, disable=None)
         for group in bar:
             job = Job(self.model, self.state, self.found, group, rowwise, self.output, "full")
             for name, K in kernels(job, x, None, self.memory, self.probe.chunk).items():
                 if self.layers is None:
-                    total = K.clone() if total is None else total.add_(K)
+                    whole = K.clone() if whole is None else whole.add_(K)
                 if name in self.modules:
                     yield from self._kernel_values(family, name, K, labels, said)
-        if total is not None:
-            yield from self._kernel_values(family, WHOLE, total, labels, said)
+        if whole is not None:
+            yield from self._kernel_values(family, WHOLE, whole, labels, said)
 
     def _kernel_values(self, family: Sequence[Measure], name: str, K: Tensor, labels: Labels | None,
                        said: str) -> Iterator[Row]:
@@ -377,6 +378,11 @@ class _Values:
         return self.known[s.name, without]
 
     def _compute(self, s: Statistic, without: int | None) -> Any:
+        if isinstance(s, Derived) and s.leaving is not None and without is not None:
+            assert self.K is not None
+            for g, value in enumerate(s.leaving(*(self.get(k) for k in s.needs), min(GROUPS, len(self.K)))):
+                self.known[s.name, g] = value
+            return self.known[s.name, without]
         if isinstance(s, Derived):
             return s.compute(*(self.get(k, without) for k in s.needs))
         if isinstance(s, OfWeight):

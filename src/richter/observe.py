@@ -76,8 +76,8 @@ def check_initial(model: nn.Module, initial: Mapping[str, Tensor]) -> dict[str, 
         if name not in found:
             raise SelectionError(f"initial= has no entry {name!r}. Pass a state_dict of this very model, taken before training.")
         if found[name].shape != p.shape:
-            raise SelectionError(f"initial[{name!r}] has shape {tuple(found[name].shape)}, the model's is {tuple(p.shape)}: it is "
-                                 f"the state of another architecture.")
+            raise SelectionError(f"initial[{name!r}] has shape {tuple(found[name].shape)}, the model's is {tuple(p.shape)}: "
+                                 f"it is the state of another architecture.")
         if not torch.isfinite(found[name]).all():
             raise SelectionError(f"initial[{name!r}] contains NaN or Inf.")
     return found
@@ -122,7 +122,8 @@ class Observer:
 
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``,
     ``richter.epochs(loader)``); the first call always measures. ``budget``: the share of wall time that measuring may
-    take, else a measurement is put off; None: no limit. Everything else is as in ``richter.measure``.
+    take; a step that is due and has no budget is put off until there is some. None: no limit. ``watch.now(step)``
+    measures regardless, e.g. after the last step. Everything else is as in ``richter.measure``.
     """
 
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | None = None,
@@ -142,36 +143,44 @@ class Observer:
         self.snapshots: list[Snapshot] = []
         self.put_off: list[int] = []  # steps that were due and had no budget
         self._scalars: list[dict[str, float]] = []
+        self._owed = False
         self._begun: float | None = None
         self._spent = 0.0
 
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
-        now = time.perf_counter()
-        self._begun = now if self._begun is None else self._begun
+        self._begun = time.perf_counter() if self._begun is None else self._begun
         if scalars:
-            self._scalars.append({"step": step, **{k: float(v) for k, v in scalars.items()}})
-        if self.snapshots and not self._due(step, now):
-            return None
+            self._scalars.append({"step": step, **{k: float(v.detach() if isinstance(v, Tensor) else v)
+                                                   for k, v in scalars.items()}})
+        return self.now(step) if not self.snapshots or self._due(step) else None
+
+    def now(self, step: int) -> Snapshot:
+        """Measure at once, whatever the schedule and the budget say."""
+        start = time.perf_counter()
+        self._begun = start if self._begun is None else self._begun
+        self._owed = False
         try:
             snap = measure(self.model, self.probe, self.measures, initial=self.initial, step=step, **self.options)
         finally:
-            self._spent += time.perf_counter() - now
+            self._spent += time.perf_counter() - start
         self.snapshots.append(snap)
         return snap
 
-    def _due(self, step: int, now: float) -> bool:
-        if not self.when(step):
+    def _due(self, step: int) -> bool:
+        due = self.when(step)
+        if not (due or self._owed):
             return False
         if self.budget is None or self._begun is None:
             return True
-        expected = self.snapshots[-1].seconds
-        elapsed = now - self._begun
-        first = self.snapshots[0].seconds  # the first one is not optional, and includes start-up costs
-        if (self._spent - first + expected) > self.budget * (elapsed - first + expected):
+        first = self.snapshots[0].seconds  # not optional, and it pays for what is loaded once
+        expected, elapsed = self.snapshots[-1].seconds, time.perf_counter() - self._begun
+        if self._spent - first + expected <= self.budget * (elapsed - first + expected):
+            return True
+        if due:
             self.put_off.append(step)
-            return False
-        return True
+        self._owed = True
+        return False
 
     @property
     def share(self) -> float:

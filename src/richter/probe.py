@@ -129,7 +129,7 @@ class Probe:
             if labelled is not None:
                 keep = labelled if keep is None else keep & labelled
         if y.numel() != self.n * k:
-            raise ProbeError(f"y has shape {tuple(self.y.shape)} but the model's output has shape {tuple(shape)} for "
+            raise ProbeError(f"y has shape {tuple(y.shape)} but the model's output has shape {tuple(shape)} for "
                              f"{self.n} examples. Give class ids [n], targets of the output's shape, or token ids [n, T].")
         y = y.reshape(self.n, k).double()
         if not torch.isfinite(y).all():
@@ -173,7 +173,7 @@ def _tensors(x: Any, name: str) -> Any:
 
 
 def _examples(x: Any) -> int:
-    tensors = [x] if isinstance(x, Tensor) else [t for t in (x.values() if isinstance(x, dict) else x)]
+    tensors = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
     sizes = {t.shape[0] if isinstance(t, Tensor) and t.dim() else -1 for t in tensors}
     if len(sizes) != 1 or -1 in sizes:
         raise ProbeError(f"the parts of x have different numbers of examples ({sorted(sizes)}); the first axis of each must be "

@@ -94,7 +94,7 @@ def shown(row: Row | None) -> str:
     if row is None or math.isnan(row.value):
         return ""
     mark = "." if row.note.startswith("trivial") else ""
-    if not (math.isfinite(row.error) and row.error > 0):
+    if not (math.isfinite(row.error) and row.error > 1e-9 * abs(row.value)):
         return f"{row.value:.3f}{mark}"
     digits = min(6, max(0, 1 - math.floor(math.log10(row.error))))
     return f"{row.value:.{digits}f}({round(row.error * 10 ** digits)}){mark}"

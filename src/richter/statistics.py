@@ -45,7 +45,7 @@ class FeatureMatrix:
         W = self.factor.W
         return W.T @ W if self.K is None else W.T @ self.K @ W
 
-    def diagonal(self) -> Float[Tensor, "d_in"]:
+    def diagonal(self) -> Float[Tensor, d_in]:
         W = self.factor.W
         return (W * (W if self.K is None else self.K @ W)).sum(0)
 
@@ -77,7 +77,7 @@ class OfWeight:
     """A statistic of the matrices now and then: compute(W, W0). ``initial``: it needs W0; ``project``: as in Moment."""
 
     name: str
-    compute: Callable[[Tensor, Tensor | None], Any]
+    compute: Callable[[Tensor, Any], Any]
     initial: bool = False
     project: bool = False
 
@@ -115,6 +115,7 @@ class Derived:
     name: str
     compute: Callable[..., Any]
     needs: tuple[Statistic, ...]
+    leaving: Callable[..., Sequence[Any]] | None = None  # (*needs, groups): all values with one group left out, at once
 
 
 Statistic = OfWeight | Moment | Gram | OfProbe | Derived

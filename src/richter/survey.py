@@ -178,7 +178,8 @@ def _layout(c: Call, d: Call, n: int, m: int) -> str:
 def _expanded(model: nn.Module, x: Inputs, state: State, output: Output | None, whole: Pass,
               layouts: dict[str, list[str]], shared: set[str]) -> tuple[Pass, dict[str, list[str]], set[str]]:
     """Give shared outputs (a position embedding) an example axis, wherever that leaves the model's output as it was."""
-    n, accepted = count(x), set()
+    n = count(x)
+    accepted: set[str] = set()
     for module in sorted(shared):
         try:
             trial = forward(model, x, state, output=output, expand=dict.fromkeys({*accepted, module}, n))
@@ -226,8 +227,7 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
         h, g = c.inputs(), c.map.outputs(c.module, p + q)
         index = c.map.matrix(c.module, torch.arange(c.weight.numel(), device=g.device).view(c.weight.shape))
         h = h if c.map.kind == "lookup" else h.to(g.dtype)
-        d_in = index.shape[-1]
-        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), map_gradient(c.map.kind, h, g, d_in).reshape(-1))
+        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), _fitting(c, map_gradient(c.map.kind, h, g, index.shape[-1]), index))
         size = g.flatten(2).norm(dim=-1) * (h.flatten(2).norm(dim=-1) if c.map.kind != "lookup" else 1.0)
         scale[id(c.weight)] += size.square().sum().item()
         total, squares = summed.get(c.name, (g.new_zeros(()), 0.0))
@@ -250,6 +250,13 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
     _structure(model, found, whole.aliases, of_alias, summed, tol)
 
 
+def _fitting(c: Call, gradient: Tensor, index: Tensor) -> Tensor:
+    if gradient.shape != index.shape:
+        raise CaptureError(f"layer {c.name!r}: its view gives a matrix of shape {tuple(index.shape)}, but its inputs and outputs "
+                           f"make a gradient of shape {tuple(gradient.shape)}. richter.testing.check_layer tells what is wrong.")
+    return gradient.reshape(-1)
+
+
 def _blind(name: str, calls: int, error: float) -> str:
     return (f"layer {name!r}: {calls} calls were seen, and they rebuild its weight gradient only up to a relative error of "
             f"{error:.2g}. The weight is also used in a way that is not a linear map of one input. "
@@ -265,8 +272,8 @@ def _verify_single(one: Pass, single: list[str], found: Survey) -> None:
     for c, d in zip(one.calls, g, strict=True):
         index = c.map.matrix(c.module, torch.arange(c.weight.numel(), device=d.device).view(c.weight.shape))
         h = c.inputs() if c.map.kind == "lookup" else c.inputs().to(d.dtype)
-        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), map_gradient(
-            c.map.kind, h, c.map.outputs(c.module, d), index.shape[-1]).reshape(-1))
+        gradient = map_gradient(c.map.kind, h, c.map.outputs(c.module, d), index.shape[-1])
+        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), _fitting(c, gradient, index))
     for name in single:
         calls = _grouped(one.calls).get(name, [])
         for w, e in zip(weights, exact, strict=True):
@@ -301,12 +308,10 @@ def _structure(model: nn.Module, found: Survey, aliases: State, of_alias: dict[i
     for name, info in found.maps.items():
         if info.weight is not None:
             users.setdefault(info.weight, []).append(name)
-    blind = {k for k in found.notes}
     for weight, maps in users.items():
-        rest = [k for k in blind if k == weight.rpartition(".")[0]]
-        if not rest and all(found.maps[k].layouts for k in maps):
+        if weight.rpartition(".")[0] not in found.notes and all(found.maps[k].layouts for k in maps):
             found.structured[weight] = tuple(maps)
-    for name, module in model.named_modules():
+    for name, _ in model.named_modules():
         own = [k for k, info in found.maps.items() if info.module == name and info.layouts and k.rpartition(".")[2] != "T"]
         for attribute in ("bias", "in_proj_bias"):
             bias = f"{name}.{attribute}" if name else attribute
@@ -334,9 +339,8 @@ class LayerCapture:
 
     def take(self, rows: slice | Tensor) -> LayerCapture:
         """The same for some of the examples."""
-        def cut(t: Tensor | None, axis: int) -> Tensor | None:
-            return None if t is None else t[rows] if axis == 0 else t[:, rows]
-        return replace(self, h=cut(self.h, 0), g=cut(self.g, 1), h0=cut(self.h0, 0), g0=cut(self.g0, 1), f=cut(self.f, 0))
+        return replace(self, h=self.h[rows], g=self.g[:, rows], f=None if self.f is None else self.f[rows],
+                       h0=None if self.h0 is None else self.h0[rows], g0=None if self.g0 is None else self.g0[:, rows])
 
 
 RowCotangents = Callable[[Tensor, slice], Tensor]  # f "n k" of the examples `rows` of a probe -> V "v n k"

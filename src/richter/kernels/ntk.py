@@ -6,7 +6,7 @@ per-example gradients and pairs of positions is taken, by counting operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,11 +17,30 @@ from richter.capture import Inputs, Output, State, device_of, quiet, state_of, t
 from richter.core import MemoryBudgetError, SelectionError, parse_bytes, show_bytes
 from richter.cotangents import Cotangents, every_output
 from richter.kernels.arrays import Array, as_tensors, like
-from richter.survey import (SURVEYED, LayerCapture, MapInfo, RowCotangents, Survey, count, example_gradients,
-                            layer_captures, select, survey)
+from richter.survey import (
+    SURVEYED,
+    LayerCapture,
+    MapInfo,
+    RowCotangents,
+    Survey,
+    count,
+    example_gradients,
+    layer_captures,
+    select,
+    survey,
+)
 
 Outputs = Literal["trace", "diagonal", "full"]
 OUTPUTS = ("trace", "diagonal", "full")
+
+
+def total(tensors: Iterable[Tensor]) -> Tensor:
+    """Their sum, in a tensor of its own."""
+    first, *rest = tensors
+    first = first.clone()
+    for t in rest:
+        first += t
+    return first
 
 
 def contract(a: Tensor, b: Tensor, outputs: Outputs) -> Tensor:
@@ -151,21 +170,21 @@ class Job:
         if not part.maps:
             return contract(a[part.parameter], b[part.parameter], self.outputs)
         if part.bias:
-            return sum(contract(bias_gradients(a[k]), bias_gradients(b[k]), self.outputs) for k in part.maps)
+            return total(contract(bias_gradients(a[k]), bias_gradients(b[k]), self.outputs) for k in part.maps)
         if part.overlapping:
             return contract(self._added(part, a), self._added(part, b), self.outputs)
-        return sum(map_kernel(a[k], b[k], self.outputs, room) for k in part.maps)
+        return total(map_kernel(a[k], b[k], self.outputs, room) for k in part.maps)
 
     def _added(self, part: Part, a: Mapping[str, Any]) -> Tensor:
         """Gradients of several maps of one parameter, added in the parameter's own layout."""
         weight = self.state[part.parameter]
-        total: Tensor | None = None
+        added: Tensor | None = None
         for k in part.maps:
             J = gradients(a[k])
-            total = J.new_zeros(*J.shape[:2], weight.numel()) if total is None else total
-            total.index_add_(2, self.found.maps[k].index, J)
-        assert total is not None
-        return total
+            added = J.new_zeros(*J.shape[:2], weight.numel()) if added is None else added
+            added.index_add_(2, self.found.maps[k].index, J)
+        assert added is not None
+        return added
 
 
 def widened(c: LayerCapture) -> LayerCapture:
@@ -229,7 +248,7 @@ def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, chunk: int | No
     shape = {"trace": (n, m), "diagonal": (v, n, m), "full": (n, v, m, v)}[job.outputs]
     device = device_of(job.model)
     home = torch.device("cpu") if device.type == "mps" else device
-    total = {p.module: torch.zeros(shape, dtype=torch.float64, device=home) for p in job.parts}
+    result = {p.module: torch.zeros(shape, dtype=torch.float64, device=home) for p in job.parts}
     keep_all = bytes_per_example(job, v, itemsize)[0] * (n + (0 if x2 is None else m)) < memory // 2
     cache: dict[tuple[int, int], dict[str, Any]] = {}
 
@@ -249,8 +268,8 @@ def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, chunk: int | No
             b = a if x2 is None and columns == rows else captured(0 if x2 is None else 1, columns)
             for part in job.parts:
                 K = job.block(part, a, b, memory / 4).to(home, torch.float64)
-                _add(total[part.module], K, rows, columns, job.outputs, mirror=x2 is None and columns != rows)
-    return total
+                _add(result[part.module], K, rows, columns, job.outputs, mirror=x2 is None and columns != rows)
+    return result
 
 
 def _slices(n: int, size: int) -> Iterator[slice]:
@@ -292,7 +311,7 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     if per_layer:
         return {name: like(K.to(dtype), *given) for name, K in layers.items()}
-    return like(sum(layers.values()).to(dtype), *given)
+    return like(total(layers.values()).to(dtype), *given)
 
 
 def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents, output: Output | None, outputs: Outputs,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -43,30 +46,40 @@ def cka(K: Array, L: Array) -> float:
     return ((A * B.to(A.device)).sum() / (A.norm() * B.norm().to(A.device))).item()
 
 
-def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix: dense for small ones, else by Lanczos with
-    full re-orthogonalisation, to rounding."""
-    n = len(K)
-    if n <= 512:
-        return torch.linalg.eigvalsh(K)[-1].item()
-    q = torch.linspace(1, 2, n, dtype=K.dtype, device=K.device).cos()  # fixed, and unlikely to be an eigenvector
-    Q, alpha, beta, last = [q / q.norm()], [], [], 0.0
-    for _ in range(min(n, 300)):
-        w = K @ Q[-1]
+def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], tolerance: float = 1e-15) -> tuple[float, Tensor]:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products, and its vector: Lanczos
+    with full re-orthogonalisation, until the eigenvalue stands still to ``tolerance``."""
+    Q = [start / start.norm()]
+    alpha: list[float] = []
+    beta: list[float] = []
+    last, top, y = 0.0, 0.0, np.ones(1)
+    for _ in range(min(len(start), 300)):
+        w = times(Q[-1])
         alpha.append((w @ Q[-1]).item())
         basis = torch.stack(Q)
         for _ in range(2):
             w = w - basis.T @ (basis @ w)
         size = w.norm().item()
-        T = torch.diag(torch.tensor(alpha)) + torch.diag(torch.tensor(beta), 1) + torch.diag(torch.tensor(beta), -1) \
-            if beta else torch.tensor([[alpha[0]]])
-        top = torch.linalg.eigvalsh(T.double())[-1].item()
-        if size <= 1e-14 * abs(top) or (len(alpha) > 8 and abs(top - last) <= 1e-15 * abs(top)):
+        values, vectors = np.linalg.eigh(np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1))
+        top, y = float(values[-1]), vectors[:, -1]
+        if size <= 1e-14 * abs(top) or (len(alpha) > 3 and abs(top - last) <= tolerance * abs(top)):
             break
         beta.append(size)
         last = top
         Q.append(w / size)
-    return top
+    return top, torch.stack(Q[:len(y)]).T @ torch.as_tensor(y).to(start)
+
+
+def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
+    """A fixed vector that is unlikely to be orthogonal to an eigenvector."""
+    return torch.arange(1, n + 1, dtype=like.dtype, device=like.device).square().sin()
+
+
+def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix: dense for small ones, else by Lanczos."""
+    if len(K) <= 256:
+        return torch.linalg.eigvalsh(K)[-1].item()
+    return top_eigenpair(lambda q: K @ q, anywhere(len(K), K))[0]
 
 
 def stable_rank(K: Array) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,12 +38,13 @@ def attention_in_parts(apply: Apply, query: Tensor, key: Tensor, value: Tensor, 
                        **rest: Any) -> tuple[Tensor, Tensor | None]:
     """F.multi_head_attention_forward with its four projections done by ``apply``; the attention between them is
     torch's own, called with identity projections, so that masks, zero attention and extra keys keep their meaning."""
-    biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+    biases: Sequence[Tensor | None] = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
     if use_separate_proj_weight:
+        assert q_proj_weight is not None and k_proj_weight is not None and v_proj_weight is not None
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
     else:
         assert in_proj_weight is not None
-        weights = in_proj_weight.chunk(3)
+        weights = in_proj_weight.chunk(3)  # type: ignore[assignment]
     q, k, v = (apply(w, x, W, b) for w, x, W, b in zip("qkv", (query, key, value), weights, biases, strict=True))
     same = torch.eye(embed_dim, dtype=q.dtype, device=q.device)
     mixed, attention = F.multi_head_attention_forward(

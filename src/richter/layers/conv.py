@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from richter.layers import LinearMap, View, register
 
-Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
-
 
 def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
     """Patches [n, positions, channels * prod(size)] of a padded signal [n, channels, *space], any number of axes."""
@@ -19,7 +17,8 @@ def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: 
     return x.permute(order).reshape(n, -1, channels * x.shape[2 + axes:].numel())
 
 
-def patches(m: Conv, x: Tensor) -> Tensor:
+def patches(m: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     if x.dim() == len(m.kernel_size) + 1:
         x = x.unsqueeze(0)
     mode = "constant" if m.padding_mode == "zeros" else m.padding_mode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from richter.layers import LinearMap, View, register
 from richter.layers.linear import FUSED, positions, thirds
@@ -13,6 +13,7 @@ FUSED_VIEW: View = thirds(lambda m, w: w.T)
 
 
 def view(name: str, module: nn.Module) -> View:
+    assert isinstance(module.weight, Tensor)
     d_in, d_out = module.weight.shape
     return FUSED_VIEW if name.rpartition(".")[2] in FUSED and d_out == 3 * d_in else PLAIN
 

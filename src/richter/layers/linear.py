@@ -33,6 +33,7 @@ FUSED_VIEW: View = thirds(lambda m, w: w)
 
 
 def view(name: str, module: nn.Module) -> View:
+    assert isinstance(module, nn.Linear)
     fused = name.rpartition(".")[2] in FUSED and module.out_features == 3 * module.in_features
     return FUSED_VIEW if fused else PLAIN
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,22 +17,19 @@ def channels_second(z: Tensor) -> Tensor:
     return z.reshape(z.shape[0], z.shape[1], -1).transpose(1, 2)
 
 
-def diagonal(normalise: Callable[[nn.Module, Tensor], Tensor], arrange: Callable[[nn.Module, Tensor], Tensor]) -> View:
+def diagonal(normalise: Callable[[Any, Tensor], Tensor], arrange: Callable[[Any, Tensor], Tensor]) -> View:
     return {"": LinearMap(matrix=lambda m, w: w.flatten(), inputs=lambda m, x: arrange(m, normalise(m, x)),
                           outputs=arrange, kind="diagonal")}
 
 
-def trailing(m: nn.Module, z: Tensor) -> Tensor:
+def trailing(m: nn.LayerNorm | nn.RMSNorm, z: Tensor) -> Tensor:
     """[n, ..., *normalized_shape] -> [n, positions, d]."""
     shape = m.normalized_shape
     lead = z.shape[0] if z.dim() > len(shape) else 1
-    size = 1
-    for d in shape:
-        size *= d
-    return z.reshape(lead, -1, size)
+    return z.reshape(lead, -1, math.prod(shape))
 
 
-def batch_statistics(m: nn.Module, x: Tensor) -> Tensor:
+def batch_statistics(m: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor) -> Tensor:
     use_batch = m.training or m.running_mean is None
     return F.batch_norm(x, None if use_batch else m.running_mean, None if use_batch else m.running_var,
                         training=use_batch, eps=m.eps)

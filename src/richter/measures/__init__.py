@@ -15,6 +15,8 @@ from richter.core import Interval, Ref, SelectionError
 from richter.cotangents import Cotangents, every_output
 from richter.statistics import Gram, Statistic, leaves
 
+ANYWHERE = Interval()
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -25,7 +27,7 @@ class Measure:
     needs: tuple[Statistic, ...]
     cotangents: Cotangents = every_output
     ref: Ref | None = None
-    bounds: Interval = Interval()
+    bounds: Interval = ANYWHERE
     remark: Callable[..., str] | None = None  # of the same statistics: what must be said beside the value
 
     @property

@@ -8,8 +8,19 @@ import torch
 
 from richter.core import Interval, Ref
 from richter.measures import Measure, quotient
-from richter.statistics import (AGOP, CENTRED_AGOP, CENTRED_NFM, CHANGE, DOUBLE_CENTRED_AGOP, INITIAL_NFM, NFM,
-                                PTK_CENTRED_AGOP, WEIGHT, Factor, FeatureMatrix)
+from richter.statistics import (
+    AGOP,
+    CENTRED_AGOP,
+    CENTRED_NFM,
+    CHANGE,
+    DOUBLE_CENTRED_AGOP,
+    INITIAL_NFM,
+    NFM,
+    PTK_CENTRED_AGOP,
+    WEIGHT,
+    Factor,
+    FeatureMatrix,
+)
 
 
 def cosine(A: FeatureMatrix, B: FeatureMatrix) -> float:

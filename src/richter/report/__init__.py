@@ -1,0 +1,1 @@
+"""Pictures of measurements. Reads tables, never imports torch."""

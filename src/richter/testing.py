@@ -1,0 +1,126 @@
+"""Conformance tests for people who extend Richter: ``check_layer`` and ``check_measure`` raise AssertionError with a
+sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from richter.capture import Call, forward, quiet, state_of
+from richter.kernels.ntk import ntk
+from richter.layers import View, view_of
+from richter.measures import Measure
+from richter.models import mlp
+from richter.observe import measure
+from richter.probe import Probe
+from richter.survey import by_example, survey
+
+__all__ = ["check_layer", "check_measure"]
+
+
+def check_layer(layer: nn.Module, x: Tensor, name: str = "layer") -> None:
+    """Is the registered view of ``layer`` right? ``x``: a batch of at least two examples that it accepts.
+
+    Checked: every weight entry is in a map once; z = W h (+ b) rebuilds what the layer returns; h and g rebuild
+    autograd's gradient; the tangent kernel equals per-example gradients.
+    """
+    _require(len(x) >= 2, f"x has {len(x)} examples; at least two are needed to see which axis they are on.")
+    model = nn.Sequential()
+    model.add_module(name, layer)
+    view = view_of(name, layer)
+    _require(bool(view), f"no view is registered for {type(layer).__name__} (or it overrides the forward of the type that is): "
+                         f"call richter.layers.register first.")
+    _check_cover(layer, view)
+    with quiet(model):
+        state = state_of(model)
+        found = survey(model, x, state)
+        seen = forward(model, x, state)
+        _require(not any(k in found.notes for k in (name, *(f"{name}.{s}" for s in view))),
+                 f"the captured inputs and outputs do not rebuild the gradient: {found.notes}")
+        for c in seen.calls:
+            info = found.maps[c.name]
+            _require(bool(info.layouts), f"map {c.name!r}: the examples cannot be found on one axis of what outputs() returns.")
+            h = by_example(c.inputs(), len(x), info.layouts[0])
+            _require(h.shape[0] == len(x), f"inputs() of {c.name!r} gives {tuple(h.shape)}; examples must come first.")
+        _check_affine(seen.calls, seen.f)
+    K = ntk(model, x, outputs="full")
+    exact = _kernel_by_autograd(model, x)
+    error = ((K - exact).norm() / exact.norm()).item() if exact.norm() else K.norm().item()
+    _require(error < 1e-4, f"the tangent kernel differs from per-example gradients by {error:.2g} (relative).")
+
+
+def _check_cover(layer: nn.Module, view: View) -> None:
+    """Every entry of a weight is in one map, once."""
+    weights: dict[str, list[Tensor]] = {}
+    for suffix, m in view.items():
+        weight = getattr(layer, m.weight)
+        index = m.matrix(layer, torch.arange(weight.numel(), device=weight.device).view(weight.shape)).reshape(-1)
+        _require(len(index.unique()) == len(index), f"matrix() of map {suffix!r} repeats entries of {m.weight!r}.")
+        weights.setdefault(m.weight, []).append(index)
+    for name, parts in weights.items():
+        size, covered = getattr(layer, name).numel(), len(torch.cat(parts).unique())
+        _require(covered == size, f"the maps cover {covered} of {size} entries of {name!r}: kernels would miss the rest.")
+
+
+def _check_affine(calls: list[Call], z: Tensor) -> None:
+    """z - W h must be the same at every position: the bias."""
+    for c in calls:
+        m, h, W = c.map, c.inputs(), c.map.matrix(c.module, c.weight.detach())
+        if m.kind == "lookup":
+            wh = W.T[h.clamp(min=0)]
+        elif m.kind == "diagonal":
+            wh = h * W
+        else:
+            wh = torch.einsum("nsi,oi->nso" if m.kind == "dense" else "nsri,roi->nsro", h, W)
+        rest = m.outputs(c.module, z.detach()) - wh
+        offset = rest.reshape(-1, *rest.shape[2:])
+        keep = (h.reshape(-1) >= 0) if m.kind == "lookup" else torch.ones(len(offset), dtype=torch.bool)
+        spread = (offset[keep] - offset[keep][:1]).norm() / (m.outputs(c.module, z.detach()).norm() + 1e-30)
+        _require(spread.item() < 1e-4, f"map {c.name!r}: z - W h is not a constant bias (relative spread {spread.item():.2g}), so "
+                                       f"inputs(), outputs() or matrix() do not fit together.")
+
+
+def _kernel_by_autograd(model: nn.Module, x: Tensor) -> Tensor:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for i in range(len(x)):
+        f = model(x[i:i + 1]).flatten()
+        for o in f:
+            found = torch.autograd.grad(o, parameters, retain_graph=True, allow_unused=True)
+            rows.append(torch.cat([(torch.zeros_like(p) if d is None else d.to_dense()).flatten()
+                                   for p, d in zip(parameters, found, strict=True)]))
+    J = torch.stack(rows)
+    return (J @ J.T).view(len(x), len(f), len(x), len(f))
+
+
+def check_measure(m: Measure) -> None:
+    """Does a measure obey the laws of the instrument? Checked on small networks: it gives numbers within its bounds and
+    NaN only with a note; neither the size of chunks nor the order of examples changes them; it has a reference."""
+    _require(m.ref is not None, f"{m.name}: a measure says where it comes from: ref=Ref('paper', 'Eq. 1').")
+    draw = torch.Generator().manual_seed(0)
+    for model, shape in ((mlp([6, 8, 5, 3], seed=0), (6,)),
+                         (nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), mlp([64, 3], seed=1)), (2, 4, 4))):
+        model = model.double()
+        x = torch.randn(24, *shape, generator=draw, dtype=torch.float64)
+        y = torch.arange(24) % 3
+        start = {k: v + 0.1 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for k, v in model.state_dict().items()}
+        snap = measure(model, Probe(x, y), [m], initial=start)
+        _require(len(snap.rows) > 0, f"{m.name}: no layer got a row.")
+        _require(any(math.isfinite(r.value) for r in snap.rows), f"{m.name}: every value is NaN.")
+        for r in snap.rows:
+            _require(math.isfinite(r.value) or bool(r.note), f"{m.name} of {r.layer!r} is {r.value} without a note.")
+            _require(not math.isfinite(r.value) or r.value in m.bounds.widened(1e-9 * (1 + abs(r.value))),
+                     f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.bounds}.")
+        order = torch.randperm(24, generator=draw)
+        for what, other in (("the size of chunks", Probe(x, y, chunk=5)), ("the order of examples", Probe(x[order], y[order]))):
+            for a, b in zip(snap.rows, measure(model, other, [m], initial=start).rows, strict=True):
+                same = math.isnan(a.value) == math.isnan(b.value) and (math.isnan(a.value) or math.isclose(
+                    a.value, b.value, rel_tol=1e-8, abs_tol=1e-12))
+                _require(same, f"{m.name} of {a.layer!r} changes with {what}: {a.value} and {b.value}.")
+
+
+def _require(true: bool, sentence: str) -> None:
+    if not true:
+        raise AssertionError(sentence)

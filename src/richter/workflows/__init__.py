@@ -1,0 +1,1 @@
+"""Where measuring meets a user's question."""

@@ -1,0 +1,59 @@
+"""``richter demo``: train a small network on handwritten digits, watch it, and say which layers learned features."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from richter.models import mlp
+from richter.observe import Observer, log_spaced
+from richter.probe import Probe
+from richter.report.figures import curves
+from richter.snapshot import Snapshot, shown
+from richter.tasks import digits
+from richter.workflows.diagnose import Diagnosis, diagnose
+
+
+def demo(picture: Path | None, steps: int = 4000, scale: float = 0.5, seed: int = 0) -> Diagnosis:
+    """The README's example: everything a user does is in these lines."""
+    data = digits(seed=seed)
+    model = mlp([64, 256, 256, 10], scale=scale, seed=seed)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    draw = torch.Generator().manual_seed(seed)
+
+    probe = Probe(data.x[:256], data.y[:256])
+    watch = Observer(model, probe, when=log_spaced(steps - 1, 24))
+
+    layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    print(f"{'step':>6} {'loss':>7} {'test':>6}   {'   '.join(f'nfc {k}'.rjust(9) for k in layers)}   {'tangent_cka':>11}")
+    def report(step: int, loss: Tensor, snap: Snapshot) -> None:
+        with torch.no_grad():
+            right = (model(data.x_test).argmax(1) == data.y_test).double().mean().item()
+        numbers = "   ".join(shown(snap.row("nfc", k)).rjust(9) for k in layers)
+        tqdm.write(f"{step:6d} {loss.item():7.4f} {right:6.3f}   {numbers}   {shown(snap.row('tangent_cka')):>11}",
+                   file=sys.stdout)
+
+    for step in tqdm(range(steps), desc="training", unit="step", leave=False, disable=None):
+        rows = torch.randint(len(data.x), (512,), generator=draw)
+        loss = F.cross_entropy(model(data.x[rows]), data.y[rows])
+        snap = watch(step, loss=loss)
+        if snap is not None:
+            report(step, loss, snap)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    report(steps, loss, watch.now(steps))
+    found = diagnose(watch)
+    print(f"\n{watch.snapshots[-1]}\n\n{found}")
+    print(f"Measured {len(watch.snapshots)} times, {watch.share:.1%} of the time "
+          f"({len(watch.put_off)} measurements put off to stay within the budget of {watch.budget:.0%}).")
+    if picture is not None:
+        curves(watch.frame, watch.scalars, title="64-256-256-10 ReLU network on digits").savefig(picture, dpi=150)
+        print(f"Picture: {picture}")
+    return found

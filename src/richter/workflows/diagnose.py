@@ -1,0 +1,120 @@
+"""Is my network lazy or rich, which layers learn, and what should I turn? A verdict with its evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from richter.core import WHOLE, SelectionError
+from richter.observe import Observer
+from richter.snapshot import Snapshot
+
+# Thresholds on c_uc_ratio, the share of a layer's feature correlation that its weight change carries. In the networks of
+# [nfa, Fig. 4] lazy training ends at .004, training that learns features at .65 to 1.00.
+LAZY, RICH = 0.05, 0.5
+
+
+@dataclass(frozen=True)
+class LayerVerdict:
+    """What one layer did, and the numbers that say so."""
+
+    layer: str
+    verdict: str  # "rich", "between", "lazy", "unknown"
+    evidence: dict[str, float]
+
+    def __str__(self) -> str:
+        words = {"rich": "learned features", "between": "partly", "lazy": "lazy: stayed near its initial features",
+                 "unknown": "cannot be told"}
+        numbers = ", ".join(f"{k} {v:.3g}" for k, v in self.evidence.items() if math.isfinite(v))
+        return f"{words[self.verdict]} ({numbers})" if numbers else words[self.verdict]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A verdict for the whole model and for each layer, with evidence and advice. ``print`` it."""
+
+    verdict: str
+    layers: tuple[LayerVerdict, ...]
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        width = max((len(v.layer) for v in self.layers), default=0)
+        return "\n".join([f"Verdict: {self.verdict}",
+                          *(f"  {v.layer.ljust(width)}  {v}" for v in self.layers),
+                          *(f"Evidence: {e}" for e in self.evidence), *(f"Advice: {a}" for a in self.advice)])
+
+
+def diagnose(found: Snapshot | Observer) -> Diagnosis:
+    """Read a Snapshot (measured with ``initial=``) or an Observer: verdict, evidence, advice."""
+    snapshots = [found] if isinstance(found, Snapshot) else list(found.snapshots) if isinstance(found, Observer) else None
+    if snapshots is None:
+        raise SelectionError(f"diagnose takes a Snapshot or an Observer, not {type(found).__name__}.")
+    if not snapshots:
+        raise SelectionError("the Observer has not measured yet: call it in the training loop first.")
+    last = snapshots[-1]
+    layers = tuple(_layer(last, name) for name in last.layers if name != WHOLE and _has(last, "nfc", name))
+    known = [v for v in layers if v.verdict != "unknown"]
+    return Diagnosis(_overall(known, layers), layers, tuple(_evidence(snapshots)), tuple(_advice(known)))
+
+
+def _has(snap: Snapshot, measure: str, layer: str) -> bool:
+    return any(r.measure == measure and r.layer == layer for r in snap.rows)
+
+
+def _layer(snap: Snapshot, name: str) -> LayerVerdict:
+    numbers = {m: snap.value(m, name) for m in ("c_uc_ratio", "weight_change", "nfc", "cnfc") if _has(snap, m, name)}
+    if snap.note("nfc", name).startswith("trivial"):
+        numbers = {k: v for k, v in numbers.items() if k not in ("nfc", "cnfc")}
+    share = numbers.get("c_uc_ratio", math.nan)
+    if numbers.get("weight_change") == 0:
+        return LayerVerdict(name, "lazy", {"weight_change": 0.0})
+    verdict = "unknown" if math.isnan(share) else "rich" if share >= RICH else "lazy" if share < LAZY else "between"
+    return LayerVerdict(name, verdict, numbers)
+
+
+def _overall(known: Sequence[LayerVerdict], layers: Sequence[LayerVerdict]) -> str:
+    if not known:
+        return ("cannot be told: centred measures need the weights at initialisation. Pass initial=state_dict to "
+                "richter.measure, or watch from the first step with an Observer.")
+    rich = [v.layer for v in known if v.verdict == "rich"]
+    lazy = [v.layer for v in known if v.verdict == "lazy"]
+    if len(lazy) == len(known):
+        return "lazy. No layer's features moved far from the initial ones: the network works like a fixed kernel."
+    if len(rich) == len(known):
+        return "rich. Every layer's features are dominated by what training wrote into its weights."
+    if not rich:
+        return f"between lazy and rich. No layer is dominated by what it learned; {len(lazy)} of {len(known)} are lazy."
+    return (f"rich in {len(rich)} of {len(known)} layers ({', '.join(rich)})"
+            + (f"; lazy in {', '.join(lazy)}." if lazy else "; the others learned in part."))
+
+
+def _evidence(snapshots: Sequence[Snapshot]) -> list[str]:
+    """What the kernel of the whole model did between the first and the last measurement."""
+    first, last = snapshots[0], snapshots[-1]
+    found = []
+    for measure, words in (("tangent_cka", "alignment of the tangent kernel with the labels"),
+                           ("tangent_stable_rank", "stable rank of the tangent kernel")):
+        if first is last or not _has(first, measure, WHOLE) or not _has(last, measure, WHOLE):
+            continue
+        a, b = first.row(measure), last.row(measure)
+        noise = math.hypot(*(e if math.isfinite(e) else 0.0 for e in (a.error, b.error)))
+        moved = abs(b.value - a.value) > 2 * noise
+        found.append(f"{words}: {a.value:.3g} -> {b.value:.3g}"
+                     + (f" (x{b.value / a.value:.1f})" if a.value else "")
+                     + (", beyond probe noise" if moved else f", within probe noise ({noise:.2g})"))
+    return found
+
+
+def _advice(known: Sequence[LayerVerdict]) -> list[str]:
+    lazy = [v.layer for v in known if v.verdict == "lazy"]
+    if not known:
+        return []
+    if len(lazy) > len(known) / 2:
+        return ["to learn features, start smaller: scale the initial weights (or the output) down by 3 to 10, or train longer "
+                "with a larger learning rate, and look again at c_uc_ratio."]
+    if lazy:
+        return [f"{', '.join(lazy)}: scale the initial weights of these layers down, or give them a larger learning rate; if the "
+                f"task does not need them, they may also be left out."]
+    return ["nothing to turn for richness; to go lazier, scale the output up and the learning rate down."]

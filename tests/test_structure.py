@@ -1,0 +1,97 @@
+"""Who may import whom, what an import costs, and what the command line says."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import richter
+from richter import cli
+
+ROOT = Path(richter.__file__).parent
+
+# module -> the parts of richter it may import (a prefix allows what is below it)
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "core": (), "layers": ("layers",), "cotangents": (), "capture": ("core", "layers"),
+    "survey": ("core", "layers", "capture"),
+    "kernels.arrays": (), "kernels.spectra": ("core", "kernels.arrays"),
+    "kernels.ntk": ("core", "capture", "survey", "cotangents", "kernels.arrays"),
+    "kernels": ("kernels",), "statistics": ("survey",),
+    "measures": ("core", "cotangents", "statistics", "measures", "kernels.spectra"),
+    "probe": ("core", "survey"), "snapshot": ("core",),
+    "evaluate": ("core", "capture", "cotangents", "survey", "kernels.ntk", "statistics", "measures", "probe"),
+    "observe": ("core", "capture", "cotangents", "evaluate", "measures", "probe", "snapshot"),
+    "report": ("core", "report"), "tasks": ("core", "tasks"), "models": ("core", "models"),
+    "testing": ("capture", "survey", "layers", "kernels", "measures", "observe", "probe", "models"),
+    "workflows": ("core", "observe", "probe", "snapshot", "models", "tasks", "report", "workflows"),
+    "cli": ("measures", "workflows"), "": ("core", "evaluate", "observe", "probe", "snapshot", "workflows"),
+}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("richter"):
+            below = node.module.removeprefix("richter").strip(".")
+            found |= {below} if below else {alias.name for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {a.name.removeprefix("richter.") for a in node.names if a.name.startswith("richter.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: module_of(p) or "richter")
+def test_imports_point_downwards(path: Path) -> None:
+    name = module_of(path)
+    rule = next(ALLOWED[k] for k in (name, name.rpartition(".")[0], name.partition(".")[0]) if k in ALLOWED)
+    for wanted in imports(path):
+        assert any(wanted == k or wanted.startswith(f"{k}.") for k in rule), f"{name} must not import richter.{wanted}"
+
+
+@pytest.mark.parametrize("code", ["import richter", "import richter.report.figures", "import richter.cli",
+                                  "from richter.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"])
+def test_import_is_light(code: str) -> None:
+    check = f"{code}\nimport sys\nassert not [m for m in ('torch', 'pandas', 'matplotlib', 'sklearn') if m in sys.modules]"
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
+def test_hooks_live_in_one_file() -> None:
+    for path in ROOT.rglob("*.py"):
+        if path.name != "capture.py":
+            assert "register_forward" not in path.read_text(), path
+
+
+def test_every_public_name_exists() -> None:
+    for name in richter.__all__:
+        assert getattr(richter, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = richter.nonsense
+
+
+def test_list_shows_every_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in richter.measures.catalogue())
+
+
+def test_demo_runs_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "demo.png"
+    assert cli.main(["demo", "--steps", "30", "--picture", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "Verdict:" in shown
+    assert "nfc 0" in shown
+    assert picture.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("bad", [["--steps", "1"], ["--scale", "-1"], ["--picture", "/nonexistent/folder/x.png"]])
+def test_demo_refuses_bad_settings(bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", *bad]) == 2
+    assert "richter demo:" in capsys.readouterr().err
