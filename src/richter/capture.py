@@ -15,7 +15,7 @@ import contextlib
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,22 +92,31 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None) -> State:
-    """Aliases of all parameters and copies of all buffers; values from ``initial`` where it is given."""
+def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copied: Collection[str] | None = None) -> State:
+    """Aliases of all parameters and copies of all buffers; values from ``initial`` where it is given. Parameters in
+    ``copied`` (None: all of them) are copied too, because the forward pass writes into them."""
     state: State = {}
     shared: dict[int, Tensor] = {}
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None}
     for name, p in model.named_parameters(remove_duplicate=False):
         if id(p) not in shared:
             value = p.detach() if initial is None else initial[name].detach().to(p.device, p.dtype)
-            if id(p) in embeddings:
-                value = value.clone()  # max_norm rescales rows in place during the forward pass
+            if copied is None or name in copied or value.is_inference():
+                value = value.clone()
             shared[id(p)] = value.requires_grad_() if value.is_floating_point() else value
         state[name] = shared[id(p)]
     for name, b in model.named_buffers(remove_duplicate=False):
         value = initial[name].to(b.device) if initial is not None and name in initial else b
         state[name] = value.detach().clone()
     return state
+
+
+def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[str]:
+    """Names of the parameters that a forward pass changes in place (``max_norm`` of an embedding, a hand-made
+    projection): rehearsed on copies, so that nothing of the model's own is touched."""
+    state = state_of(model, copied=None)
+    before = {name: t._version for name, t in state.items()}
+    forward(model, x, state, output=output, record=False)
+    return {name for name, t in state.items() if t._version != before[name]}
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -117,7 +126,7 @@ def device_of(model: nn.Module) -> torch.device:
 def to_device(x: Inputs, device: torch.device) -> Inputs:
     """Move a tensor, or a tuple, list or dict of tensors; tensors made in inference mode are copied out of it."""
     if isinstance(x, Tensor):
-        return (x.clone() if x.is_inference() else x).detach().to(device)
+        return (x.clone() if x.is_inference() else x.detach()).to(device)
     if isinstance(x, Mapping):
         return {k: to_device(v, device) for k, v in x.items()}
     return tuple(to_device(v, device) for v in x) if isinstance(x, (tuple, list)) else x
@@ -159,47 +168,86 @@ def arguments(model: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, A
 @contextlib.contextmanager
 def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]:
     """Everything a measurement could disturb, put back afterwards whatever happens in between: random streams,
-    train/eval flags, autocast, gradient and inference mode. Compiled code runs eagerly inside."""
-    flags = [(m, m.training) for m in model.modules()]
+    train/eval flags, what modules keep in their attributes, autocast, gradient and inference mode. Compiled code runs
+    eagerly inside."""
+    modules = list(model.modules())
+    attributes = [dict(vars(m)) for m in modules]  # `training` is one of them
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     kinds = {"cpu"} | {p.device.type for p in model.parameters()}
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002  the global streams themselves
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=devices))
-            torch.manual_seed(seed)
+            _seed(seed, devices)
             for kind in kinds:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            for m, _ in flags:
+            for m in modules:
                 m.training = mode == "train"  # not m.train(): some models act on being switched
             yield
     finally:
-        for m, was in flags:
-            m.training = was
+        for m, was in zip(modules, attributes, strict=True):
+            now = vars(m)
+            for name in now.keys() - was.keys():
+                del now[name]
+            now.update({name: value for name, value in was.items() if now.get(name) is not value})
         np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
 
 
+def _seed(seed: int, devices: Sequence[int]) -> None:
+    """Seed the streams of the CPU and of these GPUs; torch.manual_seed would seed every device there is."""
+    torch.default_generator.manual_seed(seed)
+    for i in devices:
+        torch.cuda.default_generators[i].manual_seed(seed)
+
+
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
-            expand: Mapping[str, int] | None = None, record: bool = True) -> Pass:
+            expand: Mapping[str, int] | None = None, record: bool = True, seed: int = 0) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
-    the output is given an example axis, so that each example gets a gradient of its own.
+    the output is given an example axis, so that each example gets a gradient of its own. ``seed``: what the model draws
+    (dropout in train mode) is the same in every pass with the same seed. Call it inside ``quiet``.
     """
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    _seed(seed, sorted(devices))
     recorder = _Recorder(model, state, expand or {})
-    args, kwargs = arguments(model, x)
-    with (recorder if record else contextlib.nullcontext()), _without_checkpoints(), parametrize.cached():
+    args, kwargs = arguments(model, _copied(x))
+    with (recorder if record else contextlib.nullcontext()), _without_checkpoints(), _parametrised_once():
         found = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
     f = pick(found, output)
     if not f.is_floating_point():
         raise CaptureError(f"the model's output has dtype {f.dtype}. Richter differentiates real outputs; "
                            f"pick or convert one with output=....")
     return Pass(f, recorder.calls, {k: v for k, v in state.items() if v.requires_grad})
+
+
+def _copied(x: Inputs) -> Inputs:
+    """A model may write into its input; the probe's own examples stay as they are."""
+    if isinstance(x, Tensor):
+        return x.clone()
+    if isinstance(x, Mapping):
+        return {k: _copied(v) for k, v in x.items()}
+    return tuple(_copied(v) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+@contextlib.contextmanager
+def _parametrised_once() -> Iterator[None]:
+    """Parametrised weights are computed once in a pass, and what a surrounding ``parametrize.cached()`` of the user's
+    keeps is neither used nor replaced."""
+    cache: dict[Any, Any] = getattr(parametrize, "_cache", {})
+    before = dict(cache)
+    cache.clear()
+    try:
+        with parametrize.cached():
+            yield
+    finally:
+        cache.clear()
+        cache.update(before)
 
 
 @contextlib.contextmanager
@@ -250,15 +298,25 @@ class _Recorder(TorchFunctionMode):
         self.path: list[nn.Module] = []  # the modules whose forward is running
 
     def __enter__(self) -> _Recorder:
-        self.handles = []
-        for module in self.modules.values():
-            self.handles.append(module.register_forward_pre_hook(lambda m, _: self.path.append(m), prepend=True))
-            self.handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
-        super().__enter__()
+        self.handles: list[Any] = []
+        try:
+            for module in self.modules.values():
+                self.handles.append(module.register_forward_pre_hook(lambda m, _: self.path.append(m), prepend=True))
+                # first of all hooks: a user's may change the output, and that is no longer the linear map
+                self.handles.append(module.register_forward_hook(self._leave, with_kwargs=True, prepend=True))
+            super().__enter__()
+        except BaseException:
+            self._unhook()
+            raise
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        try:
+            super().__exit__(*exc)
+        finally:
+            self._unhook()
+
+    def _unhook(self) -> None:
         for handle in self.handles:
             handle.remove()
 

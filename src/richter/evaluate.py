@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from richter.capture import Output, State, device_of, state_of, to_device
+from richter.capture import Output, State, device_of, state_of, to_device, written
 from richter.core import WHOLE, CaptureError, MemoryBudgetError, Row, SelectionError, show_bytes
 from richter.cotangents import Cotangents, every_output, random_outputs
 from richter.kernels.ntk import Job, Part, kernels, parts_of, total, widened
@@ -74,9 +74,11 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         self.device = device_of(self.model)
-        self.state = state_of(self.model)
         self.notes: dict[str, str] = {}
-        few = to_device(select(self.probe.x, slice(0, SURVEYED)), self.device)
+        self.x = self.probe.inputs(next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32))
+        few = to_device(select(self.x, slice(0, SURVEYED)), self.device)
+        copied = written(self.model, few, self.output)
+        self.state = state_of(self.model, copied=copied)
         self.found: Survey = survey(self.model, few, self.state, self.output)
         self._shape = self._output_shape(few)
         self.Y, self.counted = self.probe.targets(self._shape)
@@ -84,7 +86,7 @@ class Evaluation:
         self.then: State | None = None
         self.W0: dict[str, Tensor] = {}
         if self.initial is not None:
-            self.then = state_of(self.model, self.initial)
+            self.then = state_of(self.model, self.initial, copied)
             self.W0 = {k: W.double() for k, W in matrices(self.model, few, self.then, self.output).items()}
         self.maps = self._selected([k for k, m in self.found.maps.items() if m.kind in MAP_KINDS])
         self.modules = self._selected(list(dict.fromkeys(p.module for p in parts_of(self.model, self.found))))
@@ -109,7 +111,7 @@ class Evaluation:
         if not self.found.maps and not self.modules:
             raise SelectionError("no weight layer was found: the model has no parameter that a linear map, a norm or a plain "
                                  "operation of its forward pass uses. Is it an empty container, or are its weights buffers?")
-        if self.layers is None or callable(self.layers):
+        if self.layers is None or callable(self.layers) or not len(self.layers):
             if not self.maps and not self.modules:
                 raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
             return
@@ -201,7 +203,7 @@ class Evaluation:
         work += [(slice(i, i + 1), single) for i in range(n)] if single else []
         bar = tqdm(total=len(work) * math.ceil(v / block), desc="measuring", delay=2, leave=False, disable=None)
         for rows, names in work:
-            x = to_device(select(self.probe.x, rows), self.device)
+            x = to_device(select(self.x, rows), self.device)
             for start in range(0, v, block):
                 self._add_chunk(sums, moments, chosen, x, rows, names, slice(start, start + block))
                 bar.update()
@@ -254,9 +256,10 @@ class Evaluation:
     def _kept(self, c: LayerCapture, rows: slice) -> Tensor | None:
         """Real tokens "n s" of a layer that works on the tokens of the mask."""
         mask = self.probe.mask
-        if mask is None or c.g.shape[2] % mask.shape[1]:
+        if mask is None or any(s % mask.shape[1] for s in c.calls):
             return None
-        return mask[rows].to(c.g.device).repeat(1, c.g.shape[2] // mask.shape[1])
+        real = mask[rows].to(c.g.device)
+        return torch.cat([real.repeat_interleave(s // mask.shape[1], 1) for s in c.calls], 1)
 
     def _pair(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The matrix now and then, grouped ones as one block-diagonal matrix."""
@@ -296,7 +299,7 @@ class Evaluation:
 
     def _kernel_family(self, chosen: Cotangents, family: Sequence[Measure], said: str) -> Iterator[Row]:
         rows = self.probe.kernel_rows()
-        x, n = select(self.probe.x, rows), len(rows)
+        x, n = select(self.x, rows), len(rows)
         V = chosen(torch.zeros(n, self.found.outputs, dtype=torch.float64), None if self.Y is None else self.Y[rows])
         labels = self._labels(V, rows, chosen)
 

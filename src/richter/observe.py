@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas
 
 Schedule = Callable[[int], bool]
+When = SupportsIndex | Iterable[SupportsIndex] | Schedule  # every so many steps, these steps, or a rule
 
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
@@ -83,8 +85,9 @@ def check_initial(model: nn.Module, initial: Mapping[str, Tensor]) -> dict[str, 
     return found
 
 
-def every(k: int) -> Schedule:
+def every(k: SupportsIndex) -> Schedule:
     """Every ``k`` steps."""
+    k = operator.index(k)
     if k < 1:
         raise SelectionError(f"when={k}: a positive number of steps is needed.")
     return lambda step: step % k == 0
@@ -103,12 +106,12 @@ def log_spaced(last: int, count: int = 20) -> Schedule:
     return chosen.__contains__
 
 
-def schedule(when: int | Iterable[int] | Schedule) -> Schedule:
+def schedule(when: When) -> Schedule:
     if callable(when):
         return when
-    if isinstance(when, int):
+    if isinstance(when, SupportsIndex):
         return every(when)
-    return set(when).__contains__
+    return {operator.index(step) for step in when}.__contains__
 
 
 class Observer:
@@ -127,7 +130,7 @@ class Observer:
     """
 
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | None = None,
-                 when: int | Iterable[int] | Schedule = 100, measures: Iterable[str | Measure] | None = None,
+                 when: When = 100, measures: Iterable[str | Measure] | None = None,
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05, **options: Any) -> None:
         if run is not None:
             raise RichterError(f"run={str(run)!r}: runs cannot be stored yet in this version. Leave run= out: rows are kept in "
@@ -138,8 +141,9 @@ class Observer:
         self.measures = resolve(measures)
         self.when, self.budget, self.options = schedule(when), budget, options
         check_weights(self.model)
-        self.initial = check_initial(self.model, initial) if initial is not None else {
-            k: v.detach().clone() for k, v in self.model.state_dict().items() if isinstance(v, Tensor)}
+        given = check_initial(self.model, initial) if initial is not None else self.model.state_dict()
+        with torch.inference_mode(False):
+            self.initial = {k: v.detach().clone() for k, v in given.items() if isinstance(v, Tensor)}
         self.snapshots: list[Snapshot] = []
         self.put_off: list[int] = []  # steps that were due and had no budget
         self._scalars: list[dict[str, float]] = []
@@ -174,7 +178,8 @@ class Observer:
         if self.budget is None or self._begun is None:
             return True
         first = self.snapshots[0].seconds  # not optional, and it pays for what is loaded once
-        expected, elapsed = self.snapshots[-1].seconds, time.perf_counter() - self._begun
+        elapsed = time.perf_counter() - self._begun
+        expected = self.snapshots[-1].seconds if len(self.snapshots) > 1 else 0.0  # how long without it is not known yet
         if self._spent - first + expected <= self.budget * (elapsed - first + expected):
             return True
         if due:

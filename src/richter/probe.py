@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import random
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +37,13 @@ class Probe:
     mask: Tensor | None = None
     ignore_index: int = IGNORE_INDEX
     n: int = field(init=False)
+    _loose: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  the dataclass is frozen
+        put("_loose", _is_loose(self.x))
         put("x", _tensors(self.x, "x"))
-        put("y", None if self.y is None else _tensors(self.y, "y"))
+        put("y", None if self.y is None else _labels(self.y))
         put("mask", None if self.mask is None else _tensors(self.mask, "mask").bool())
         put("n", _examples(self.x))
         for name in ("chunk", "kernel"):
@@ -83,34 +87,42 @@ class Probe:
                     **options: Any) -> Probe:
         """Draw ``n`` examples from a DataLoader, a Dataset or a Hugging Face dataset, without touching any random stream.
 
-        Batches are (x, y) pairs or dicts with "labels" / "label"; ``balanced``: as many of each class as there are.
-        At most 20 n examples are looked at.
+        Batches are (x, y) pairs or dicts with "labels" / "label"; ``balanced``: as many of each class as there are, out of
+        the first 20 n examples; else the first n. A dataset is shuffled by ``seed``, a loader gives what it gives.
         """
         if n < 2:
             raise ProbeError(f"from_loader(n={n}): a probe needs at least two examples.")
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
-            xs, ys, seen = [], [], 0
+        xs, ys, seen = [], [], 0
+        with _undisturbed(loader, seed):
             for batch in _batches(loader, seed):
                 x, y = _pair(batch)
-                x = _tensors(x, "x")
-                xs.append(x)
+                xs.append(_tensors(x, "x"))
                 ys.append(None if y is None else _tensors(y, "y"))
-                seen += count(x)
+                seen += count(xs[-1])
                 if seen >= (20 * n if balanced else n):
                     break
         if not xs:
             raise ProbeError("the loader gave no batch: the probe would be empty.")
         x = _join(xs)
         y = None if any(t is None for t in ys) else torch.cat([t for t in ys if t is not None])
-        chosen = _balanced(y, n, seed) if balanced and _is_classes(y) else torch.arange(min(n, seen))
+        if balanced and _is_classes(y):
+            assert y is not None
+            chosen = _balanced(y, n, seed, options.get("ignore_index", IGNORE_INDEX))
+        else:
+            chosen = torch.arange(min(n, seen))
         return cls(select(x, chosen), None if y is None else y[chosen], **options)
+
+    def inputs(self, dtype: torch.dtype) -> Any:
+        """x for a model of this dtype: numbers that came without one of torch's (numpy, lists) take the model's."""
+        return _cast(self.x, dtype) if self._loose else self.x
 
     def kernel_rows(self) -> Tensor:
         """Which examples enter kernels: all of a small probe, else class-balanced, always the same."""
         if self.kernel is None or self.n <= self.kernel:
             return torch.arange(self.n)
-        return _balanced(self.y, self.kernel, None).sort().values if _is_classes(self.y) else torch.arange(self.kernel)
+        if self.y is None or not _is_classes(self.y):
+            return torch.arange(self.kernel)
+        return _balanced(self.y, self.kernel, None, self.ignore_index).sort().values
 
     def targets(self, shape: torch.Size) -> tuple[Tensor | None, Tensor | None]:
         """Labels as targets "n k" for outputs of ``shape`` [n, ...], and "n k" False at outputs that do not count."""
@@ -152,6 +164,14 @@ class Probe:
         return hot, real[..., None].expand(hot.shape).reshape(self.n, -1)
 
 
+def _labels(y: Any) -> Tensor:
+    """Class ids as int64, whatever width they came in; targets as they are."""
+    t = _tensors(y, "y")
+    if not isinstance(t, Tensor):
+        raise ProbeError(f"y is a {type(y).__name__} of several parts; one array of labels is needed.")
+    return t if t.is_floating_point() or t.is_complex() else t.long()
+
+
 def _tensors(x: Any, name: str) -> Any:
     """Tensors of whatever was given; a copy is not made, NaN is not let in."""
     if isinstance(x, Mapping):
@@ -185,31 +205,71 @@ def _is_classes(y: Tensor | None) -> bool:
     return y is not None and y.dim() == 1 and not y.is_floating_point()
 
 
-def _balanced(y: Tensor | None, n: int, seed: int | None) -> Tensor:
-    """``n`` rows, as many of each class as there are: round robin over classes, in order or in an order drawn by seed."""
-    assert y is not None
+def _balanced(y: Tensor, n: int, seed: int | None, ignore: int) -> Tensor:
+    """``n`` rows, as many of each class as there are: round robin over classes, in order or in an order drawn by seed.
+    Rows without a label come last."""
+    y = y.cpu()
     order = torch.arange(len(y)) if seed is None else torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    classes = [order[(y.cpu()[order] == c)] for c in y.unique().cpu()]
-    longest = max(map(len, classes))
+    classes = [order[y[order] == c] for c in y.unique() if c != ignore]
+    longest = max(map(len, classes), default=0)
     rounds = [rows[i] for i in range(longest) for rows in classes if i < len(rows)]
-    return torch.stack(rounds[:n])
+    return torch.stack([*rounds, *order[y[order] == ignore]][:n])
+
+
+@contextlib.contextmanager
+def _undisturbed(loader: Any, seed: int) -> Iterator[None]:
+    """Iterating may draw: from the global streams of torch, numpy and Python, and from the loader's own generators."""
+    own = [g for g in (getattr(loader, "generator", None), getattr(getattr(loader, "sampler", None), "generator", None))
+           if isinstance(g, torch.Generator)]
+    states = [(g, g.get_state()) for g in own]
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            random.seed(seed)
+            yield
+    finally:
+        for g, state in states:
+            g.set_state(state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
 
 
 def _batches(loader: Any, seed: int) -> Iterable[Any]:
-    """A DataLoader is iterated as it is; a dataset is shuffled with a seed of its own."""
-    if isinstance(loader, torch.utils.data.DataLoader) or not (hasattr(loader, "__getitem__") and hasattr(loader, "__len__")):
+    """A DataLoader, or any iterable of batches, is iterated as it is; a dataset is shuffled with a seed of its own."""
+    indexed = hasattr(loader, "__getitem__") and hasattr(loader, "__len__")
+    if isinstance(loader, torch.utils.data.DataLoader) or not indexed or not len(loader) or _is_batch(loader[0]):
         return loader
-    if isinstance(loader, (tuple, list)) and loader and isinstance(loader[0], (tuple, list, dict)) \
-            and any(isinstance(t, Tensor) and t.dim() for t in (loader[0].values() if isinstance(loader[0], dict)
-                                                               else loader[0][1:])):
-        return loader  # a list of batches
     draw = torch.Generator().manual_seed(seed)
-    return torch.utils.data.DataLoader(loader, batch_size=64, shuffle=True, generator=draw)
+    return torch.utils.data.DataLoader(loader, batch_size=64, shuffle=True, generator=draw, collate_fn=_collate)
+
+
+def _is_batch(item: Any) -> bool:
+    """Is this a batch, or one example? A batch has inputs of two axes or more, and as many labels as inputs."""
+    if isinstance(item, (Tensor, np.ndarray)):
+        return False
+    x, y = _pair(item)
+    arrays = list(x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x])
+    if not arrays or not all(isinstance(t, (Tensor, np.ndarray)) and t.ndim >= 2 for t in arrays):
+        return False
+    return y is None or (isinstance(y, (Tensor, np.ndarray)) and y.ndim >= 1 and len(y) == len(arrays[0]))
+
+
+def _collate(rows: list[Any]) -> Any:
+    """Examples side by side, lists of numbers (as a plain Hugging Face dataset has them) as arrays."""
+    first = rows[0]
+    if isinstance(first, Mapping):
+        return {k: _collate([row[k] for row in rows]) for k in first}
+    if isinstance(first, tuple) or (isinstance(first, list) and first and isinstance(first[0], (Tensor, np.ndarray))):
+        return tuple(_collate([row[i] for row in rows]) for i in range(len(first)))
+    return torch.stack(rows) if isinstance(first, Tensor) else np.stack([np.asarray(row) for row in rows])
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
     """(x, y) of one batch: a pair, or a dict with its labels under a usual name."""
     if isinstance(batch, Mapping):
+        batch = {k: _stacked(v) for k, v in batch.items()}
         label = next((k for k in ("labels", "label", "y", "target", "targets") if k in batch), None)
         rest = {k: v for k, v in batch.items() if k != label}
         if len(rest) == 1 and "input_ids" not in rest:
@@ -220,6 +280,27 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, (tuple, list)) and len(batch) > 2:
         return tuple(batch[:-1]), batch[-1]
     return (batch[0] if isinstance(batch, (tuple, list)) else batch), None
+
+
+def _stacked(v: Any) -> Any:
+    """torch's default collation turns n lists of d numbers into d tensors of n: put them together again."""
+    columns = isinstance(v, (list, tuple)) and len(v) and all(isinstance(t, Tensor) and t.dim() == 1 for t in v)
+    return torch.stack(list(v), 1) if columns else v
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    if isinstance(x, Tensor):
+        return x.to(dtype) if x.is_floating_point() else x
+    return {k: _cast(v, dtype) for k, v in x.items()} if isinstance(x, dict) else tuple(_cast(v, dtype) for v in x)
+
+
+def _is_loose(x: Any) -> bool:
+    """Did the numbers come as numpy or lists, in whatever precision those have?"""
+    if isinstance(x, Mapping):
+        return any(_is_loose(v) for v in x.values())
+    if isinstance(x, (tuple, list)) and len(x) and isinstance(x[0], (Tensor, np.ndarray)):
+        return any(_is_loose(v) for v in x)
+    return not isinstance(x, Tensor)
 
 
 def _join(xs: list[Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.capture import Call, Inputs, Output, Pass, State, forward
-from richter.core import CaptureError, MixingError
+from richter.core import CaptureError, MixingError, SelectionError
 from richter.layers import Kind
 
 Layout = Literal["major", "minor", "second"]  # where the examples are in a layer's own [b, s, ...]
@@ -56,8 +56,11 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def count(x: Inputs) -> int:
     """The number of examples of a tensor, tuple or dict of tensors."""
-    while not isinstance(x, Tensor):
-        x = next(iter(x.values() if isinstance(x, dict) else x))
+    if isinstance(x, (dict, tuple, list)) and len(x):
+        return count(next(iter(x.values() if isinstance(x, dict) else x)))
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        raise SelectionError(f"inputs are tensors, or tuples or dicts of tensors, with the examples first; not "
+                             f"{'a number' if isinstance(x, Tensor) else type(x).__name__}.")
     return x.shape[0]
 
 
@@ -96,8 +99,16 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     """Look at ``x`` (a few examples): run all of them and the first half, and compare."""
     n, names = count(x), {id(m): name for name, m in model.named_modules()}
     m = n // 2
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise MixingError(f"layer {name!r} is a {type(module).__name__} in train mode: {MIXING}")
     whole, half = (forward(model, select(x, slice(0, i)), state, output=output) for i in (n, m))
-    _check_outputs(whole, half, n, m)
+    off = _check_outputs(whole, half, n, m)
+    if off > math.sqrt(torch.finfo(whole.f.dtype).eps):
+        again = forward(model, x, state, output=output, record=False, seed=1)
+        if torch.equal(again.f, whole.f):  # nothing is drawn (dropout), so it is the other examples
+            raise MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: "
+                              f"{MIXING}")
     found = Survey(outputs=whole.f[0].numel())
     layouts = _layouts(whole, half, n, m)
     shared = {names[id(c.module)] for c in whole.calls if c.name in layouts and "shared" in layouts[c.name]}
@@ -115,7 +126,13 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     return found
 
 
-def _check_outputs(whole: Pass, half: Pass, n: int, m: int) -> None:
+MIXING = ("the model mixes examples (BatchNorm in train mode or without running statistics, a batch-wide normalisation or "
+          "attention), so gradients of single examples do not exist. Measure in eval mode (the default), or give BatchNorm "
+          "running statistics.")
+
+
+def _check_outputs(whole: Pass, half: Pass, n: int, m: int) -> float:
+    """Shapes and numbers as they should be; how much the first examples' outputs change with the others."""
     f = whole.f
     if f.dim() == 0 or f.shape[0] != n or half.f.shape[0] != m:
         raise CaptureError(f"the model's output has shape {tuple(f.shape)} for {n} examples. Richter needs the examples "
@@ -125,13 +142,7 @@ def _check_outputs(whole: Pass, half: Pass, n: int, m: int) -> None:
         raise CaptureError("the model's output on the probe contains NaN or Inf, so every statistic of it would too. "
                            "Look for a diverged run, or inputs outside the range the model was trained on.")
     size = f.detach().abs().max().item() + 1e-300
-    off = (f[:m] - half.f).detach().abs().max().item() / size
-    if off > math.sqrt(torch.finfo(f.dtype).eps):
-        raise MixingError(
-            f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch. The model mixes "
-            f"examples (BatchNorm in train mode or without running statistics, a batch-wide normalisation or attention), "
-            f"so gradients of single examples do not exist. Measure in eval mode (the default), or give BatchNorm running "
-            f"statistics.")
+    return (f[:m] - half.f).detach().abs().max().item() / size
 
 
 def _layouts(whole: Pass, half: Pass, n: int, m: int) -> dict[str, list[str]]:
@@ -227,7 +238,8 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
         h, g = c.inputs(), c.map.outputs(c.module, p + q)
         index = c.map.matrix(c.module, torch.arange(c.weight.numel(), device=g.device).view(c.weight.shape))
         h = h if c.map.kind == "lookup" else h.to(g.dtype)
-        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), _fitting(c, map_gradient(c.map.kind, h, g, index.shape[-1]), index))
+        gradient = map_gradient(c.map.kind, h, g, index.shape[-1])
+        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), _fitting(c, gradient, index))
         size = g.flatten(2).norm(dim=-1) * (h.flatten(2).norm(dim=-1) if c.map.kind != "lookup" else 1.0)
         scale[id(c.weight)] += size.square().sum().item()
         total, squares = summed.get(c.name, (g.new_zeros(()), 0.0))
@@ -336,6 +348,7 @@ class LayerCapture:
     h0: Tensor | None = None
     g0: Tensor | None = None
     f: Tensor | None = None  # "n k"
+    calls: tuple[int, ...] = ()  # how many of the positions belong to each call
 
     def take(self, rows: slice | Tensor) -> LayerCapture:
         """The same for some of the examples."""
@@ -351,7 +364,7 @@ def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCota
     """Capture the maps ``names`` on one chunk: one forward pass, one backward pass for each cotangent. A map that is not
     batched can only be captured on a single example, whose every call it then is; it is left out if there is none."""
     n = count(x)
-    seen = forward(model, x, state, output=output, expand=dict.fromkeys(found.expand, n))
+    seen = forward(model, x, state, output=output, expand=dict.fromkeys(found.expand, n), seed=rows.start)
     groups = _grouped(seen.calls)
     names = [name for name in names if groups.get(name) or n > 1]
     for name in groups.keys() - found.maps.keys() - found.notes.keys():
@@ -379,7 +392,7 @@ def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCota
         g = [torch.stack([by_example(c.map.outputs(c.module, d), n, k) for d in stacks[start + i]])
              for i, (c, k) in enumerate(zip(own, layouts, strict=True))]
         W = own[0].map.matrix(own[0].module, own[0].weight.detach())
-        captured[name] = LayerCapture(own[0].map.kind, W, h, torch.cat(g, 2), f=f)
+        captured[name] = LayerCapture(own[0].map.kind, W, h, torch.cat(g, 2), f=f, calls=tuple(d.shape[2] for d in g))
         start += len(own)
     return captured
 
@@ -395,7 +408,7 @@ def example_gradients(model: nn.Module, x: Inputs, rows: slice, cotangents: RowC
     """d <V_v, f(x_n)> / d parameter, "v n p", by plain autograd on one example after another: always right."""
     gathered: dict[str, list[Tensor]] = {name: [] for name in names}
     for i in range(count(x)):
-        seen = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False)
+        seen = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False, seed=rows.start + i)
         V = cotangents(seen.f.detach().flatten(1), slice(rows.start + i, rows.start + i + 1))
         places = [state[name] for name in names]
         found = [seen.backward(V[v], places)[1] for v in range(len(V))]

@@ -78,8 +78,8 @@ def _check_affine(calls: list[Call], z: Tensor) -> None:
         offset = rest.reshape(-1, *rest.shape[2:])
         keep = (h.reshape(-1) >= 0) if m.kind == "lookup" else torch.ones(len(offset), dtype=torch.bool)
         spread = (offset[keep] - offset[keep][:1]).norm() / (m.outputs(c.module, z.detach()).norm() + 1e-30)
-        _require(spread.item() < 1e-4, f"map {c.name!r}: z - W h is not a constant bias (relative spread {spread.item():.2g}), so "
-                                       f"inputs(), outputs() or matrix() do not fit together.")
+        _require(spread.item() < 1e-4, f"map {c.name!r}: z - W h is not a constant bias (relative spread {spread.item():.2g}), "
+                                       f"so inputs(), outputs() or matrix() do not fit together.")
 
 
 def _kernel_by_autograd(model: nn.Module, x: Tensor) -> Tensor:
@@ -100,8 +100,8 @@ def check_measure(m: Measure) -> None:
     NaN only with a note; neither the size of chunks nor the order of examples changes them; it has a reference."""
     _require(m.ref is not None, f"{m.name}: a measure says where it comes from: ref=Ref('paper', 'Eq. 1').")
     draw = torch.Generator().manual_seed(0)
-    for model, shape in ((mlp([6, 8, 5, 3], seed=0), (6,)),
-                         (nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), mlp([64, 3], seed=1)), (2, 4, 4))):
+    convolution = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), mlp([64, 3], seed=1))
+    for model, shape in ((mlp([6, 8, 5, 3], seed=0), (6,)), (convolution, (2, 4, 4))):
         model = model.double()
         x = torch.randn(24, *shape, generator=draw, dtype=torch.float64)
         y = torch.arange(24) % 3
@@ -114,7 +114,8 @@ def check_measure(m: Measure) -> None:
             _require(not math.isfinite(r.value) or r.value in m.bounds.widened(1e-9 * (1 + abs(r.value))),
                      f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.bounds}.")
         order = torch.randperm(24, generator=draw)
-        for what, other in (("the size of chunks", Probe(x, y, chunk=5)), ("the order of examples", Probe(x[order], y[order]))):
+        for what, other in (("the size of chunks", Probe(x, y, chunk=5)),
+                            ("the order of examples", Probe(x[order], y[order]))):
             for a, b in zip(snap.rows, measure(model, other, [m], initial=start).rows, strict=True):
                 same = math.isnan(a.value) == math.isnan(b.value) and (math.isnan(a.value) or math.isclose(
                     a.value, b.value, rel_tol=1e-8, abs_tol=1e-12))

@@ -7,13 +7,13 @@ per-example gradients and pairs of positions is taken, by counting operations.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from richter.capture import Inputs, Output, State, device_of, quiet, state_of, to_device, unwrap
+from richter.capture import Inputs, Output, State, device_of, quiet, state_of, to_device, unwrap, written
 from richter.core import MemoryBudgetError, SelectionError, parse_bytes, show_bytes
 from richter.cotangents import Cotangents, every_output
 from richter.kernels.arrays import Array, as_tensors, like
@@ -192,7 +192,7 @@ def widened(c: LayerCapture) -> LayerCapture:
     if c.g.dtype in (torch.float32, torch.float64):
         return c
     h = c.h.float() if c.h.is_floating_point() else c.h
-    return LayerCapture(c.kind, c.W.float(), h, c.g.float(), f=c.f)
+    return replace(c, W=c.W.float(), h=h, g=c.g.float())
 
 
 def bytes_per_example(job: Job, v: int, itemsize: int) -> tuple[int, int]:
@@ -290,7 +290,7 @@ def _add(total: Tensor, K: Tensor, rows: slice, columns: slice, outputs: Outputs
 
 def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
         output: Output | None = None, memory: str | float = "2GiB", mode: str = "eval",
-        cotangents: Cotangents = every_output) -> Array | dict[str, Array]:
+        cotangents: Cotangents = every_output) -> Any:
     """The empirical neural tangent kernel of all trainable parameters.
 
     ``outputs="trace"`` sums over outputs: [n,m]; ``"diagonal"`` keeps each output with itself: [k,n,m]; ``"full"``
@@ -314,13 +314,11 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     return like(total(layers.values()).to(dtype), *given)
 
 
-def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents, output: Output | None, outputs: Outputs,
-            found: Survey | None = None) -> Job:
+def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents, output: Output | None, outputs: Outputs) -> Job:
     """Survey the model on the first examples of ``x`` (on its device) and plan one part for each parameter."""
-    state = state_of(model)
-    if found is None:
-        few = select(x, slice(0, SURVEYED)) if count(x) > 1 else select(x, [0, 0])
-        found = survey(model, to_device(few, device_of(model)), state, output)
+    few = to_device(select(x, slice(0, SURVEYED)) if count(x) > 1 else select(x, [0, 0]), device_of(model))
+    state = state_of(model, copied=written(model, few, output))
+    found = survey(model, few, state, output)
     return Job(model, state, found, parts_of(model, found), lambda f, rows: cotangents(f, None), output, outputs)
 
 

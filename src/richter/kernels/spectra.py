@@ -46,7 +46,8 @@ def cka(K: Array, L: Array) -> float:
     return ((A * B.to(A.device)).sum() / (A.norm() * B.norm().to(A.device))).item()
 
 
-def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], tolerance: float = 1e-15) -> tuple[float, Tensor]:
+def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"],
+                  tolerance: float = 1e-15) -> tuple[float, Tensor]:
     """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products, and its vector: Lanczos
     with full re-orthogonalisation, until the eigenvalue stands still to ``tolerance``."""
     Q = [start / start.norm()]

@@ -1,4 +1,4 @@
-"""Figures from tables: a frame of rows (step, layer, measure, value, error) and one of scalars (step, loss, ...)."""
+"""Figures from tables: a frame of rows (step, layer, measure, value, error, note) and one of scalars (step, loss, ...)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def curves(frame: pandas.DataFrame, scalars: pandas.DataFrame | None = None,
 
 def _panel(ax: Axes, rows: pandas.DataFrame, layers: list[str], look: dict[str, tuple[str, str]], title: str) -> None:
     for k in layers:
-        mine = rows[(rows.layer == k) & rows.value.notna()].sort_values("step")
+        real = rows.value.notna() & ~rows.note.str.startswith("trivial")  # 1 by definition is no finding
+        mine = rows[(rows.layer == k) & real].sort_values("step")
         if not len(mine):
             continue
         colour, style = look[k]

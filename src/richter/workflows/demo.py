@@ -19,11 +19,11 @@ from richter.tasks import digits
 from richter.workflows.diagnose import Diagnosis, diagnose
 
 
-def demo(picture: Path | None, steps: int = 4000, scale: float = 0.5, seed: int = 0) -> Diagnosis:
+def demo(picture: Path | None, steps: int = 6000, scale: float = 0.5, seed: int = 0) -> Diagnosis:
     """The README's example: everything a user does is in these lines."""
     data = digits(seed=seed)
     model = mlp([64, 256, 256, 10], scale=scale, seed=seed)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.02)
     draw = torch.Generator().manual_seed(seed)
 
     probe = Probe(data.x[:256], data.y[:256])
