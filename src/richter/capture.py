@@ -12,6 +12,7 @@ the model's own parameters, gradients, buffers and hooks are never touched.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import inspect
 import random
 import sys
@@ -83,6 +84,8 @@ class Pass:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside DistributedDataParallel, DataParallel and torch.compile."""
+    if not isinstance(model, nn.Module):
+        raise SelectionError(f"the model is a {type(model).__name__}; a torch.nn.Module is needed.")
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
@@ -135,6 +138,9 @@ def to_device(x: Inputs, device: torch.device) -> Inputs:
 def pick(found: Any, output: Output | None = None) -> Tensor:
     """The tensor that counts as the model's output."""
     if output is not None:
+        if not callable(output):
+            raise SelectionError(f"output={output!r}: a function that picks the tensor is needed, e.g. output=lambda out: "
+                                 f"out['logits'].")
         found = output(found)
         if not isinstance(found, Tensor):
             raise SelectionError(f"output= returned {type(found).__name__}, not a tensor. "
@@ -170,6 +176,8 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
     """Everything a measurement could disturb, put back afterwards whatever happens in between: random streams,
     train/eval flags, what modules keep in their attributes, autocast, gradient and inference mode. Compiled code runs
     eagerly inside."""
+    if mode not in ("eval", "train"):
+        raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
     modules = list(model.modules())
     attributes = [dict(vars(m)) for m in modules]  # `training` is one of them
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
@@ -178,7 +186,7 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=devices))
-            _seed(seed, devices)
+            stack.callback(_BASE_SEED.reset, _BASE_SEED.set(seed))
             for kind in kinds:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(torch.inference_mode(False))
@@ -198,6 +206,9 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
         random.setstate(python_state)
 
 
+_BASE_SEED: contextvars.ContextVar[int] = contextvars.ContextVar("richter_seed", default=0)
+
+
 def _seed(seed: int, devices: Sequence[int]) -> None:
     """Seed the streams of the CPU and of these GPUs; torch.manual_seed would seed every device there is."""
     torch.default_generator.manual_seed(seed)
@@ -214,7 +225,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     (dropout in train mode) is the same in every pass with the same seed. Call it inside ``quiet``.
     """
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    _seed(seed, sorted(devices))
+    _seed(_BASE_SEED.get() * 1_000_003 + seed, sorted(devices))
     recorder = _Recorder(model, state, expand or {})
     args, kwargs = arguments(model, _copied(x))
     with (recorder if record else contextlib.nullcontext()), _without_checkpoints(), _parametrised_once():
@@ -223,6 +234,9 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.is_floating_point():
         raise CaptureError(f"the model's output has dtype {f.dtype}. Richter differentiates real outputs; "
                            f"pick or convert one with output=....")
+    if not f.requires_grad:
+        raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
+                           "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
     return Pass(f, recorder.calls, {k: v for k, v in state.items() if v.requires_grad})
 
 

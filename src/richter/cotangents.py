@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from richter.core import SelectionError
+
 Cotangents = Callable[[Float[Tensor, "n k"], Tensor | None], Float[Tensor, "v n k"]]
 
 
@@ -20,7 +22,7 @@ def every_output(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tens
 def random_outputs(v: int, seed: int = 0) -> Cotangents:
     """``v`` Gaussian combinations of the outputs with E[sum_v V_v V_v^T] = I, the same for every example."""
     if v < 1:
-        raise ValueError(f"random_outputs({v}): at least one random output is needed.")
+        raise SelectionError(f"random_outputs({v}): at least one random output is needed.")
 
     def random(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
         n, k = f.shape

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from richter.capture import Output, State, device_of, state_of, to_device, written
 from richter.core import WHOLE, CaptureError, MemoryBudgetError, Row, SelectionError, show_bytes
 from richter.cotangents import Cotangents, every_output, random_outputs
-from richter.kernels.ntk import Job, Part, kernels, parts_of, total, widened
+from richter.kernels.ntk import Job, Part, kernels, least, parts_of, total, widened
 from richter.measures import Measure
 from richter.measures.alignment import Labels
 from richter.probe import Probe
@@ -91,6 +91,7 @@ class Evaluation:
         self.maps = self._selected([k for k, m in self.found.maps.items() if m.kind in MAP_KINDS])
         self.modules = self._selected(list(dict.fromkeys(p.module for p in parts_of(self.model, self.found))))
         self._check_selection()
+        self.bases = {k: basis(*self._pair(k)) for k in self.maps}
 
     def _output_shape(self, few: Any) -> torch.Size:
         from richter.capture import forward
@@ -116,7 +117,7 @@ class Evaluation:
                 raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
             return
         for pattern in self.layers:
-            if any(_matches(k, pattern) for k in [*self.maps, *self.modules]):
+            if any(_matches(k, pattern) and k not in self.found.notes for k in [*self.maps, *self.modules]):
                 continue
             for name, why in self.found.notes.items():
                 if _matches(name, pattern):
@@ -129,6 +130,7 @@ class Evaluation:
     def rows(self) -> list[Row]:
         kernels_of = [m for m in self.measures if m.of_kernels]
         moments_of = [m for m in self.measures if not m.of_kernels]
+        self._check_memory(moments_of, kernels_of)
         rows = [*self._moment_rows(moments_of), *self._kernel_rows(kernels_of)]
         order = {name: i for i, name in enumerate(self._ordered({r.layer for r in rows}))}
         rank = {m.name: i for i, m in enumerate(self.measures)}
@@ -181,19 +183,21 @@ class Evaluation:
             by_cotangents.setdefault(self._choose(m.cotangents, MOMENT_OUTPUTS)[0], []).append(m)
         for chosen, family in by_cotangents.items():
             said = self._choose(family[0].cotangents, MOMENT_OUTPUTS)[1]
-            wanted = {s.name: s for m in family for s in leaves(m.needs) if isinstance(s, Moment)}
-            if self.then is None:
-                wanted = {k: s for k, s in wanted.items() if not s.initial}
-            sums = self._stream(chosen, list(wanted.values())) if wanted else {}
+            moments = self._moments(family)
+            sums = self._stream(chosen, moments) if moments else {}
             for name in self.maps:
                 values = _Values(self, name, sums)
                 for m in family:
                     yield self._row(m, name, values, self._groups(self.probe.n), said)
 
+    def _moments(self, measures: Sequence[Measure]) -> list[Moment]:
+        """Those that measures need and that can be had."""
+        wanted = {s.name: s for m in measures for s in leaves(m.needs) if isinstance(s, Moment)}
+        return [s for s in wanted.values() if self.then is not None or not s.initial]
+
     def _stream(self, chosen: Cotangents, moments: Sequence[Moment]) -> dict[tuple[str, str], Sums]:
         """Sums of all moments over the probe, chunk by chunk, a block of cotangents at a time."""
         sums = {(s.name, k): Sums() for s in moments for k in self.maps}
-        self.bases = {k: basis(*self._pair(k)) for k in self.maps}
         v = len(chosen(torch.zeros(1, self.found.outputs), None if self.Y is None else self.Y[:1]))
         chunk, block = self._chunk(v, moments)
         batched = [k for k in self.maps if k in self.found.batched]
@@ -267,9 +271,9 @@ class Evaluation:
         W, W0 = self.W[name], self.W0.get(name)
         return (block_diagonal(W), None if W0 is None else block_diagonal(W0)) if grouped else (W, W0)
 
-    def _chunk(self, v: int, moments: Sequence[Moment]) -> tuple[int, int]:
-        """(examples, cotangents) at a time, so that what is captured stays within memory."""
-        item = max(4, next((p.element_size() for p in self.model.parameters()), 4))
+    def _sizes(self, moments: Sequence[Moment]) -> tuple[int, int, int]:
+        """Bytes of all sums, of one example's graph, and of one cotangent of one example."""
+        item = max(4, next((p.element_size() for p in self.model.parameters() if p.is_floating_point()), 4))
         copies = 2 if any(s.initial for s in moments) else 1
         graph = item * copies * 3 * sum(m.width for m in self.found.maps.values())
         if any(s.reads for s in moments):
@@ -277,11 +281,30 @@ class Evaluation:
         each = item * copies * 3 * sum(self.found.maps[k].width for k in self.maps)
         held = 8 * (GROUPS + 2) * len(moments) * sum(
             (Q.shape[1] if (Q := self.bases[k]) is not None else self._pair(k)[0].shape[0]) ** 2 for k in self.maps)
-        if held + graph + each > self.memory:
+        return held, graph, each
+
+    def _check_memory(self, moments_of: Sequence[Measure], kernels_of: Sequence[Measure]) -> None:
+        """Before any work: can every piece of it be done within memory? If not, say the least that can."""
+        needs, what = [0], ""
+        moments = self._moments(moments_of)
+        if moments and self.maps:
+            needs.append(sum(self._sizes(moments)))
+            what = f"the sums of {len(self.maps)} layers ({show_bytes(self._sizes(moments)[0])}) and one example"
+        if kernels_of and self.modules:
+            n, v = len(self.probe.kernel_rows()), min(self.found.outputs, KERNEL_OUTPUTS)
+            parts = self._wanted_parts()
+            for module in dict.fromkeys(p.module for p in parts):
+                needs.append(sum(self._least([p for p in parts if p.module == module], n, v)))
+            what += (", then " if what else "") + f"the kernel of one layer over {n} examples and {v} outputs"
+        if max(needs) > self.memory:
             raise MemoryBudgetError(
-                f"memory={show_bytes(self.memory)} cannot hold the sums of {len(self.maps)} layers ({show_bytes(held)}) and one "
-                f"example ({show_bytes(graph + each)}). The smallest that works here is "
-                f"memory='{show_bytes(held + graph + each)}'; fewer layers (layers=...) need less.")
+                f"memory={show_bytes(self.memory)} cannot hold {what}. The smallest that works here is "
+                f"memory='{show_bytes(max(needs))}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or outputs "
+                f"(output=...) need less.")
+
+    def _chunk(self, v: int, moments: Sequence[Moment]) -> tuple[int, int]:
+        """(examples, cotangents) at a time, so that what is captured stays within memory."""
+        held, graph, each = self._sizes(moments)
         room = self.memory - held
         chunk = int(max(1, min(self.probe.chunk, self.probe.n, room // (graph + each))))
         return chunk, int(max(1, min(v, (room // chunk - graph) // each)))
@@ -308,9 +331,8 @@ class Evaluation:
             found = chosen(f, y)
             return found if self.counted is None else found * self.counted[rows[part]].to(found)
 
-        parts = parts_of(self.model, self.found)
         whole: Tensor | None = None
-        groups = list(self._module_groups(parts, n, len(V)))
+        groups = list(self._module_groups(n, len(V)))
         bar = tqdm(groups, desc="kernels", delay=2, leave=False, disable=None)
         for group in bar:
             job = Job(self.model, self.state, self.found, group, rowwise, self.output, "full")
@@ -322,30 +344,42 @@ class Evaluation:
         if whole is not None:
             yield from self._kernel_values(family, WHOLE, whole, labels, said)
 
-    def _kernel_values(self, family: Sequence[Measure], name: str, K: Tensor, labels: Labels | None,
+    def _kernel_values(self, family: Sequence[Measure], name: str, K: Tensor, labels: Labels,
                        said: str) -> Iterator[Row]:
         values = _Values(self, name, {}, K, labels)
         for m in family:
             yield self._row(m, name, values, self._groups(len(K)), said)
 
-    def _labels(self, V: Tensor, rows: Tensor, chosen: Cotangents) -> Labels | None:
+    def _labels(self, V: Tensor, rows: Tensor, chosen: Cotangents) -> Labels:
         """Targets beside the kernel's rows: the labels themselves, or the same combinations of them."""
-        if self.Y is None:
-            return None
-        Y, keep = self.Y[rows], None if self.counted is None else self.counted[rows]
+        unknown = torch.full((len(rows), self.found.outputs), math.nan, dtype=torch.float64)
+        Y, keep = unknown if self.Y is None else self.Y[rows], None if self.counted is None else self.counted[rows]
         home = torch.device("cpu") if self.device.type == "mps" else self.device
         if chosen is every_output:
             return Labels(Y.to(home), None if keep is None else keep.to(home))
         return Labels(torch.einsum("vnk,nk->nv", V.to(Y), Y).to(home))
 
-    def _module_groups(self, parts: Sequence[Part], n: int, v: int) -> Iterator[list[Part]]:
+    def _wanted_parts(self) -> list[Part]:
+        return [p for p in parts_of(self.model, self.found) if self.layers is None or p.module in self.modules]
+
+    def _least(self, parts: Sequence[Part], n: int, v: int) -> tuple[int, int]:
+        item = max(4, next((p.element_size() for p in self.model.parameters() if p.is_floating_point()), 4))
+        job = Job(self.model, self.state, self.found, parts, lambda f, rows: f[None], self.output, "full")
+        return least(job, n, n, v, item)
+
+    def _module_groups(self, n: int, v: int) -> Iterator[list[Part]]:
         """Parts of as many modules at a time as have room for their kernels."""
-        wanted = [p for p in parts if self.layers is None or p.module in self.modules]
-        names = list(dict.fromkeys(p.module for p in wanted))
-        size = int(max(1, self.memory // 3 // (8 * (n * v) ** 2)))
-        for start in range(0, len(names), size):
-            chosen = set(names[start:start + size])
-            yield [p for p in wanted if p.module in chosen]
+        group: list[Part] = []
+        by_module: dict[str, list[Part]] = {}
+        for p in self._wanted_parts():
+            by_module.setdefault(p.module, []).append(p)
+        for parts in by_module.values():
+            if group and self._least([*group, *parts], n, v)[0] + 4 * self._least([*group, *parts], n, v)[1] > self.memory:
+                yield group
+                group = []
+            group = [*group, *parts]
+        if group:
+            yield group
 
     # ---------------------------------------------------------------------------------------------------- evaluating
 
@@ -356,7 +390,8 @@ class Evaluation:
             return Row(self.step, name, m.name, math.nan, note=str(why))
         value, note = float(m.compute(*arguments)), m.remark(*arguments) if m.remark else ""
         if math.isnan(value):
-            note = note or _undefined(m, self.initial is not None)
+            unlabelled = self.Y is None and any(isinstance(s, OfProbe) for s in leaves(m.needs))
+            note = note or ("the probe has no labels" if unlabelled else _undefined(m, self.initial is not None))
         error = math.nan
         if math.isfinite(value) and any(isinstance(s, (Moment, Gram)) for s in leaves(m.needs)):
             error = _jackknife([float(m.compute(*(values.get(s, g) for s in m.needs))) for g in range(groups)])
@@ -404,8 +439,7 @@ class _Values:
         if isinstance(s, Gram):
             return self.K if without is None else self.K[rows][:, :, rows]
         assert isinstance(s, OfProbe)
-        if self.labels is None:
-            raise Missing("the probe has no labels")
+        assert self.labels is not None
         keep = self.labels.keep
         return self.labels if without is None else Labels(self.labels.Y[rows], None if keep is None else keep[rows])
 
@@ -413,7 +447,7 @@ class _Values:
         W, W0 = self.of._pair(self.name)
         if s.initial and W0 is None:
             raise Missing(NO_INITIAL)
-        Q = getattr(self.of, "bases", {}).get(self.name) if s.project else None
+        Q = self.of.bases[self.name] if s.project else None
         if Q is not None:
             W, W0 = Q.T @ W, None if W0 is None else Q.T @ W0
         return s.compute(W, W0)

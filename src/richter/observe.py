@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from richter.capture import Output, quiet, unwrap
-from richter.core import WHOLE, CaptureError, RichterError, SelectionError, parse_bytes
+from richter.checks import check_initial, check_weights
+from richter.core import WHOLE, RichterError, SelectionError, parse_bytes
 from richter.cotangents import Cotangents
 from richter.evaluate import Evaluation
 from richter.measures import Measure, resolve
@@ -43,51 +44,21 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
     model, chosen, bytes_ = unwrap(model), resolve(measures), parse_bytes(memory)
     if not isinstance(probe, Probe):
         raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
-    if mode not in ("eval", "train"):
-        raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
     check_weights(model)
     initial = None if initial is None else check_initial(model, initial)
     wanted = [layers] if isinstance(layers, str) else layers
+    if wanted is not None and not callable(wanted) and not (isinstance(wanted, (list, tuple, set))
+                                                            and all(isinstance(k, str) for k in wanted)):
+        raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
     with quiet(model, mode, seed):
         work = Evaluation(model, probe, chosen, initial, cotangents, wanted, bytes_, output, step)
         rows = work.rows()
     return Snapshot(tuple(rows), step, work.notes, time.perf_counter() - begun, probe.n)
 
 
-def check_weights(model: nn.Module) -> None:
-    """A model that can be measured has real, finite weights."""
-    parameters = dict(model.named_parameters())
-    if not parameters:
-        raise SelectionError("the model has no parameters, so there is no layer to measure.")
-    for name, p in parameters.items():
-        if isinstance(p, nn.parameter.UninitializedParameter):
-            raise CaptureError(f"parameter {name!r} is not initialised yet (a lazy module): run one batch through the model.")
-        if p.is_complex():
-            raise CaptureError(f"parameter {name!r} has complex dtype {p.dtype}. Feature matrices of complex weights have no "
-                               f"settled definition; split real and imaginary parts.")
-        if not torch.isfinite(p.detach()).all():
-            raise CaptureError(f"parameter {name!r} contains NaN or Inf: the run has diverged, and every number would be NaN. "
-                               f"Look at the steps before, or lower the learning rate.")
-
-
-def check_initial(model: nn.Module, initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict that fits the (unwrapped) model."""
-    found = {k.removeprefix("module.").removeprefix("_orig_mod.") if k not in model.state_dict() else k: v
-             for k, v in initial.items()}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if name not in found:
-            raise SelectionError(f"initial= has no entry {name!r}. Pass a state_dict of this very model, taken before training.")
-        if found[name].shape != p.shape:
-            raise SelectionError(f"initial[{name!r}] has shape {tuple(found[name].shape)}, the model's is {tuple(p.shape)}: "
-                                 f"it is the state of another architecture.")
-        if not torch.isfinite(found[name]).all():
-            raise SelectionError(f"initial[{name!r}] contains NaN or Inf.")
-    return found
-
-
 def every(k: SupportsIndex) -> Schedule:
     """Every ``k`` steps."""
-    k = operator.index(k)
+    k = _whole(k)
     if k < 1:
         raise SelectionError(f"when={k}: a positive number of steps is needed.")
     return lambda step: step % k == 0
@@ -109,9 +80,16 @@ def log_spaced(last: int, count: int = 20) -> Schedule:
 def schedule(when: When) -> Schedule:
     if callable(when):
         return when
-    if isinstance(when, SupportsIndex):
-        return every(when)
-    return {operator.index(step) for step in when}.__contains__
+    if isinstance(when, Iterable):
+        return {_whole(step) for step in when}.__contains__
+    return every(when)
+
+
+def _whole(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise SelectionError(f"when={step!r}: a number of steps, a list of steps or a function of the step is needed.") from None
 
 
 class Observer:
@@ -135,7 +113,7 @@ class Observer:
         if run is not None:
             raise RichterError(f"run={str(run)!r}: runs cannot be stored yet in this version. Leave run= out: rows are kept in "
                                f"memory, and watch.frame.to_csv(...) saves them.")
-        if budget is not None and not 0 < budget <= 1:
+        if budget is not None and not (isinstance(budget, (int, float)) and 0 < budget <= 1):
             raise SelectionError(f"budget={budget}: a share of wall time in (0, 1], or None for no limit.")
         self.model, self.probe = unwrap(model), probe
         self.measures = resolve(measures)
@@ -179,7 +157,7 @@ class Observer:
             return True
         first = self.snapshots[0].seconds  # not optional, and it pays for what is loaded once
         elapsed = time.perf_counter() - self._begun
-        expected = self.snapshots[-1].seconds if len(self.snapshots) > 1 else 0.0  # how long without it is not known yet
+        expected = self.snapshots[-1].seconds if len(self.snapshots) > 1 else first / 5  # a guess, until there is a second
         if self._spent - first + expected <= self.budget * (elapsed - first + expected):
             return True
         if due:

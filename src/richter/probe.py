@@ -48,7 +48,7 @@ class Probe:
         put("n", _examples(self.x))
         for name in ("chunk", "kernel"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+            if not (value is None and name == "kernel") and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
                 raise ProbeError(f"Probe({name}={value!r}): a positive whole number is needed.")
         if self.n == 0:
             raise ProbeError("the probe is empty: x holds no example. Give a few hundred inputs the model was not built for "
@@ -194,6 +194,8 @@ def _tensors(x: Any, name: str) -> Any:
 
 def _examples(x: Any) -> int:
     tensors = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
+    if not tensors:
+        raise ProbeError(f"the probe is empty: x is an empty {type(x).__name__}.")
     sizes = {t.shape[0] if isinstance(t, Tensor) and t.dim() else -1 for t in tensors}
     if len(sizes) != 1 or -1 in sizes:
         raise ProbeError(f"the parts of x have different numbers of examples ({sorted(sizes)}); the first axis of each must be "

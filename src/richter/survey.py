@@ -98,28 +98,29 @@ def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
 def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = None) -> Survey:
     """Look at ``x`` (a few examples): run all of them and the first half, and compare."""
     n, names = count(x), {id(m): name for name, m in model.named_modules()}
-    m = n // 2
+    inner = slice(1, n - 1) if n > 2 else slice(1, 2)  # without its neighbours on both sides: they must not matter
+    m = inner.stop - 1
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise MixingError(f"layer {name!r} is a {type(module).__name__} in train mode: {MIXING}")
-    whole, half = (forward(model, select(x, slice(0, i)), state, output=output) for i in (n, m))
-    off = _check_outputs(whole, half, n, m)
+    whole, part = (forward(model, select(x, rows), state, output=output) for rows in (slice(0, n), inner))
+    off = _check_outputs(whole, part, n, inner)
     if off > math.sqrt(torch.finfo(whole.f.dtype).eps):
         again = forward(model, x, state, output=output, record=False, seed=1)
         if torch.equal(again.f, whole.f):  # nothing is drawn (dropout), so it is the other examples
             raise MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: "
                               f"{MIXING}")
     found = Survey(outputs=whole.f[0].numel())
-    layouts = _layouts(whole, half, n, m)
+    layouts = _layouts(whole, part, n, m)
     shared = {names[id(c.module)] for c in whole.calls if c.name in layouts and "shared" in layouts[c.name]}
-    whole, layouts, found.expand = _expanded(model, x, state, output, whole, layouts, shared)
-    _verify(model, whole, layouts, found, n, m, {id(v): k for k, v in reversed(state.items())}, names)
+    whole, layouts, found.expand = _expanded(model, x, inner, state, output, whole, layouts, shared)
+    _verify(model, whole, layouts, found, n, n // 2, {id(v): k for k, v in reversed(state.items())}, names)
     single = [name for name, info in found.maps.items() if not info.layouts]
     if single:
         _verify_single(forward(model, select(x, slice(0, 1)), state, output=output), single, found)
     for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() >= 2 and not any(
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dim() >= 2 and not any(
                 k == name or k.startswith(f"{name}.") for k in found.maps) and name not in found.notes:
             found.notes[name] = "its forward was never called on the probe, or not as a linear map" \
                 if any(c.module is module for c in whole.calls) else "never called on the probe"
@@ -131,23 +132,27 @@ MIXING = ("the model mixes examples (BatchNorm in train mode or without running 
           "running statistics.")
 
 
-def _check_outputs(whole: Pass, half: Pass, n: int, m: int) -> float:
-    """Shapes and numbers as they should be; how much the first examples' outputs change with the others."""
-    f = whole.f
-    if f.dim() == 0 or f.shape[0] != n or half.f.shape[0] != m:
-        raise CaptureError(f"the model's output has shape {tuple(f.shape)} for {n} examples. Richter needs the examples "
-                           f"on the first axis: use output=lambda out: ... to pick or transpose it (a loss averaged over "
-                           f"the batch is not an output).")
+def check_finite(f: Tensor) -> None:
     if not torch.isfinite(f).all():
         raise CaptureError("the model's output on the probe contains NaN or Inf, so every statistic of it would too. "
                            "Look for a diverged run, or inputs outside the range the model was trained on.")
+
+
+def _check_outputs(whole: Pass, part: Pass, n: int, inner: slice) -> float:
+    """Shapes and numbers as they should be; how much the inner examples' outputs change without the others."""
+    f = whole.f
+    if f.dim() == 0 or f.shape[0] != n or part.f.shape[0] != inner.stop - 1:
+        raise CaptureError(f"the model's output has shape {tuple(f.shape)} for {n} examples. Richter needs the examples "
+                           f"on the first axis: use output=lambda out: ... to pick or transpose it (a loss averaged over "
+                           f"the batch is not an output).")
+    check_finite(f)
     size = f.detach().abs().max().item() + 1e-300
-    return (f[:m] - half.f).detach().abs().max().item() / size
+    return (f[inner] - part.f).detach().abs().max().item() / size
 
 
-def _layouts(whole: Pass, half: Pass, n: int, m: int) -> dict[str, list[str]]:
-    """For each map, where the examples are in each of its calls: the axis that halves when the examples do."""
-    a, b = _grouped(whole.calls), _grouped(half.calls)
+def _layouts(whole: Pass, part: Pass, n: int, m: int) -> dict[str, list[str]]:
+    """For each map, where the examples are in each of its calls: the axis that shrinks when the examples do."""
+    a, b = _grouped(whole.calls), _grouped(part.calls)
     found: dict[str, list[str]] = {}
     for name, calls in a.items():
         if len(calls) != len(b.get(name, [])):
@@ -180,13 +185,13 @@ def _layout(c: Call, d: Call, n: int, m: int) -> str:
     r, x, y = c.shape[0] // n, c.read, d.read
     if x.shape[0] != c.shape[0]:
         return "irregular"
-    if torch.allclose(x[:r * m], y, rtol=1e-3, atol=1e-6):
+    if torch.allclose(x[r:r + r * m], y, rtol=1e-3, atol=1e-6):
         return "major"
-    unfold = x.reshape(r, n, *x.shape[1:])[:, :m].reshape(y.shape)
+    unfold = x.reshape(r, n, *x.shape[1:])[:, 1:1 + m].reshape(y.shape)
     return "minor" if torch.allclose(unfold, y, rtol=1e-3, atol=1e-6) else "irregular"
 
 
-def _expanded(model: nn.Module, x: Inputs, state: State, output: Output | None, whole: Pass,
+def _expanded(model: nn.Module, x: Inputs, inner: slice, state: State, output: Output | None, whole: Pass,
               layouts: dict[str, list[str]], shared: set[str]) -> tuple[Pass, dict[str, list[str]], set[str]]:
     """Give shared outputs (a position embedding) an example axis, wherever that leaves the model's output as it was."""
     n = count(x)
@@ -200,8 +205,9 @@ def _expanded(model: nn.Module, x: Inputs, state: State, output: Output | None, 
             accepted.add(module)
             whole = trial
     if accepted:
-        half = forward(model, select(x, slice(0, n // 2)), state, output=output, expand=dict.fromkeys(accepted, n // 2))
-        layouts = _layouts(whole, half, n, n // 2)
+        m = inner.stop - 1
+        part = forward(model, select(x, inner), state, output=output, expand=dict.fromkeys(accepted, m))
+        layouts = _layouts(whole, part, n, m)
     return whole, layouts, accepted
 
 
@@ -220,7 +226,7 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
     exact = [p + q for p, q in zip(w1, w2, strict=True)]
     of_weight = {id(w): e for w, e in zip(weights, exact[:len(weights)], strict=True)}
     of_alias = {id(a): e for a, e in zip(aliases, exact[len(weights):], strict=True)}
-    _check_references(model, whole, aliases, of_alias)
+    _check_references(model, whole)
 
     rebuilt = {k: torch.zeros(e.numel(), dtype=e.dtype, device=e.device) for k, e in of_weight.items()}
     scale = dict.fromkeys(of_weight, 0.0)
@@ -296,11 +302,9 @@ def _verify_single(one: Pass, single: list[str], found: Survey) -> None:
                     found.maps.pop(name, None)
 
 
-def _check_references(model: nn.Module, whole: Pass, aliases: list[Tensor], of_alias: dict[int, Tensor]) -> None:
+def _check_references(model: nn.Module, whole: Pass) -> None:
     """A parameter reached through a reference outside the module tree would be missed: refuse, do not guess."""
-    idle = [name for name, a in whole.aliases.items() if not of_alias[id(a)].any()]
-    real = dict(model.named_parameters(remove_duplicate=False))
-    real = {k: real[k] for k in idle if k in real and real[k].requires_grad}
+    real = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not real:
         return
     found = torch.autograd.grad(whole.f.sum(), list(real.values()), retain_graph=True, allow_unused=True)
@@ -375,7 +379,8 @@ def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCota
                                f"{len(groups.get(name, []))} times on others: its use depends on the data. "
                                f"Leave it out with layers=..., or measure with chunk=1.")
     calls = [c for name in names for c in groups[name]]
-    f = seen.f.detach().flatten(1)
+    f = seen.f.detach().reshape(n, -1)
+    check_finite(f)
     V = cotangents(f, rows)
     seen = Pass(seen.f, calls, seen.aliases)
     stacks = [V.new_empty(0)] * len(calls)
@@ -409,7 +414,8 @@ def example_gradients(model: nn.Module, x: Inputs, rows: slice, cotangents: RowC
     gathered: dict[str, list[Tensor]] = {name: [] for name in names}
     for i in range(count(x)):
         seen = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False, seed=rows.start + i)
-        V = cotangents(seen.f.detach().flatten(1), slice(rows.start + i, rows.start + i + 1))
+        check_finite(seen.f)
+        V = cotangents(seen.f.detach().reshape(1, -1), slice(rows.start + i, rows.start + i + 1))
         places = [state[name] for name in names]
         found = [seen.backward(V[v], places)[1] for v in range(len(V))]
         for j, name in enumerate(names):

@@ -8,12 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from richter.core import SelectionError
+
 Array = Tensor | np.ndarray
 
 
 def to_tensor(a: Any) -> Tensor:
-    """A float64 tensor of anything array-like (float64 on the CPU where the device has none)."""
-    t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))
+    """A float64 tensor of anything array-like, real and finite (on the CPU where the device has no float64)."""
+    try:
+        t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))
+    except (TypeError, ValueError) as error:
+        raise SelectionError(f"{type(a).__name__} cannot be read as an array of numbers ({error}).") from error
+    if t.is_complex() or not torch.isfinite(t).all():
+        raise SelectionError("the array is complex." if t.is_complex() else "the array contains NaN or Inf.")
     return (t.cpu() if t.device.type == "mps" else t).double()
 
 

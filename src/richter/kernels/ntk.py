@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.capture import Inputs, Output, State, device_of, quiet, state_of, to_device, unwrap, written
+from richter.checks import check_inputs, check_weights
 from richter.core import MemoryBudgetError, SelectionError, parse_bytes, show_bytes
 from richter.cotangents import Cotangents, every_output
 from richter.kernels.arrays import Array, as_tensors, like
@@ -223,13 +224,17 @@ def read_width(info: MapInfo) -> int:
     return info.shape[0] * info.shape[2] if info.kind == "grouped" else info.shape[-1]
 
 
+def least(job: Job, n: int, m: int, v: int, itemsize: int) -> tuple[int, int]:
+    """Bytes of the kernels themselves, and of the smallest piece of work beside them: a pair of examples."""
+    held, moment = bytes_per_example(job, v, itemsize)
+    pairs = n * m * (1 if job.outputs == "trace" else v if job.outputs == "diagonal" else v * v)
+    return 8 * pairs * (len({p.module for p in job.parts}) + 1), 2 * (held + moment)
+
+
 def chunk_size(job: Job, n: int, m: int, v: int, itemsize: int, memory: int) -> int:
     """The largest chunk for which two captured chunks and their product fit; an error that says the least that would."""
-    held, moment = bytes_per_example(job, v, itemsize)
+    result, each = least(job, n, m, v, itemsize)
     modules = len({p.module for p in job.parts})
-    pairs = n * m * (1 if job.outputs == "trace" else v if job.outputs == "diagonal" else v * v)
-    result = 8 * pairs * modules
-    each = 2 * (held + moment)
     if result + each > memory:
         raise MemoryBudgetError(
             f"memory={show_bytes(memory)} cannot hold the kernels of {modules} layers ({show_bytes(result)}) and one pair of "
@@ -300,6 +305,7 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
         raise SelectionError(f"outputs={outputs!r}: choose one of {', '.join(OUTPUTS)}.")
     given = (x, x2)
     model = unwrap(model)
+    check_weights(model)
     x, x2 = _inputs(model, x), None if x2 is None else _inputs(model, x2)
     with quiet(model, mode):
         job = prepare(model, x, cotangents, output, outputs)
@@ -307,7 +313,7 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
             raise SelectionError("the model has no trainable parameter, so its tangent kernel is empty. "
                                  "Set requires_grad=True on the parameters to be counted.")
         layers = kernels(job, x, x2, parse_bytes(memory))
-    dtype = next(model.parameters()).dtype
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     if per_layer:
         return {name: like(K.to(dtype), *given) for name, K in layers.items()}
@@ -327,11 +333,13 @@ def _inputs(model: nn.Module, x: Any) -> Inputs:
     x = as_tensors(x, next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32))
     if count(x) == 0:
         raise SelectionError("x holds no example.")
+    check_inputs(x)
     return to_device(x, device_of(model))
 
 
 def _captured(model: nn.Module, x: Any, layer: str, output: Output | None, mode: str) -> LayerCapture:
     model = unwrap(model)
+    check_weights(model)
     x = _inputs(model, x)
     with quiet(model, mode):
         job = prepare(model, x, every_output, output, "full")

@@ -16,8 +16,6 @@ from richter.kernels.arrays import Array, like, to_tensor
 def _square(K: Tensor, name: str = "K") -> Tensor:
     if K.dim() != 2 or K.shape[0] != K.shape[1] or K.shape[0] == 0:
         raise SelectionError(f"{name} has shape {tuple(K.shape)}; a square kernel matrix [n, n] is needed.")
-    if not torch.isfinite(K).all():
-        raise SelectionError(f"{name} contains NaN or Inf.")
     return K
 
 
@@ -109,7 +107,7 @@ def specialisation(K_diagonal: Array, Y: Array) -> Array:
     """KSM[c, c'] = A(K^cc, y^c') / mean over c'' of A(K^c''c'', y^c'): rows are kernels [k,n,n], columns labels [n,k].
     Each column has mean 1.  [rapid, Sec. 15]"""
     K, y = to_tensor(K_diagonal), to_tensor(Y)
-    if K.dim() != 3 or y.dim() != 2 or y.shape[0] != K.shape[1]:
+    if K.dim() != 3 or y.dim() != 2 or K.shape[1] != K.shape[2] or y.shape[0] != K.shape[1]:
         raise SelectionError(f"kernels {tuple(K.shape)} and labels {tuple(y.shape)}: [k, n, n] and [n, k] are needed.")
     A = torch.einsum("na,cnm,ma->ca", y, K, y) / (K.flatten(1).norm(dim=1)[:, None] * (y * y).sum(0))
     return like(A / A.mean(0), K_diagonal, Y)

@@ -16,7 +16,8 @@ from richter.statistics import LABELS, TANGENT_KERNEL, Derived
 
 @dataclass(frozen=True)
 class Labels:
-    """Targets "n v" beside a kernel's rows; ``keep`` is False where a row belongs to no real output (padding)."""
+    """Targets "n v" beside a kernel's rows (NaN when the probe has none); ``keep`` is False where a row belongs to no real
+    output (padding)."""
 
     Y: Float[Tensor, "n v"]
     keep: Tensor | None = None

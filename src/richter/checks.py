@@ -1,0 +1,69 @@
+"""What a model, its initial state and its inputs must be before anything is measured; errors say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from richter.core import CaptureError, SelectionError
+
+
+def check_weights(model: nn.Module) -> None:
+    """A model that can be measured has real, finite, initialised weights."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if not dict(model.named_parameters()):
+        raise SelectionError("the model has no parameters, so there is no layer to measure.")
+    for name, p in tensors.items():
+        if isinstance(p, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+            raise CaptureError(f"{name!r} is not initialised yet (a lazy module): run one batch through the model first.")
+        if p.device.type == "meta":
+            raise CaptureError(f"{name!r} is on the meta device: it has a shape but no numbers. Move the model to a real device "
+                               f"(model.to_empty(device=...) and load weights) first.")
+        if p.is_complex():
+            raise CaptureError(f"{name!r} has complex dtype {p.dtype}. Feature matrices of complex weights have no settled "
+                               f"definition; split real and imaginary parts.")
+    for name, p in model.named_parameters():
+        if p.is_floating_point() and not torch.isfinite(p.detach()).all():
+            raise CaptureError(f"parameter {name!r} contains NaN or Inf: the run has diverged, and every number would be NaN. "
+                               f"Look at the steps before, or lower the learning rate.")
+
+
+def check_initial(model: nn.Module, initial: Any) -> dict[str, Tensor]:
+    """A state_dict that fits the (unwrapped) model."""
+    if not isinstance(initial, Mapping) or not all(isinstance(v, Tensor) or k.endswith("_extra_state")
+                                                   for k, v in initial.items()):
+        raise SelectionError(f"initial= is a {type(initial).__name__}; a state_dict of this model is needed: "
+                             f"initial=copy.deepcopy(model.state_dict()), taken before training.")
+    own = model.state_dict()
+    found = {k if k in own else k.removeprefix("module.").removeprefix("_orig_mod."): v for k, v in initial.items()}
+    needed = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    for name, p in needed.items():
+        if name not in found:
+            if name in own:
+                raise SelectionError(f"initial= has no entry {name!r}. Pass a state_dict of this very model, taken before "
+                                     f"training.")
+            continue  # a buffer that is not saved
+        if found[name].shape != p.shape:
+            raise SelectionError(f"initial[{name!r}] has shape {tuple(found[name].shape)}, the model's is {tuple(p.shape)}: "
+                                 f"it is the state of another architecture.")
+        if found[name].is_floating_point() and not torch.isfinite(found[name]).all():
+            raise SelectionError(f"initial[{name!r}] contains NaN or Inf.")
+    return found
+
+
+def check_inputs(x: Any, name: str = "x") -> None:
+    """Tensors with as many examples each, real and finite."""
+    parts = list(x.items()) if isinstance(x, Mapping) else list(enumerate(x)) if isinstance(x, (tuple, list)) else []
+    for key, part in parts:
+        check_inputs(part, f"{name}[{key!r}]")
+    sizes = {p.shape[0] if isinstance(p, Tensor) and p.dim() else -1 for _, p in parts}
+    if len(sizes) > 1:
+        raise SelectionError(f"the parts of {name} have different numbers of examples ({sorted(sizes)}).")
+    if isinstance(x, Tensor):
+        if x.is_complex():
+            raise SelectionError(f"{name} has complex dtype {x.dtype}; give real and imaginary parts as two channels.")
+        if x.is_floating_point() and not torch.isfinite(x).all():
+            raise SelectionError(f"{name} contains NaN or Inf: every kernel with that example would too. Remove it.")
