@@ -17,7 +17,7 @@ with install_import_hook("richter", "checker.typechecked"):
     import richter.measures.nfa
     import richter.observe  # noqa: F401
 
-import torch  # noqa: E402
+import torch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU here")])]

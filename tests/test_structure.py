@@ -16,15 +16,15 @@ ROOT = Path(richter.__file__).parent
 
 # module -> the parts of richter it may import (a prefix allows what is below it)
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "core": (), "layers": ("layers",), "cotangents": (), "capture": ("core", "layers"),
-    "survey": ("core", "layers", "capture"),
-    "kernels.arrays": (), "kernels.spectra": ("core", "kernels.arrays"),
-    "kernels.ntk": ("core", "capture", "survey", "cotangents", "kernels.arrays"),
+    "core": (), "layers": ("layers",), "cotangents": ("core",), "capture": ("core", "layers"),
+    "survey": ("core", "layers", "capture"), "checks": ("core",),
+    "kernels.arrays": ("core",), "kernels.spectra": ("core", "kernels.arrays"),
+    "kernels.ntk": ("core", "capture", "checks", "survey", "cotangents", "kernels.arrays"),
     "kernels": ("kernels",), "statistics": ("survey",),
     "measures": ("core", "cotangents", "statistics", "measures", "kernels.spectra"),
     "probe": ("core", "survey"), "snapshot": ("core",),
     "evaluate": ("core", "capture", "cotangents", "survey", "kernels.ntk", "statistics", "measures", "probe"),
-    "observe": ("core", "capture", "cotangents", "evaluate", "measures", "probe", "snapshot"),
+    "observe": ("core", "capture", "checks", "cotangents", "evaluate", "measures", "probe", "snapshot"),
     "report": ("core", "report"), "tasks": ("core", "tasks"), "models": ("core", "models"),
     "testing": ("capture", "survey", "layers", "kernels", "measures", "observe", "probe", "models"),
     "workflows": ("core", "observe", "probe", "snapshot", "models", "tasks", "report", "workflows"),

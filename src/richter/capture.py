@@ -171,6 +171,9 @@ def arguments(model: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, A
     return (tuple(x), {}) if isinstance(x, (tuple, list)) else ((x,), {})
 
 
+_OF_TORCH = set(vars(nn.Module()))  # parameters, buffers, modules, hooks: handled by their owners
+
+
 @contextlib.contextmanager
 def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]:
     """Everything a measurement could disturb, put back afterwards whatever happens in between: random streams,
@@ -180,6 +183,8 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
         raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
     modules = list(model.modules())
     attributes = [dict(vars(m)) for m in modules]  # `training` is one of them
+    containers = [(box, box.copy()) for was in attributes for name, box in was.items()
+                  if type(box) in (list, dict, set) and name not in _OF_TORCH]  # what a model remembers
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     kinds = {"cpu"} | {p.device.type for p in model.parameters()}
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002  the global streams themselves
@@ -202,6 +207,9 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
             for name in now.keys() - was.keys():
                 del now[name]
             now.update({name: value for name, value in was.items() if now.get(name) is not value})
+        for box, before in containers:
+            box.clear()
+            box.extend(before) if isinstance(box, list) else box.update(before)
         np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
 

@@ -17,13 +17,14 @@ def check_weights(model: nn.Module) -> None:
     if not dict(model.named_parameters()):
         raise SelectionError("the model has no parameters, so there is no layer to measure.")
     for name, p in tensors.items():
+        name = f"{'parameter' if isinstance(p, nn.Parameter) else 'buffer'} {name!r}"
         if isinstance(p, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
-            raise CaptureError(f"{name!r} is not initialised yet (a lazy module): run one batch through the model first.")
+            raise CaptureError(f"{name} is not initialised yet (a lazy module): run one batch through the model first.")
         if p.device.type == "meta":
-            raise CaptureError(f"{name!r} is on the meta device: it has a shape but no numbers. Move the model to a real device "
+            raise CaptureError(f"{name} is on the meta device: it has a shape but no numbers. Move the model to a real device "
                                f"(model.to_empty(device=...) and load weights) first.")
         if p.is_complex():
-            raise CaptureError(f"{name!r} has complex dtype {p.dtype}. Feature matrices of complex weights have no settled "
+            raise CaptureError(f"{name} has complex dtype {p.dtype}. Feature matrices of complex weights have no settled "
                                f"definition; split real and imaginary parts.")
     for name, p in model.named_parameters():
         if p.is_floating_point() and not torch.isfinite(p.detach()).all():
@@ -33,8 +34,7 @@ def check_weights(model: nn.Module) -> None:
 
 def check_initial(model: nn.Module, initial: Any) -> dict[str, Tensor]:
     """A state_dict that fits the (unwrapped) model."""
-    if not isinstance(initial, Mapping) or not all(isinstance(v, Tensor) or k.endswith("_extra_state")
-                                                   for k, v in initial.items()):
+    if not isinstance(initial, Mapping):
         raise SelectionError(f"initial= is a {type(initial).__name__}; a state_dict of this model is needed: "
                              f"initial=copy.deepcopy(model.state_dict()), taken before training.")
     own = model.state_dict()
@@ -46,6 +46,8 @@ def check_initial(model: nn.Module, initial: Any) -> dict[str, Tensor]:
                 raise SelectionError(f"initial= has no entry {name!r}. Pass a state_dict of this very model, taken before "
                                      f"training.")
             continue  # a buffer that is not saved
+        if not isinstance(found[name], Tensor):
+            raise SelectionError(f"initial[{name!r}] is a {type(found[name]).__name__}, not a tensor.")
         if found[name].shape != p.shape:
             raise SelectionError(f"initial[{name!r}] has shape {tuple(found[name].shape)}, the model's is {tuple(p.shape)}: "
                                  f"it is the state of another architecture.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from richter.capture import Output, State, device_of, state_of, to_device, written
+from richter.capture import Output, State, device_of, forward, state_of, to_device, written
 from richter.core import WHOLE, CaptureError, MemoryBudgetError, Row, SelectionError, show_bytes
 from richter.cotangents import Cotangents, every_output, random_outputs
 from richter.kernels.ntk import Job, Part, kernels, least, parts_of, total, widened
@@ -87,14 +87,20 @@ class Evaluation:
         self.W0: dict[str, Tensor] = {}
         if self.initial is not None:
             self.then = state_of(self.model, self.initial, copied)
+            self._check_start(few)
             self.W0 = {k: W.double() for k, W in matrices(self.model, few, self.then, self.output).items()}
         self.maps = self._selected([k for k, m in self.found.maps.items() if m.kind in MAP_KINDS])
         self.modules = self._selected(list(dict.fromkeys(p.module for p in parts_of(self.model, self.found))))
         self._check_selection()
         self.bases = {k: basis(*self._pair(k)) for k in self.maps}
 
+    def _check_start(self, few: Any) -> None:
+        assert self.then is not None
+        if not torch.isfinite(forward(self.model, few, self.then, output=self.output, record=False).f).all():
+            raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
+                               "on it. Is this the state at initialisation?")
+
     def _output_shape(self, few: Any) -> torch.Size:
-        from richter.capture import forward
         f = forward(self.model, select(few, slice(0, 2)), self.state, output=self.output, record=False).f
         return torch.Size((self.probe.n, *f.shape[1:]))
 
@@ -117,7 +123,8 @@ class Evaluation:
                 raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
             return
         for pattern in self.layers:
-            if any(_matches(k, pattern) and k not in self.found.notes for k in [*self.maps, *self.modules]):
+            idle = {k for k, why in self.found.notes.items() if not why.startswith("layer ")}
+            if any(_matches(k, pattern) and k not in idle for k in [*self.maps, *self.modules]):
                 continue
             for name, why in self.found.notes.items():
                 if _matches(name, pattern):

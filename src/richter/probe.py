@@ -48,7 +48,8 @@ class Probe:
         put("n", _examples(self.x))
         for name in ("chunk", "kernel"):
             value = getattr(self, name)
-            if not (value is None and name == "kernel") and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not (value is None and name == "kernel") and (not whole or value < 1):
                 raise ProbeError(f"Probe({name}={value!r}): a positive whole number is needed.")
         if self.n == 0:
             raise ProbeError("the probe is empty: x holds no example. Give a few hundred inputs the model was not built for "
@@ -92,10 +93,11 @@ class Probe:
         """
         if n < 2:
             raise ProbeError(f"from_loader(n={n}): a probe needs at least two examples.")
-        xs, ys, seen = [], [], 0
+        xs, ys, seen, loose = [], [], 0, False
         with _undisturbed(loader, seed):
             for batch in _batches(loader, seed):
                 x, y = _pair(batch)
+                loose = loose or _is_loose(x)
                 xs.append(_tensors(x, "x"))
                 ys.append(None if y is None else _tensors(y, "y"))
                 seen += count(xs[-1])
@@ -110,7 +112,9 @@ class Probe:
             chosen = _balanced(y, n, seed, options.get("ignore_index", IGNORE_INDEX))
         else:
             chosen = torch.arange(min(n, seen))
-        return cls(select(x, chosen), None if y is None else y[chosen], **options)
+        probe = cls(select(x, chosen), None if y is None else y[chosen], **options)
+        object.__setattr__(probe, "_loose", loose)
+        return probe
 
     def inputs(self, dtype: torch.dtype) -> Any:
         """x for a model of this dtype: numbers that came without one of torch's (numpy, lists) take the model's."""
@@ -221,13 +225,14 @@ def _balanced(y: Tensor, n: int, seed: int | None, ignore: int) -> Tensor:
 @contextlib.contextmanager
 def _undisturbed(loader: Any, seed: int) -> Iterator[None]:
     """Iterating may draw: from the global streams of torch, numpy and Python, and from the loader's own generators."""
-    own = [g for g in (getattr(loader, "generator", None), getattr(getattr(loader, "sampler", None), "generator", None))
-           if isinstance(g, torch.Generator)]
+    sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    owners = (loader, sampler, batches, getattr(batches, "sampler", None))
+    own = [g for g in (getattr(owner, "generator", None) for owner in owners) if isinstance(g, torch.Generator)]
     states = [(g, g.get_state()) for g in own]
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every device
             np.random.seed(seed)  # noqa: NPY002
             random.seed(seed)
             yield
@@ -241,7 +246,8 @@ def _undisturbed(loader: Any, seed: int) -> Iterator[None]:
 def _batches(loader: Any, seed: int) -> Iterable[Any]:
     """A DataLoader, or any iterable of batches, is iterated as it is; a dataset is shuffled with a seed of its own."""
     indexed = hasattr(loader, "__getitem__") and hasattr(loader, "__len__")
-    if isinstance(loader, torch.utils.data.DataLoader) or not indexed or not len(loader) or _is_batch(loader[0]):
+    in_batches = isinstance(loader, (list, tuple)) and len(loader) and _is_batch(loader[0])
+    if isinstance(loader, torch.utils.data.DataLoader) or not indexed or not len(loader) or in_batches:
         return loader
     draw = torch.Generator().manual_seed(seed)
     return torch.utils.data.DataLoader(loader, batch_size=64, shuffle=True, generator=draw, collate_fn=_collate)

@@ -104,18 +104,22 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise MixingError(f"layer {name!r} is a {type(module).__name__} in train mode: {MIXING}")
     whole, part = (forward(model, select(x, rows), state, output=output) for rows in (slice(0, n), inner))
-    off = _check_outputs(whole, part, n, inner)
+    off = max(_check_outputs(whole, part, n, inner), *(_alone(model, x, state, output, whole, i) for i in (0, n - 1)))
+    drawn = False
     if off > math.sqrt(torch.finfo(whole.f.dtype).eps):
         again = forward(model, x, state, output=output, record=False, seed=1)
-        if torch.equal(again.f, whole.f):  # nothing is drawn (dropout), so it is the other examples
+        drawn = not torch.equal(again.f, whole.f)  # dropout: outputs differ from pass to pass anyway
+        if not drawn:
             raise MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: "
                               f"{MIXING}")
     found = Survey(outputs=whole.f[0].numel())
     layouts = _layouts(whole, part, n, m)
     shared = {names[id(c.module)] for c in whole.calls if c.name in layouts and "shared" in layouts[c.name]}
     whole, layouts, found.expand = _expanded(model, x, inner, state, output, whole, layouts, shared)
-    _verify(model, whole, layouts, found, n, n // 2, {id(v): k for k, v in reversed(state.items())}, names)
+    R, exact = _verify(model, whole, layouts, found, n, n // 2, {id(v): k for k, v in reversed(state.items())}, names, drawn)
     single = [name for name, info in found.maps.items() if not info.layouts]
+    if single and not drawn:
+        _check_sums(model, x, state, output, R, [state[w] for k in single if (w := found.maps[k].weight)], exact)
     if single:
         _verify_single(forward(model, select(x, slice(0, 1)), state, output=output), single, found)
     for name, module in model.named_modules():
@@ -141,13 +145,24 @@ def check_finite(f: Tensor) -> None:
 def _check_outputs(whole: Pass, part: Pass, n: int, inner: slice) -> float:
     """Shapes and numbers as they should be; how much the inner examples' outputs change without the others."""
     f = whole.f
-    if f.dim() == 0 or f.shape[0] != n or part.f.shape[0] != inner.stop - 1:
+    if f.dim() == 0 or not f.numel() or f.shape[0] != n or part.f.shape[0] != inner.stop - 1:
         raise CaptureError(f"the model's output has shape {tuple(f.shape)} for {n} examples. Richter needs the examples "
                            f"on the first axis: use output=lambda out: ... to pick or transpose it (a loss averaged over "
                            f"the batch is not an output).")
     check_finite(f)
     size = f.detach().abs().max().item() + 1e-300
     return (f[inner] - part.f).detach().abs().max().item() / size
+
+
+def _alone(model: nn.Module, x: Inputs, state: State, output: Output | None, whole: Pass, i: int) -> float:
+    """How much the output of one example changes when it is alone; 0 for models that cannot run on one."""
+    try:
+        f = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False).f
+    except (RuntimeError, ValueError, IndexError, AssertionError):
+        return 0.0
+    if f.shape != whole.f[i:i + 1].shape:
+        return 0.0
+    return (f - whole.f[i:i + 1]).detach().abs().max().item() / (whole.f.detach().abs().max().item() + 1e-300)
 
 
 def _layouts(whole: Pass, part: Pass, n: int, m: int) -> dict[str, list[str]]:
@@ -212,7 +227,7 @@ def _expanded(model: nn.Module, x: Inputs, inner: slice, state: State, output: O
 
 
 def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found: Survey, n: int, m: int,
-            parameters: dict[int, str], names: dict[int, str]) -> None:
+            parameters: dict[int, str], names: dict[int, str], drawn: bool) -> tuple[Tensor, dict[int, Tensor]]:
     """Rebuild gradients of a random output from h and g; keep what agrees with autograd, say what does not."""
     f, tol = whole.f, tolerance(whole.f.dtype)
     draw = torch.Generator().manual_seed(0)
@@ -240,6 +255,8 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
         else:
             out = [by_example(c.map.outputs(c.module, t), n, local[c.name][call]) for t in (p, q)]  # type: ignore[arg-type]
             if out[0][m:].norm() > tol * out[0].norm() or out[1][:m].norm() > tol * out[1].norm():
+                if drawn:
+                    raise MixingError(f"layer {c.name!r}: what one example's output asks of it reaches other examples: {MIXING}")
                 local[c.name] = ["irregular"] * len(local[c.name])
         h, g = c.inputs(), c.map.outputs(c.module, p + q)
         index = c.map.matrix(c.module, torch.arange(c.weight.numel(), device=g.device).view(c.weight.shape))
@@ -266,6 +283,7 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
         found.maps[name] = MapInfo(name, info.kind, tuple(local[name]) if regular else (),  # type: ignore[arg-type]
                                    info.module, info.weight, info.shape, width, info.index)
     _structure(model, found, whole.aliases, of_alias, summed, tol)
+    return R, of_alias
 
 
 def _fitting(c: Call, gradient: Tensor, index: Tensor) -> Tensor:
@@ -300,6 +318,18 @@ def _verify_single(one: Pass, single: list[str], found: Survey) -> None:
                 if error > tolerance(one.f.dtype) and e.norm() > 0:
                     found.notes[name] = _blind(name, len(calls), error)
                     found.maps.pop(name, None)
+
+
+def _check_sums(model: nn.Module, x: Inputs, state: State, output: Output | None, R: Tensor, weights: list[Tensor],
+                exact: dict[int, Tensor]) -> None:
+    """The gradients of single examples must add up to that of the batch, or there are no gradients of single examples."""
+    added = [torch.zeros_like(w) for w in weights]
+    for i in range(count(x)):
+        one = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False)
+        added = [a + d for a, d in zip(added, one.backward(R[i], weights)[1], strict=True)]
+    for w, a in zip(weights, added, strict=True):
+        if (a - exact[id(w)]).norm() > 10 * tolerance(a.dtype) * (a.norm() + exact[id(w)].norm()):
+            raise MixingError(f"the gradients of single examples do not add up to that of the batch: {MIXING}")
 
 
 def _check_references(model: nn.Module, whole: Pass) -> None:

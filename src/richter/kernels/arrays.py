@@ -13,14 +13,14 @@ from richter.core import SelectionError
 Array = Tensor | np.ndarray
 
 
-def to_tensor(a: Any) -> Tensor:
+def to_tensor(a: Any, name: str = "the array") -> Tensor:
     """A float64 tensor of anything array-like, real and finite (on the CPU where the device has no float64)."""
     try:
         t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))
     except (TypeError, ValueError) as error:
-        raise SelectionError(f"{type(a).__name__} cannot be read as an array of numbers ({error}).") from error
+        raise SelectionError(f"{name} is a {type(a).__name__} that cannot be read as numbers ({error}).") from error
     if t.is_complex() or not torch.isfinite(t).all():
-        raise SelectionError("the array is complex." if t.is_complex() else "the array contains NaN or Inf.")
+        raise SelectionError(f"{name} is complex." if t.is_complex() else f"{name} contains NaN or Inf.")
     return (t.cpu() if t.device.type == "mps" else t).double()
 
 

@@ -305,13 +305,13 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
         raise SelectionError(f"outputs={outputs!r}: choose one of {', '.join(OUTPUTS)}.")
     given = (x, x2)
     model = unwrap(model)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise SelectionError("the model has no trainable parameter, so its tangent kernel is empty. "
+                             "Set requires_grad=True on the parameters to be counted.")
     check_weights(model)
     x, x2 = _inputs(model, x), None if x2 is None else _inputs(model, x2)
     with quiet(model, mode):
         job = prepare(model, x, cotangents, output, outputs)
-        if not job.parts:
-            raise SelectionError("the model has no trainable parameter, so its tangent kernel is empty. "
-                                 "Set requires_grad=True on the parameters to be counted.")
         layers = kernels(job, x, x2, parse_bytes(memory))
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32

@@ -51,7 +51,8 @@ def resolve(asked: Iterable[str | Measure] | str | Measure | None) -> list[Measu
     if isinstance(asked, (str, Measure)):
         asked = [asked]
     if asked is not None and not isinstance(asked, Iterable):
-        raise SelectionError(f"measures={asked!r}: names of measures are needed. Known are: {', '.join(known)}.")
+        raise SelectionError(f"measures= takes names or richter.measures.Measure objects, not {type(asked).__name__}. "
+                             f"Known are: {', '.join(known)}.")
     found: dict[str, Measure] = {}
     for m in DEFAULT if asked is None else asked:
         if isinstance(m, str):

@@ -78,17 +78,20 @@ def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor, T
 def centred_kernel(K: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel:
     K, y, _ = flat(K, labels)
     Kc, y = centre(K), y - y.mean()
+    if Kc.norm() <= 1e-13 * K.norm():  # a constant kernel: what is left is rounding
+        return CentredKernel(0.0, 0.0, 0.0, (y @ y).item())
     return CentredKernel((y @ Kc @ y).item(), Kc.norm().item(), top_eigenvalue(Kc), (y @ y).item())
 
 
 def centred_kernel_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CentredKernel]:
     """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied.
-    The eigenvalue is followed from the whole kernel's, to 1e-7: these values only make error bars."""
+    The eigenvalue is followed from the whole kernel's, to a residual of 1e-4 (an error of about its square): these values
+    only make error bars."""
     K, y, example = flat(K, labels)
     inside = torch.nn.functional.one_hot(example % groups, groups).to(K)  # row, group
     squares = inside.T @ (K * K) @ inside
     ones, times_y = K @ inside, K @ (inside * y[:, None])  # sums over each group's columns
-    start = top_eigenpair(lambda q: _centred(K @ _centred(q)), anywhere(len(K), K), 1e-9)[1]
+    start = top_eigenpair(lambda q: _centred(K @ _centred(q)), anywhere(len(K), K), 1e-4)[1]
     found = []
     for g in range(groups):
         keep = 1 - inside[:, g]
@@ -99,7 +102,7 @@ def centred_kernel_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: 
         norm2 = squares[others][:, others].sum() - 2 * (K1 @ K1) / size + (total / size) ** 2
         m = (y * keep).sum() / size
         quadratic = (y * keep) @ Ky - 2 * m * Ky.sum() + m * m * total
-        top, _ = top_eigenpair(lambda q, k=keep: _centred(K @ _centred(q, k), k), _centred(start, keep), 1e-7)  # type: ignore[misc]
+        top, _ = top_eigenpair(lambda q, k=keep: _centred(K @ _centred(q, k), k), _centred(start, keep), 1e-4)  # type: ignore[misc]
         found.append(CentredKernel(quadratic.item(), norm2.clamp(min=0).sqrt().item(), top,
                                    (((y - m) * keep).square().sum()).item()))
     return found

@@ -41,6 +41,8 @@ def pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
 def diagonal_pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
     """The Pearson correlation of the diagonals: do both matrices weigh the inputs alike?  [nfa, Fig. 16]"""
     a, b = A.diagonal(), B.diagonal()
+    if any((d - d.mean()).norm() <= 1e-12 * d.norm() for d in (a, b)):
+        return math.nan  # constant, up to rounding
     a, b = a - a.mean(), b - b.mean()
     return quotient((a @ b).item(), (a.norm() * b.norm()).item())
 

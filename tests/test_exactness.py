@@ -1,0 +1,176 @@
+"""Every number of the instrument equals its definition, on every model of the zoo."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oracles
+import richter
+import zoo
+from richter import kernels
+from richter.capture import state_of
+from richter.core import WHOLE, SelectionError
+from richter.survey import survey
+
+RELATIVE = 1e-8
+TANGENT = ("tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
+EVERY_CASE = pytest.mark.parametrize("name", zoo.CASES)
+
+
+def examples(name: str) -> int:
+    """Fewer where there are 28 outputs: the definitions take one at a time."""
+    return 4 if "gpt" in name else 6
+
+
+def moved(x: zoo.Inputs, device: str) -> zoo.Inputs:
+    """A tensor, tuple or dict of tensors on another device."""
+    if isinstance(x, dict):
+        return {key: value.to(device) for key, value in x.items()}
+    return tuple(value.to(device) for value in x) if isinstance(x, tuple) else x.to(device)
+
+
+def there(name: str, device: str) -> tuple[nn.Module, zoo.Inputs, Tensor]:
+    """Model, inputs and labels of a case, on a device."""
+    x, y = zoo.CASES[name].batch(examples(name))
+    return zoo.CASES[name].build().to(device), moved(x, device), y.to(device)
+
+
+@cache
+def measured(name: str, device: str) -> richter.Snapshot:
+    """Every measure of the catalogue."""
+    case, (model, x, y) = zoo.CASES[name], there(name, device)
+    return richter.measure(model, richter.Probe(x, y), list(richter.measures.catalogue()), initial=zoo.initial(case),
+                           output=case.output)  # fmt: skip
+
+
+@cache
+def read_and_asked(name: str, layer: str) -> tuple[Tensor, Tensor, Tensor]:
+    """W, h, J of one map, one example and one output at a time."""
+    case = zoo.CASES[name]
+    return oracles.layer_io(case.build(), case.batch(examples(name))[0], layer, case.output)
+
+
+@cache
+def tangent_kernels(name: str) -> dict[str, Tensor]:
+    """{module: K[n,k,n,k]} from whole Jacobians."""
+    case = zoo.CASES[name]
+    return oracles.tangent_kernels(case.build(), case.batch(examples(name))[0], output=case.output)
+
+
+def output_shape(name: str) -> torch.Size:
+    """Of what the case's `output` picks, all examples."""
+    case = zoo.CASES[name]
+    result = zoo.call(case.build(), case.batch(examples(name))[0])
+    return (result if case.output is None else case.output(result)).shape
+
+
+def disagreements(got: dict[tuple[str, str], float], expected: dict[tuple[str, str], float]) -> list[str]:
+    """What differs by more than the tolerance, and what is NaN on one side only."""
+    found = []
+    for key, value in expected.items():
+        if math.isnan(value) != math.isnan(got[key]):
+            found.append(f"{key}: {got[key]} instead of {value}")
+        elif not math.isnan(value) and not math.isclose(got[key], value, rel_tol=RELATIVE, abs_tol=1e-14):
+            found.append(f"{key}: {got[key]:.17g} instead of {value:.17g}")
+    return found
+
+
+def close(K: Tensor, expected: Tensor) -> bool:
+    """The relative Frobenius distance is small; kernels that should be zero are."""
+    return K.shape == expected.shape and bool((K.cpu() - expected).norm() <= RELATIVE * expected.norm())
+
+
+@EVERY_CASE
+def test_feature_correlations_are_those_of_the_definition(name: str, device: str) -> None:
+    case, snap = zoo.CASES[name], measured(name, device)
+    then = case.build()
+    then.load_state_dict(zoo.initial(case))
+    expected = {}
+    for layer in case.maps:
+        W, _, J = read_and_asked(name, layer)
+        W0, _, J0 = oracles.layer_io(then, case.batch(examples(name))[0], layer, case.output)
+        expected |= {(measure, layer): v for measure, v in oracles.nfa_measures(W, W0, J, J0).items()}
+    of_weights = {m.name for m in richter.measures.catalogue().values() if not m.of_kernels}
+    assert {measure for measure, _ in expected} == of_weights
+    assert not disagreements({key: snap.value(*key) for key in expected}, expected)
+
+
+@EVERY_CASE
+def test_tangent_measures_are_those_of_the_definition(name: str, device: str) -> None:
+    case, snap = zoo.CASES[name], measured(name, device)
+    Y = richter.Probe(*case.batch(examples(name))).targets(output_shape(name))[0]
+    assert Y is not None
+    layers = tangent_kernels(name)
+    expected = {}
+    for layer, K in {**layers, WHOLE: torch.stack(list(layers.values())).sum(0)}.items():
+        for measure in TANGENT:
+            labels = () if measure == "tangent_stable_rank" else (Y,)
+            expected[measure, layer] = float(getattr(oracles, measure)(K, *labels))
+    assert {m.name for m in richter.measures.catalogue().values() if m.of_kernels} == set(TANGENT)
+    assert not disagreements({key: snap.value(*key) for key in expected}, expected)
+
+
+@EVERY_CASE
+def test_only_maps_and_modules_of_the_model_have_rows(name: str) -> None:
+    """A second use of a tied weight goes by its module's name with .T behind it; everything else is in the case."""
+    known = {*zoo.CASES[name].maps, *tangent_kernels(name), WHOLE}
+    assert {layer for layer in measured(name, "cpu").layers if not layer.endswith(".T")} <= known
+
+
+@EVERY_CASE
+def test_maps_have_the_kinds_of_the_case(name: str, device: str) -> None:
+    case, (model, x, _) = zoo.CASES[name], there(name, device)
+    found = survey(model, x, state_of(model), case.output)
+    assert {k: found.maps[k].kind for k in case.maps} == case.maps
+    extra = {k for k, m in found.maps.items() if m.kind != "diagonal"} - set(case.maps)
+    assert all(k.endswith(".T") for k in extra), extra
+    weights = {name for name, p in model.named_parameters() if sum(d > 1 for d in p.shape) >= 2}
+    assert not case.unmapped - weights
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("outputs", ["trace", "diagonal", "full"])
+def test_tangent_kernels_are_products_of_jacobians(name: str, outputs: str, device: str) -> None:
+    case, (model, x, _) = zoo.CASES[name], there(name, device)
+    layers = kernels.ntk(model, x, outputs=outputs, per_layer=True, output=case.output)
+    expected = tangent_kernels(name)
+    assert set(layers) == set(expected)
+    wrong = [k for k, K in expected.items() if not close(layers[k], oracles.reduce_outputs(K, outputs))]
+    assert not wrong
+    whole = torch.stack(list(expected.values())).sum(0)
+    assert close(kernels.ntk(model, x, outputs=outputs, output=case.output), oracles.reduce_outputs(whole, outputs))
+
+
+@EVERY_CASE
+def test_pre_activation_kernels_are_those_of_the_definition(name: str, device: str) -> None:
+    """On two examples, and at no more than four of their positions: the definition is slow."""
+    case, (model, x, _) = zoo.CASES[name], there(name, device)
+    x, wrong = zoo.select(x, slice(0, 2)), []
+    batched = survey(model, x, state_of(model), case.output).batched
+    for layer in case.maps:
+        if layer not in batched:  # its positions differ from example to example (routing)
+            with pytest.raises(SelectionError, match="is not one of the linear maps"):
+                kernels.ptk(model, x, layer, output=case.output)
+            assert name == "moe"
+            continue
+        K, J = kernels.ptk(model, x, layer, output=case.output), read_and_asked(name, layer)[2][:2]
+        n, _, s, _ = J.shape
+        assert K.shape == ((n, n) if s == 1 else (n, s, n, s))
+        some = slice(None, None, -(-s // 4))
+        if not close(K.reshape(n, s, n, s)[:, some][..., some], oracles.ptk(J[:, :, some])):
+            wrong.append(layer)
+    assert not wrong
+
+
+def test_nearly_every_weight_matrix_gets_a_feature_correlation() -> None:
+    """At least 95 % of the weight matrices of the zoo, those that are used in no linear map included."""
+    values = [measured(name, "cpu").value("nfc", k) for name, case in zoo.CASES.items() for k in case.maps]
+    finite = sum(map(math.isfinite, values))
+    matrices = sum(len(case.maps) + len(case.unmapped) for case in zoo.CASES.values())
+    assert matrices > 100
+    assert finite >= 0.95 * matrices, f"{finite} of {matrices}"
