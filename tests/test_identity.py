@@ -374,6 +374,18 @@ class InPlaceInput(nn.Module):
         return self.readout(torch.tanh(self.first(x.mul_(2.0))))
 
 
+class Drawing(nn.Module):
+    """Its forward draws from all three streams, in either mode, and uses what it drew while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = np.random.rand() + random.random() + torch.rand(1).item()  # noqa: NPY002
+        return self.body(x) + (0.1 * noise if self.training else 0.0)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -430,6 +442,7 @@ SETTINGS = {
     "parametrisations": Setting(new_norms),
     "cached parametrisations": Setting(new_norms, step=cached_parametrisations),
     "old norms": Setting(old_norms),
+    "a forward that draws": Setting(Drawing),
     "lstm": Setting(Recurrent, "sequence"),
     "checkpoints": Setting(Checkpointed),
     "kept in train mode": Setting(dropout_mlp, options={"mode": "train"}),
@@ -596,7 +609,8 @@ def test_a_measurement_on_the_cpu_seeds_no_other_device(monkeypatch: pytest.Monk
 # -------------------------------------------------------------------------------------------------- compiled models
 
 
-def test_a_compiled_model_is_not_compiled_again(device: str) -> None:
+@pytest.mark.parametrize("how", ["wrapped", "in place", "a part"])
+def test_a_compiled_model_is_not_compiled_again(how: str, device: str) -> None:
     """torch.compile with a backend that counts: as many graphs with the Observer as without."""
     graphs: list[int] = []
 
@@ -604,7 +618,15 @@ def test_a_compiled_model_is_not_compiled_again(device: str) -> None:
         graphs.append(len(graphs))
         return graph.forward
 
-    setting = Setting(lambda: torch.compile(dropout_mlp(), backend=count), steps=STEPS)
+    def build() -> nn.Module:
+        model: Any = dropout_mlp()
+        if how == "in place":
+            model.compile(backend=count)
+        elif how == "a part":
+            model[3] = torch.compile(model[3], backend=count)
+        return torch.compile(model, backend=count) if how == "wrapped" else model
+
+    setting = Setting(build, steps=STEPS if how == "wrapped" else 40)
     torch._dynamo.reset()
     alone, _ = train(setting, device, observed=False)
     expected = len(graphs)
@@ -618,7 +640,8 @@ def test_a_compiled_model_is_not_compiled_again(device: str) -> None:
     watching.watch.when = lambda step: True
     watching()
     assert dict(torch._dynamo.utils.counters["stats"]) == before
-    assert watching.watch.snapshots[-1].layers == ["0", "3", "5", "*"]
+    part = "3._orig_mod" if how == "a part" else "3"  # as in named_modules()
+    assert watching.watch.snapshots[-1].layers == ["0", part, "5", "*"]
     torch._dynamo.reset()
 
 
