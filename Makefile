@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test check lint bench docs clean
 
 demo: .venv/installed  ## train a small network on digits, watch it, say which layers learned features
-	OMP_NUM_THREADS=2 $(BIN)/richter demo --picture richter-demo.png
+	$(BIN)/richter demo --picture richter-demo.png
 
 test: .venv/installed-dev  ## all tests but the long ones
 	$(BIN)/python -m pytest -n 2

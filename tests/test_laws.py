@@ -33,7 +33,11 @@ SOME = ["nfc", "cnfc", "ptk_centred_nfc", "c_uc_ratio", "nfc_pearson", *TANGENT]
 N = 9  # examples: more than the groups of a jackknife and than a survey looks at
 OUTPUTS = ["trace", "diagonal", "full"]
 SEEDS = st.integers(0, 10_000)
-KINDS = st.sampled_from(["mlp", "tall", "conv", "tokens"])
+SCALES = st.sampled_from([1e-3, 0.03, 0.7, 5.0, 1e3])
+EACH_KIND = pytest.mark.parametrize("kind", ["mlp", "tall", "conv", "tokens"])
+EACH_PERCEPTRON = pytest.mark.parametrize("kind", ["mlp", "tall"])
+EACH_OUTPUTS = pytest.mark.parametrize("outputs", OUTPUTS)
+BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 
 
 def law(examples: int = 15) -> Callable[[Any], Any]:
@@ -135,8 +139,9 @@ def test_the_comparisons_see_a_difference() -> None:
 # --------------------------------------------------------------------------------------------- what changes no number
 
 
-@law(10)
-@given(kind=KINDS, seed=SEEDS, chunk=st.integers(1, N))
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS, chunk=st.integers(1, N))
 def test_the_size_of_chunks_changes_no_number(kind: str, seed: int, chunk: int) -> None:
     model, x, then = network(kind, seed), inputs(kind, seed), initial(kind, seed)
     probes = (richter.Probe(x, labels(), chunk=c) for c in (N, chunk))
@@ -146,8 +151,9 @@ def test_the_size_of_chunks_changes_no_number(kind: str, seed: int, chunk: int) 
         same(a, b, tolerance)
 
 
-@law(8)
-@given(kind=KINDS, seed=SEEDS, chunk=st.integers(1, N - 1))
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS, chunk=st.integers(1, N - 1))
 def test_the_size_of_chunks_changes_no_number_in_single_precision(kind: str, seed: int, chunk: int) -> None:
     model, x = network(kind, seed).float(), inputs(kind, seed).float()
     names = ["nfc", "tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation"]
@@ -167,8 +173,9 @@ def least_memory(measured: Callable[..., Any]) -> int:
     raise AssertionError(f"memory={memory} does not work either")
 
 
-@law(10)
-@given(kind=KINDS, seed=SEEDS, more=st.sampled_from([1.0, 1.3, 3.0]))
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS, more=st.sampled_from([1.0, 1.3, 3.0]))
 def test_memory_changes_no_number(kind: str, seed: int, more: float) -> None:
     model, x, then = network(kind, seed), inputs(kind, seed, 4), initial(kind, seed)
 
@@ -178,16 +185,19 @@ def test_memory_changes_no_number(kind: str, seed: int, more: float) -> None:
     same(measured(memory=more * least_memory(measured)), measured(), 1e-10)
 
 
-@law(10)
-@given(kind=KINDS, seed=SEEDS, more=st.sampled_from([1.0, 1.3, 3.0]), outputs=st.sampled_from(OUTPUTS))
+@EACH_KIND
+@EACH_OUTPUTS
+@law(2)
+@given(seed=SEEDS, more=st.sampled_from([1.0, 1.3, 3.0]))
 def test_memory_changes_no_kernel(kind: str, seed: int, more: float, outputs: str) -> None:
     model, x = network(kind, seed), inputs(kind, seed, 5)
     least = least_memory(lambda memory: kernels.ntk(model, x, outputs=outputs, memory=memory))
     equal(kernels.ntk(model, x, outputs=outputs, memory=more * least), kernels.ntk(model, x, outputs=outputs))
 
 
-@law(10)
-@given(kind=KINDS, seed=SEEDS, order=st.permutations(range(N)))
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS, order=st.permutations(range(N)))
 def test_the_order_of_examples_changes_no_number(kind: str, seed: int, order: list[int]) -> None:
     model, x, y, then = network(kind, seed), inputs(kind, seed), labels(), initial(kind, seed)
     same(values(model, x[order], y[order], initial=then), values(model, x, y, initial=then), 1e-10)
@@ -195,8 +205,9 @@ def test_the_order_of_examples_changes_no_number(kind: str, seed: int, order: li
     equal(kernels.ntk(model, x[order], outputs="full"), K[order][:, :, order])
 
 
-@law(10)
-@given(kind=KINDS, seed=SEEDS, scale=st.floats(1e-4, 1e4))
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS, scale=SCALES)
 def test_the_scale_of_the_outputs_changes_no_correlation(kind: str, seed: int, scale: float) -> None:
     """f -> c f multiplies every kernel and every gradient product, and nothing else."""
     model, x, then = network(kind, seed), inputs(kind, seed), initial(kind, seed)
@@ -204,8 +215,9 @@ def test_the_scale_of_the_outputs_changes_no_correlation(kind: str, seed: int, s
     same(values(model, x, labels(), initial=then, output=lambda f: scale * f), plain, 1e-8)
 
 
-@law(10)
-@given(kind=st.sampled_from(["mlp", "tall"]), seed=SEEDS, scale=st.floats(1e-3, 1e3))
+@EACH_PERCEPTRON
+@law(6)
+@given(seed=SEEDS, scale=SCALES)
 def test_the_scale_of_the_read_out_changes_no_correlation(kind: str, seed: int, scale: float) -> None:
     """The read-out (now and then) times c: layer by layer, not for the sum over layers."""
     model, x, then = network(kind, seed), inputs(kind, seed), initial(kind, seed)
@@ -219,8 +231,9 @@ def test_the_scale_of_the_read_out_changes_no_correlation(kind: str, seed: int, 
     same(after, plain, 1e-8)
 
 
-@law(10)
-@given(kind=st.sampled_from(["mlp", "tall"]), seed=SEEDS, scale=st.floats(1e-3, 1e3))
+@EACH_PERCEPTRON
+@law(6)
+@given(seed=SEEDS, scale=SCALES)
 def test_the_scale_of_the_inputs_changes_no_correlation_of_relu_networks(kind: str, seed: int, scale: float) -> None:
     """Without biases f(a x) = a f(x): kernels get a factor a^2, gradients none."""
     options = {"bias": False, "act": nn.ReLU}
@@ -237,8 +250,9 @@ def test_the_scale_of_the_inputs_matters_to_other_networks() -> None:
     assert abs(scaled["tangent_cka", WHOLE] - plain["tangent_cka", WHOLE]) > 1e-3
 
 
-@law(10)
-@given(kind=KINDS, seed=SEEDS)
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS)
 def test_rotating_the_outputs_changes_no_sum_over_outputs(kind: str, seed: int) -> None:
     model, x, then = network(kind, seed), inputs(kind, seed), initial(kind, seed)
     Q = torch.linalg.qr(normal(seed, 3, 3))[0]
@@ -257,8 +271,9 @@ def test_rotating_the_outputs_changes_no_sum_over_outputs(kind: str, seed: int) 
 # --------------------------------------------------------------------------------------------------- kernels and bounds
 
 
-@law()
-@given(kind=KINDS, seed=SEEDS)
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS)
 def test_kernels_are_symmetric_and_semidefinite(kind: str, seed: int) -> None:
     model, x = network(kind, seed), inputs(kind, seed)
     for K in kernels.ntk(model, x, outputs="full", per_layer=True).values():
@@ -273,9 +288,10 @@ def test_kernels_are_symmetric_and_semidefinite(kind: str, seed: int) -> None:
         assert spectrum[0] >= -1e-12 * spectrum[-1]
 
 
-@law(20)
-@given(kind=KINDS, seed=SEEDS, gain=st.sampled_from([1e-3, 0.3, 1.5, 30.0]), regression=st.booleans(),
-       bias=st.booleans())  # fmt: skip
+@EACH_KIND
+@BIAS
+@law(4)
+@given(seed=SEEDS, gain=st.sampled_from([30.0, 1.5, 0.3, 1e-3]), regression=st.booleans())
 def test_every_measure_is_within_its_bounds(kind: str, seed: int, gain: float, regression: bool, bias: bool) -> None:
     model, then = network(kind, seed, gain=gain, bias=bias), initial(kind, seed, bias=bias)
     found = values(model, inputs(kind, seed), normal(seed, N, 3) if regression else labels(), EVERY, initial=then)
@@ -286,8 +302,9 @@ def test_every_measure_is_within_its_bounds(kind: str, seed: int, gain: float, r
     assert sum(map(math.isfinite, found.values())) > len(found) / 2
 
 
-@law(10)
-@given(kind=KINDS, seed=SEEDS)
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS)
 def test_alignment_is_correlation_over_the_root_of_the_rank(kind: str, seed: int) -> None:
     found = values(network(kind, seed), inputs(kind, seed), labels(), TANGENT)
     layers = {layer for _, layer in found}
@@ -331,8 +348,9 @@ def captured(model: nn.Module, x: Tensor, name: str) -> LayerCapture:
 LAYERS = {"mlp": ["0", "2", "4"], "tall": ["0", "2", "4"], "conv": ["0", "3", "6"], "tokens": ["embed", "readout"]}
 
 
-@law()
-@given(kind=KINDS, seed=SEEDS)
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS)
 def test_gradient_products_are_those_of_the_kernel_covariance(kind: str, seed: int) -> None:
     """G = W^T K W, with K the covariance of what the outputs ask of the layer."""
     model, x = network(kind, seed), inputs(kind, seed, 6)
@@ -348,8 +366,10 @@ def test_gradient_products_are_those_of_the_kernel_covariance(kind: str, seed: i
         equal(agop(captured(model, x, "0")), egop(model, x), 1e-12)
 
 
-@law()
-@given(kind=st.sampled_from(["mlp", "tall"]), seed=SEEDS, bias=st.booleans())
+@EACH_PERCEPTRON
+@BIAS
+@law(6)
+@given(seed=SEEDS)
 def test_a_layer_at_one_position_is_a_product_of_two_kernels(kind: str, seed: int, bias: bool) -> None:
     """K_l = (h h^T + 1 with a bias) o (g g^T); the trace of g g^T over outputs is the pre-activation kernel."""
     model, x = network(kind, seed, bias=bias), inputs(kind, seed)
@@ -364,8 +384,10 @@ def test_a_layer_at_one_position_is_a_product_of_two_kernels(kind: str, seed: in
             equal(oracles.reduce_outputs(K, "trace"), forward * kernels.ptk(model, x, name))
 
 
-@law()
-@given(seed=SEEDS, bias=st.booleans(), kind=st.sampled_from(["conv", "tokens"]))
+@pytest.mark.parametrize("kind", ["conv", "tokens"])
+@BIAS
+@law(6)
+@given(seed=SEEDS)
 def test_a_layer_at_positions_is_a_sum_over_their_pairs(seed: int, bias: bool, kind: str) -> None:
     """K_l = sum over s, t of (h_s . h_t + 1 with a bias) (g_s . g_t)."""
     model, x = network(kind, seed, bias=bias), inputs(kind, seed, 5)
@@ -378,8 +400,9 @@ def test_a_layer_at_positions_is_a_sum_over_their_pairs(seed: int, bias: bool, k
     equal(kernels.ptk(model, x, name), torch.einsum("nvsmvt->nsmt", backward))
 
 
-@law(8)
-@given(kind=KINDS, seed=SEEDS)
+@EACH_KIND
+@law(4)
+@given(seed=SEEDS)
 def test_layers_add_up_to_the_whole(kind: str, seed: int) -> None:
     """Weights, biases and norms: the sum over layers is the kernel of all parameters at once."""
     model, x = network(kind, seed), inputs(kind, seed, 4)
@@ -390,8 +413,10 @@ def test_layers_add_up_to_the_whole(kind: str, seed: int) -> None:
     equal(whole, torch.einsum("nvp,mwp->nvmw", J, J))
 
 
-@law()
-@given(kind=KINDS, seed=SEEDS, per_layer=st.booleans())
+@EACH_KIND
+@pytest.mark.parametrize("per_layer", [True, False], ids=["layers", "whole"])
+@law(3)
+@given(seed=SEEDS)
 def test_trace_and_diagonal_are_contractions_of_the_full_kernel(kind: str, seed: int, per_layer: bool) -> None:
     model, x = network(kind, seed), inputs(kind, seed)
     full, diagonal, trace = ({"": K} if isinstance(K, Tensor) else K for K in (
@@ -402,8 +427,10 @@ def test_trace_and_diagonal_are_contractions_of_the_full_kernel(kind: str, seed:
         equal(trace[layer], torch.einsum("nvmv->nm", full[layer]))
 
 
-@law()
-@given(kind=KINDS, seed=SEEDS, first=st.integers(1, N - 1), outputs=st.sampled_from(OUTPUTS))
+@EACH_KIND
+@EACH_OUTPUTS
+@law(3)
+@given(seed=SEEDS, first=st.integers(1, N - 1))
 def test_a_kernel_of_two_sets_is_a_block_of_the_kernel_of_both(kind: str, seed: int, first: int, outputs: str) -> None:
     model, x = network(kind, seed), inputs(kind, seed)
     whole, block = kernels.ntk(model, x, outputs=outputs), kernels.ntk(model, x[:first], x[first:], outputs=outputs)
@@ -439,22 +466,30 @@ def test_random_outputs_have_unit_covariance(v: int) -> None:
 # ---------------------------------------------------------------------------------------------------- feature matrices
 
 
-@st.composite
-def feature_matrices(draw: st.DrawFn) -> tuple[FeatureMatrix, FeatureMatrix]:
-    """W^T K W and V^T L V on the same inputs; K or L may be missing, the factors or the middles may be the same."""
-    seed, r, q, d = draw(SEEDS), draw(st.integers(1, 7)), draw(st.integers(1, 7)), draw(st.integers(2, 7))
+MIDDLES = pytest.mark.parametrize("middle", ["none", "first", "second", "both", "same"])
+FACTORS = pytest.mark.parametrize("shared", [True, False], ids=["one factor", "two factors"])
+SIZES = st.integers(1, 7)
+
+
+def feature_matrices(
+    seed: int, r: int, q: int, d: int, shared: bool, middle: str
+) -> tuple[FeatureMatrix, FeatureMatrix]:
+    """W^T K W and V^T L V on the same inputs: with one factor or two, with no middle, one, two or twice the same."""
     A = Factor(normal(seed, r, d))
-    B = A if draw(st.booleans()) else Factor(normal(seed + 1, q, d))
-    K = semidefinite(seed + 2, r) if draw(st.booleans()) else None
-    L = semidefinite(seed + 3, len(B.W)) if draw(st.booleans()) else None
-    L = K if B is A and draw(st.booleans()) else L
+    B = A if shared else Factor(normal(seed + 1, r if middle == "same" else q, d))
+    K = semidefinite(seed + 2, r) if middle in ("first", "both", "same") else None
+    L = semidefinite(seed + 3, len(B.W)) if middle in ("second", "both") else K if middle == "same" else None
     return FeatureMatrix(A, K), FeatureMatrix(B, L)
 
 
-@law(60)
-@given(pair=feature_matrices())
-def test_feature_matrices_are_their_dense_matrices(pair: tuple[FeatureMatrix, FeatureMatrix]) -> None:
-    F, G = pair
+@MIDDLES
+@FACTORS
+@law(15)
+@given(seed=SEEDS, r=SIZES, q=SIZES, d=SIZES)
+def test_feature_matrices_are_their_dense_matrices(
+    seed: int, r: int, q: int, d: int, shared: bool, middle: str
+) -> None:
+    F, G = pair = feature_matrices(seed, r, q, d, shared, middle)
     A, B = (M.factor.W.T @ (torch.eye(len(M.factor.W)).double() if M.K is None else M.K) @ M.factor.W for M in pair)
     for M, dense in ((F, A), (G, B)):
         equal(M.dense(), dense, 1e-12)
@@ -466,9 +501,14 @@ def test_feature_matrices_are_their_dense_matrices(pair: tuple[FeatureMatrix, Fe
     assert G.inner(F) == pytest.approx(F.inner(G), abs=1e-11 * size)
 
 
-@law(60)
-@given(pair=feature_matrices())
-def test_correlations_of_feature_matrices_are_those_of_dense_ones(pair: tuple[FeatureMatrix, FeatureMatrix]) -> None:
+@MIDDLES
+@FACTORS
+@law(15)
+@given(seed=SEEDS, r=SIZES, q=SIZES, d=SIZES)
+def test_correlations_of_feature_matrices_are_those_of_dense_ones(
+    seed: int, r: int, q: int, d: int, shared: bool, middle: str
+) -> None:
+    pair = feature_matrices(seed, r, q, d, shared, middle)
     A, B = (M.dense() for M in pair)
     assert cosine(*pair) == pytest.approx(oracles.cosine(A, B), abs=1e-10)
     assert pearson(*pair) == pytest.approx(oracles.pearson(A, B), abs=1e-8, nan_ok=True)
@@ -489,8 +529,10 @@ def test_correlations_of_constant_matrices_do_not_exist() -> None:
     assert math.isnan(diagonal_pearson(FeatureMatrix(Factor(Q)), other))
 
 
+@pytest.mark.parametrize("tall", [True, False], ids=["tall", "wide"])
+@pytest.mark.parametrize("then", [True, False], ids=["initial", "no initial"])
 @law()
-@given(seed=SEEDS, tall=st.booleans(), then=st.booleans())
+@given(seed=SEEDS)
 def test_a_basis_of_the_columns_loses_nothing(seed: int, tall: bool, then: bool) -> None:
     W = normal(seed, 11 if tall else 5, 4)
     W0 = normal(seed + 1, *W.shape) if then else None
@@ -506,8 +548,9 @@ def test_a_basis_of_the_columns_loses_nothing(seed: int, tall: bool, then: bool)
         equal((Q.T @ M).T @ (Q.T @ K @ Q) @ (Q.T @ M), M.T @ K @ M, 1e-12)
 
 
-@law(8)
-@given(seed=SEEDS, then=st.booleans())
+@pytest.mark.parametrize("then", [True, False], ids=["initial", "no initial"])
+@law(4)
+@given(seed=SEEDS)
 def test_tall_layers_are_measured_as_others(seed: int, then: bool) -> None:
     """9 outputs of 2 inputs: kept in a basis of 2 or 4 columns, and the numbers are those of the dense matrices."""
     model, x, y = network("tall", seed), inputs("tall", seed, 6), labels(6)
@@ -651,7 +694,7 @@ def test_specialisation_is_the_definition(seed: int, k: int, n: int) -> None:
     equal(found.mean(0), torch.ones(k).double())
 
 
-@pytest.mark.parametrize("outputs", OUTPUTS)
+@EACH_OUTPUTS
 def test_kernels_of_numpy_are_numpy(outputs: str) -> None:
     model, x = network("mlp", 0), inputs("mlp", 0)
     for K, of_numpy in (

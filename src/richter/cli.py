@@ -33,7 +33,10 @@ def _demo(given: argparse.Namespace) -> int:
         print(f"richter demo: the folder {given.picture.parent} does not exist; --picture cannot be written there.",
               file=sys.stderr)
         return 2
+    import torch
+
     from richter.workflows.demo import demo
+    torch.set_num_threads(1)  # the matrices are small: more threads would mostly wait for each other
     demo(given.picture, given.steps, given.scale, given.seed)
     return 0
 

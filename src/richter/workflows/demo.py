@@ -27,7 +27,7 @@ def demo(picture: Path | None, steps: int = 6000, scale: float = 0.5, seed: int 
     draw = torch.Generator().manual_seed(seed)
 
     probe = Probe(data.x[:256], data.y[:256])
-    watch = Observer(model, probe, when=log_spaced(steps - 1, 24))
+    watch = Observer(model, probe, when=log_spaced(steps, 24), budget=0.25)  # the steps are tiny, and it is a demo
 
     layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     print(f"{'step':>6} {'loss':>7} {'test':>6}   {'   '.join(f'nfc {k}'.rjust(9) for k in layers)}   {'tangent_cka':>11}")
@@ -39,7 +39,7 @@ def demo(picture: Path | None, steps: int = 6000, scale: float = 0.5, seed: int 
                    file=sys.stdout)
 
     for step in tqdm(range(steps), desc="training", unit="step", leave=False, disable=None):
-        rows = torch.randint(len(data.x), (512,), generator=draw)
+        rows = torch.randint(len(data.x), (256,), generator=draw)
         loss = F.cross_entropy(model(data.x[rows]), data.y[rows])
         snap = watch(step, loss=loss)
         if snap is not None:
