@@ -818,19 +818,20 @@ SETS = {"moments": ["nfc", "cnfc"], "initial network": ["nfc", *EXTRA], "kernels
 def test_the_smallest_memory_is_stated_and_works(
     richter: ModuleType, build: Callable[[], nn.Module], measures: str
 ) -> None:
-    model, x = build(), X if build is mlp else normal(N, 1, 6, 6)
+    model, x = build(), X[:6] if build is mlp else normal(6, 1, 6, 6)
+    probe = richter.Probe(x, Y[:6])
     options = {"measures": SETS[measures], "initial": {k: v + 1 for k, v in build().state_dict().items()}}
-    plenty = richter.measure(model, richter.Probe(x, Y), **options)
+    plenty = richter.measure(model, probe, **options)
     with refused("memory=16B cannot hold", "fewer layers.* need less", model=model):
-        richter.measure(model, richter.Probe(x, Y), memory=16, **options)
+        richter.measure(model, probe, memory=16, **options)
     with pytest.raises(richter.core.MemoryBudgetError) as caught:
-        richter.measure(model, richter.Probe(x, Y), memory=16, **options)
+        richter.measure(model, probe, memory=16, **options)
     (least,) = re.findall(r"The smallest that works here is memory='([^']+)'", str(caught.value))
     with undisturbed(model):
-        frugal = richter.measure(model, richter.Probe(x, Y), memory=least, **options)
+        frugal = richter.measure(model, probe, memory=least, **options)
     np.testing.assert_allclose([r.value for r in frugal.rows], [r.value for r in plenty.rows], rtol=1e-10, atol=1e-14)
     with pytest.raises(richter.core.MemoryBudgetError):  # and it is the smallest, up to the digits shown
-        richter.measure(model, richter.Probe(x, Y), memory=0.98 * richter.core.parse_bytes(least), **options)
+        richter.measure(model, probe, memory=0.98 * richter.core.parse_bytes(least), **options)
 
 
 @pytest.mark.parametrize("outputs", ["trace", "diagonal", "full"])

@@ -23,8 +23,8 @@ EVERY_CASE = pytest.mark.parametrize("name", zoo.CASES)
 
 
 def examples(name: str) -> int:
-    """Fewer where there are 28 outputs: the definitions take one at a time."""
-    return 4 if "gpt" in name else 6
+    """Few, because the definitions are slow; as many as tokens where a layer could take the one for the other."""
+    return 6 if name == "encoder_seq_first" else 4
 
 
 def moved(x: zoo.Inputs, device: str) -> zoo.Inputs:
@@ -142,17 +142,18 @@ def test_tangent_kernels_are_products_of_jacobians(name: str, outputs: str, devi
     assert set(layers) == set(expected)
     wrong = [k for k, K in expected.items() if not close(layers[k], oracles.reduce_outputs(K, outputs))]
     assert not wrong
-    whole = torch.stack(list(expected.values())).sum(0)
-    assert close(kernels.ntk(model, x, outputs=outputs, output=case.output), oracles.reduce_outputs(whole, outputs))
+    if outputs == "trace":
+        whole = torch.stack(list(expected.values())).sum(0)
+        assert close(kernels.ntk(model, x, output=case.output), oracles.reduce_outputs(whole, "trace"))
 
 
 @EVERY_CASE
 def test_pre_activation_kernels_are_those_of_the_definition(name: str, device: str) -> None:
-    """On two examples, and at no more than four of their positions: the definition is slow."""
+    """Of some maps, on two examples, and at no more than four of their positions: the definition is slow."""
     case, (model, x, _) = zoo.CASES[name], there(name, device)
     x, wrong = zoo.select(x, slice(0, 2)), []
     batched = survey(model, x, state_of(model), case.output).batched
-    for layer in case.maps:
+    for layer in list(case.maps)[:: -(-len(case.maps) // 7)]:
         if layer not in batched:  # its positions differ from example to example (routing)
             with pytest.raises(SelectionError, match="is not one of the linear maps"):
                 kernels.ptk(model, x, layer, output=case.output)

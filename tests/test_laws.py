@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def test_the_comparisons_see_a_difference() -> None:
 
 
 @EACH_KIND
-@law(4)
+@law(3)
 @given(seed=SEEDS, chunk=st.integers(1, N))
 def test_the_size_of_chunks_changes_no_number(kind: str, seed: int, chunk: int) -> None:
     model, x, then = network(kind, seed), inputs(kind, seed), initial(kind, seed)
@@ -152,7 +153,7 @@ def test_the_size_of_chunks_changes_no_number(kind: str, seed: int, chunk: int) 
 
 
 @EACH_KIND
-@law(4)
+@law(2)
 @given(seed=SEEDS, chunk=st.integers(1, N - 1))
 def test_the_size_of_chunks_changes_no_number_in_single_precision(kind: str, seed: int, chunk: int) -> None:
     model, x = network(kind, seed).float(), inputs(kind, seed).float()
@@ -174,7 +175,7 @@ def least_memory(measured: Callable[..., Any]) -> int:
 
 
 @EACH_KIND
-@law(4)
+@law(3)
 @given(seed=SEEDS, more=st.sampled_from([1.0, 1.3, 3.0]))
 def test_memory_changes_no_number(kind: str, seed: int, more: float) -> None:
     model, x, then = network(kind, seed), inputs(kind, seed, 4), initial(kind, seed)
@@ -196,7 +197,7 @@ def test_memory_changes_no_kernel(kind: str, seed: int, more: float, outputs: st
 
 
 @EACH_KIND
-@law(4)
+@law(3)
 @given(seed=SEEDS, order=st.permutations(range(N)))
 def test_the_order_of_examples_changes_no_number(kind: str, seed: int, order: list[int]) -> None:
     model, x, y, then = network(kind, seed), inputs(kind, seed), labels(), initial(kind, seed)
@@ -206,7 +207,7 @@ def test_the_order_of_examples_changes_no_number(kind: str, seed: int, order: li
 
 
 @EACH_KIND
-@law(4)
+@law(3)
 @given(seed=SEEDS, scale=SCALES)
 def test_the_scale_of_the_outputs_changes_no_correlation(kind: str, seed: int, scale: float) -> None:
     """f -> c f multiplies every kernel and every gradient product, and nothing else."""
@@ -290,7 +291,7 @@ def test_kernels_are_symmetric_and_semidefinite(kind: str, seed: int) -> None:
 
 @EACH_KIND
 @BIAS
-@law(4)
+@law(3)
 @given(seed=SEEDS, gain=st.sampled_from([30.0, 1.5, 0.3, 1e-3]), regression=st.booleans())
 def test_every_measure_is_within_its_bounds(kind: str, seed: int, gain: float, regression: bool, bias: bool) -> None:
     model, then = network(kind, seed, gain=gain, bias=bias), initial(kind, seed, bias=bias)
@@ -582,9 +583,15 @@ def test_expected_gradient_products_are_those_of_the_definition(seed: int, d: in
 # --------------------------------------------------------------------------------------------------------- any matrix
 
 
-def with_spectrum(spectrum: Tensor, seed: int = 0) -> Tensor:
+@cache
+def directions(n: int) -> Tensor:
+    """A random orthogonal matrix."""
+    return torch.linalg.qr(normal(0, n, n))[0]
+
+
+def with_spectrum(spectrum: Tensor) -> Tensor:
     """A symmetric matrix of these eigenvalues in random directions."""
-    Q = torch.linalg.qr(normal(seed, len(spectrum), len(spectrum)))[0]
+    Q = directions(len(spectrum))
     K = (Q * spectrum) @ Q.T
     return (K + K.T) / 2
 

@@ -1,0 +1,70 @@
+"""What the documents show runs, and what they list exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import richter
+from richter.layers import _VIEWS
+from richter.models import mlp
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
+def test_the_examples_of_extending_run() -> None:
+    known = dict(_VIEWS)
+    names = {"model": mlp([5, 6, 3], seed=0), "probe": richter.Probe(torch.randn(24, 5), torch.arange(24) % 3)}
+    try:
+        for code in blocks("docs/extending.md"):
+            exec(code, names)
+        assert richter.measure(names["model"], names["probe"], [names["POWER"]]).value("input_power", "0") > 0
+    finally:
+        _VIEWS.clear()
+        _VIEWS.update(known)
+
+
+def test_the_readme_runs() -> None:
+    x, y = torch.randn(300, 5), torch.arange(300) % 3
+    model = mlp([5, 6, 3], seed=0)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(model: torch.nn.Module, xb: torch.Tensor, yb: torch.Tensor) -> torch.Tensor:
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(xb), yb)
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    names = {"model": model, "x": x, "y": y, "train_step": train_step, "loader": [(x[:32], y[:32])] * 3}
+    loop, hugging_face, kernels = blocks("README.md")
+    exec(loop, names)
+    assert set(names["watch"].frame.columns) == {"step", "layer", "measure", "value", "error", "note"}
+    exec(kernels, names | {"x": x[:8]})
+    transformers = pytest.importorskip("transformers")
+    ids = torch.randint(0, 7, (6, 4))
+    names = {"transformers": transformers, "config": transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=7, n_positions=4), "ids": ids, "labels": ids.roll(-1, 1),
+        "attention_mask": torch.ones_like(ids), "richter": richter}
+    exec(hugging_face, names)
+
+
+@pytest.mark.parametrize("name", list(richter.measures.catalogue()))
+def test_every_measure_is_explained(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "docs/measures.md").read_text()
+
+
+def test_every_dependency_has_a_reason() -> None:
+    settings = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(r"\ndependencies = \[(.*?)\]", settings, re.DOTALL)
+    assert listed is not None
+    reasons = (ROOT / "docs/dependencies.md").read_text()
+    for package in re.findall(r'"([a-z-]+)', listed[1]):
+        assert f"| {package}" in reasons, package

@@ -1,0 +1,122 @@
+"""The verdict, the picture, the demo's data and network."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import richter
+from richter.core import Row, SelectionError
+from richter.models import mlp
+from richter.report.figures import curves
+from richter.snapshot import Snapshot, shown
+from richter.tasks import digits
+from richter.workflows.diagnose import diagnose
+
+
+def snapshot(shares: dict[str, float], note: str = "") -> Snapshot:
+    rows = [Row(5, k, m, v, note=note) for k, share in shares.items()
+            for m, v in (("nfc", 0.5), ("c_uc_ratio", share), ("weight_change", 0.3))]
+    return Snapshot(tuple(rows), 5)
+
+
+@pytest.mark.parametrize(("shares", "verdict", "layers"), [
+    ({"a": 0.9, "b": 0.6}, "^rich. Every layer", ["rich", "rich"]),
+    ({"a": 0.01, "b": 0.04}, "^lazy. No layer", ["lazy", "lazy"]),
+    ({"a": 0.2, "b": 0.04}, "^between lazy and rich", ["between", "lazy"]),
+    ({"a": 0.9, "b": 0.04}, r"^rich in 1 of 2 layers \(a\); lazy in b", ["rich", "lazy"]),
+    ({"a": 0.9, "b": 0.2}, r"^rich in 1 of 2 layers \(a\); the others learned in part", ["rich", "between"]),
+    ({"a": math.nan}, "^cannot be told: .*initialisation", ["unknown"]),
+])
+def test_the_verdict_follows_the_share_learned(shares: dict[str, float], verdict: str, layers: list[str]) -> None:
+    found = diagnose(snapshot(shares))
+    assert [v.verdict for v in found.layers] == layers
+    assert re.search(verdict, found.verdict)
+    assert f"Verdict: {found.verdict}" in str(found)
+
+
+def test_a_trivial_correlation_is_no_evidence() -> None:
+    (layer,) = diagnose(snapshot({"a": 0.9}, note="trivial: ...")).layers
+    assert "nfc" not in layer.evidence
+    assert "c_uc_ratio" in layer.evidence
+
+
+def trained(scale: float, output: float, lr: float, steps: int = 300) -> richter.Observer:
+    """A network whose output is multiplied by ``output``: large is lazy."""
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp([64, 64, 64, 10], scale=scale, seed=0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return output * self.net(x)
+
+    data, model = digits(), Scaled()
+    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+    watch = richter.Observer(model, richter.Probe(data.x[:64], data.y[:64], kernel=32), when=steps, budget=None)
+    for step in range(steps):
+        loss = F.cross_entropy(model(data.x), data.y)
+        watch(step, loss=loss)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    watch.now(steps)
+    return watch
+
+
+def test_lazy_and_rich_training_are_told_apart() -> None:
+    lazy, rich = trained(scale=2.0, output=30.0, lr=1e-5), trained(scale=0.5, output=1.0, lr=0.5)
+    assert diagnose(lazy).verdict.startswith("lazy")
+    assert "start smaller" in diagnose(lazy).advice[0]
+    assert diagnose(rich).verdict.startswith("rich")
+    assert any("alignment of the tangent kernel" in e and "beyond probe noise" in e for e in diagnose(rich).evidence)
+
+
+def test_what_cannot_be_diagnosed() -> None:
+    with pytest.raises(SelectionError, match="takes a Snapshot or an Observer, not int"):
+        diagnose(3)  # type: ignore[arg-type]
+    watch = richter.Observer(mlp([3, 2], seed=0), richter.Probe(torch.eye(3), torch.arange(3) % 2))
+    with pytest.raises(SelectionError, match="has not measured yet"):
+        diagnose(watch)
+
+
+def test_curves_show_each_layer_and_leave_out_what_is_trivial() -> None:
+    rows = [(s, k, m, v * s, 0.01, note) for s in (0, 1, 10) for k, v, note in
+            (("first", 0.1, ""), ("last", 0.2, "trivial: ..."), ("*", 0.3, "")) for m in ("nfc", "tangent_cka")]
+    frame = pd.DataFrame(rows, columns=["step", "layer", "measure", "value", "error", "note"])
+    figure = curves(frame, pd.DataFrame({"step": [0, 1], "loss": [2.0, 1.0]}), title="a title")
+    assert [a.get_title() for a in figure.axes] == ["feature correlation (nfc)", "tangent kernel x labels (cka)", "loss"]
+    assert {line.get_label() for line in figure.axes[0].get_lines()} == {"first", "*"}
+    assert len(curves(frame).axes) == 2
+    assert figure.get_suptitle() == "a title"
+
+
+@pytest.mark.parametrize(("value", "error", "text"), [
+    (0.8234, 0.012, "0.823(12)"), (0.5, math.nan, "0.500"), (12.34, 2.5, "12.3(25)"), (math.nan, 0.1, ""), (1.0, 0.0, "1.000"),
+])
+def test_numbers_as_people_write_them(value: float, error: float, text: str) -> None:
+    assert shown(Row(0, "a", "m", value, error)) == text
+    assert shown(None) == ""
+
+
+def test_digits_and_networks_are_drawn_by_their_seed() -> None:
+    a, b, c = digits(), digits(), digits(seed=1)
+    assert len(a.x) + len(a.x_test) == 1797
+    assert torch.equal(a.x, b.x)
+    assert not torch.equal(a.x, c.x)
+    assert abs(torch.cat([a.x, a.x_test]).mean().item()) < 1e-5
+    assert digits(dtype=torch.float64, test=0.5).x.shape == (898, 64)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        digits(test=1.5)
+    state = torch.get_rng_state()
+    assert torch.equal(mlp([4, 3], seed=1)[0].weight * 2, mlp([4, 3], seed=1, scale=2.0)[0].weight)
+    assert torch.equal(state, torch.get_rng_state())
+    assert mlp([4, 3, 2], activation=nn.Tanh, bias=False, seed=0)[0].bias is None
+    with pytest.raises(ValueError, match="at least an input and an output width"):
+        mlp([4])
