@@ -1066,12 +1066,40 @@ def test_patterns_of_nested_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gpt", "lstm"])
-@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("chunk", [1, 4])
 def test_the_size_of_chunks_changes_no_number(name: str, chunk: int) -> None:
     case = CASES[name]
     model, (x, y), start = case.build(), case.batch(11), state(case.build(seed=1))
     whole, parts = (richter.measure(model, richter.Probe(x, y, chunk=c, kernel=5), [*FEW, "double_centred_nfc"],
                                     initial=start, output=case.output) for c in (256, chunk))  # fmt: skip
+    assert_close(parts, whole)
+
+
+class Scaled(nn.Module):
+    """W (g * dropout(x)) with W = [I I]: the kernels of W and of g, which is read by no linear map, are both x . x'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.readout = nn.Dropout(0.5), nn.Linear(6, 3, bias=False)
+        self.gain = nn.Parameter(torch.ones(6))
+        with torch.no_grad():
+            self.readout.weight.copy_(torch.eye(3).repeat(1, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(self.gain * self.dropout(x))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_all_layers_are_of_one_draw(mode: str) -> None:
+    """In train mode, too, the kernels of all layers are kernels of one function: one draw of dropout."""
+    K = richter.kernels.ntk(Scaled().double(), draw(12, 6), per_layer=True, mode=mode)
+    torch.testing.assert_close(K["readout"].diagonal() / 3, K[""].diagonal())
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_the_size_of_chunks_changes_no_draw(chunk: int) -> None:
+    """What dropout draws for an example does not depend on the examples it is measured with."""
+    whole, parts = (richter.measure(dropout(), probe(chunk=c), FEW, mode="train") for c in (256, chunk))
     assert_close(parts, whole)
 
 

@@ -313,7 +313,7 @@ class Evaluation:
         """(examples, cotangents) at a time, so that what is captured stays within memory."""
         held, graph, each = self._sizes(moments)
         room = self.memory - held
-        chunk = int(max(1, min(self.probe.chunk, self.probe.n, room // (graph + each))))
+        chunk = 1 if self.found.drawn else int(max(1, min(self.probe.chunk, self.probe.n, room // (graph + each))))
         return chunk, int(max(1, min(v, (room // chunk - graph) // each)))
 
     # ----------------------------------------------------------------------------------------------------- kernels

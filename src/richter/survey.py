@@ -43,6 +43,7 @@ class Survey:
     biases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # bias -> maps whose summed g is its gradient
     notes: dict[str, str] = field(default_factory=dict)  # layer -> why it has no number
     outputs: int = 0
+    drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
 
     @property
     def batched(self) -> dict[str, MapInfo]:
@@ -112,7 +113,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
         if not drawn:
             raise MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: "
                               f"{MIXING}")
-    found = Survey(outputs=whole.f[0].numel())
+    found = Survey(outputs=whole.f[0].numel(), drawn=drawn)
     layouts = _layouts(whole, part, n, m)
     shared = {names[id(c.module)] for c in whole.calls if c.name in layouts and "shared" in layouts[c.name]}
     whole, layouts, found.expand = _expanded(model, x, inner, state, output, whole, layouts, shared)
@@ -409,27 +410,32 @@ def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCota
                                f"{len(groups.get(name, []))} times on others: its use depends on the data. "
                                f"Leave it out with layers=..., or measure with chunk=1.")
     calls = [c for name in names for c in groups[name]]
+    alone: Layout = "major"  # a single example: everything is its own
+    where = [k for name in names for k in (found.maps[name].layouts if n > 1 else (alone,) * len(groups[name]))]
     f = seen.f.detach().reshape(n, -1)
     check_finite(f)
     V = cotangents(f, rows)
     seen = Pass(seen.f, calls, seen.aliases)
-    stacks = [V.new_empty(0)] * len(calls)
+    asked: list[Tensor] = []
     for v in range(len(V)):
         for i, d in enumerate(seen.backward(V[v])[0]):
+            d = by_example(calls[i].map.outputs(calls[i].module, d), n, where[i])
             if v == 0:
-                stacks[i] = d.new_empty(len(V), *d.shape)
-            stacks[i][v] = d
+                asked.append(d.new_empty(len(V), *d.shape))
+            asked[i][v] = d
     captured, start = {}, 0
     for name in names:
-        own = groups[name]
-        layouts: Sequence[Layout] = found.maps[name].layouts if n > 1 else ["major"] * len(own)
-        h = torch.cat([by_example(c.inputs(), n, k) for c, k in zip(own, layouts, strict=True)], 1) if reads else f[:, :0]
-        g = [torch.stack([by_example(c.map.outputs(c.module, d), n, k) for d in stacks[start + i]])
-             for i, (c, k) in enumerate(zip(own, layouts, strict=True))]
-        W = own[0].map.matrix(own[0].module, own[0].weight.detach())
-        captured[name] = LayerCapture(own[0].map.kind, W, h, torch.cat(g, 2), f=f, calls=tuple(d.shape[2] for d in g))
-        start += len(own)
+        own = slice(start, start + len(groups[name]))
+        start, first = own.stop, calls[own.start]
+        h = [by_example(c.inputs(), n, k) for c, k in zip(calls[own], where[own], strict=True)] if reads else [f[:, :0]]
+        captured[name] = LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()), _joined(h, 1),
+                                      _joined(asked[own], 2), f=f, calls=tuple(g.shape[2] for g in asked[own]))
     return captured
+
+
+def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """The calls of one map side by side along its positions; most maps are called once."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
 def matrices(model: nn.Module, x: Inputs, state: State, output: Output | None = None) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ per-example gradients and pairs of positions is taken, by counting operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -45,50 +45,59 @@ def total(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def contract(a: Tensor, b: Tensor, outputs: Outputs) -> Tensor:
-    """Products of features "v n p" with "w m p": [n,m] | [v,n,m] | [n,v,m,w]."""
+    """Products of features "n v p" with "m w p": [n,m] | [v,n,m] | [n,v,m,w]. No large operand is copied."""
     if outputs == "full":
-        return torch.einsum("vnp,wmp->nvmw", a, b)
-    return torch.einsum("vnp,vmp->nm" if outputs == "trace" else "vnp,vmp->vnm", a, b)
+        return (a.reshape(-1, a.shape[2]) @ b.reshape(-1, b.shape[2]).T).view(*a.shape[:2], *b.shape[:2])
+    same = torch.bmm(a.transpose(0, 1), b.permute(1, 2, 0))
+    return same.sum(0) if outputs == "trace" else same
 
 
 def gradients(c: LayerCapture) -> Tensor:
-    """Per-example gradients in the map's matrix, "v n p"."""
+    """Per-example gradients in the map's matrix, "n v p"."""
+    v, n, s = c.g.shape[:3]
     if c.kind == "diagonal":
-        return torch.einsum("vnsd,nsd->vnd", c.g, c.h)
+        return torch.einsum("vnsd,nsd->nvd", c.g, c.h)
     if c.kind == "grouped":
-        return torch.einsum("vnsro,nsri->vnroi", c.g, c.h).flatten(2)
-    if c.kind == "dense":
-        return torch.einsum("vnso,nsi->vnoi", c.g, c.h).flatten(2)
-    v, n, s, d = c.g.shape
-    keep = (c.h >= 0)[None, ..., None]
-    rows = c.g.new_zeros(v, n, c.W.shape[1], d)
-    rows.scatter_add_(2, c.h.clamp(min=0)[None, ..., None].expand(v, n, s, d), c.g * keep)
+        return torch.einsum("vnsro,nsri->nvroi", c.g, c.h).flatten(2)
+    if c.kind == "dense":  # one product for each example: (v d_out) x s x d_in
+        return torch.bmm(c.g.permute(1, 0, 3, 2).reshape(n, -1, s), c.h).view(n, v, -1)
+    d = c.g.shape[3]
+    rows = c.g.new_zeros(n, v, c.W.shape[1], d)
+    index = c.h.clamp(min=0)[:, None, :, None].expand(n, v, s, d)
+    rows.scatter_add_(2, index, c.g.transpose(0, 1) * (c.h >= 0)[:, None, :, None])
     return rows.transpose(2, 3).flatten(2)  # the matrix of a lookup is d_out x d_in
 
 
 def bias_gradients(c: LayerCapture) -> Tensor:
-    """Per-example gradients in the bias, "v n p"."""
-    return c.g.sum(2).flatten(2)
+    """Per-example gradients in the bias, "n v p"."""
+    return c.g.sum(2).flatten(2).transpose(0, 1)
+
+
+def of_both(make: Callable[[LayerCapture], Tensor], a: LayerCapture, b: LayerCapture, outputs: Outputs) -> Tensor:
+    """The product of two batches' features, made once where the batches are one."""
+    left = make(a)
+    return contract(left, left if b is a else make(b), outputs)
 
 
 def map_kernel(a: LayerCapture, b: LayerCapture, outputs: Outputs, room: float) -> Tensor:
     """The tangent kernel of one map's matrix between two batches, by the cheapest exact contraction."""
     if a.kind not in ("dense", "lookup"):
-        return contract(gradients(a), gradients(b), outputs)
+        return of_both(gradients, a, b, outputs)
     (v, n, s, d_out), (w, m, t), d_in = a.g.shape, b.g.shape[:3], a.W.shape[1]
     if s == t == 1:
-        return _read(a, b)[:, 0, :, 0] * contract(a.g[:, :, 0], b.g[:, :, 0], "diagonal") if outputs == "diagonal" else \
-            contract(a.g[:, :, 0], b.g[:, :, 0], outputs) * (
-                _read(a, b)[:, 0, :, 0] if outputs == "trace" else _read(a, b)[:, 0, None, :, 0, None])
+        hh = _read(a, b)[:, 0, :, 0]
+        return of_both(bias_gradients, a, b, outputs).mul_(hh[:, None, :, None] if outputs == "full" else hh)
     size, reading = d_out * d_in, 1 if a.kind == "lookup" else d_in
+    sides = n * s if b is a else n * s + m * t
+    making = sides * v * (d_out if a.kind == "lookup" else size)
     if outputs == "full":
-        by_gradients = (v * n * s + w * m * t) * (d_out if a.kind == "lookup" else size) + v * n * w * m * size
+        by_gradients = making + v * n * w * m * size
         by_pairs, held = n * m * s * (t * reading + w * d_out * (t + v)), n * m * s * (t + w * d_out)
     else:
-        by_gradients = (n * s + m * t) * v * (d_out if a.kind == "lookup" else size) + v * n * m * size
+        by_gradients = making + v * n * m * size
         by_pairs, held = n * m * s * t * (reading + v * d_out), 2 * n * m * s * t
     if by_pairs >= by_gradients or held * a.g.element_size() > room:
-        return contract(gradients(a), gradients(b), outputs)
+        return of_both(gradients, a, b, outputs)
     hh = _read(a, b)
     if outputs == "full":
         return torch.einsum("nswmo,vnso->nvmw", torch.einsum("nsmt,wmto->nswmo", hh, b.g), a.g)
@@ -164,6 +173,7 @@ class Job:
         if self.loose:
             for name, J in example_gradients(self.model, x, rows, self.cotangents, self.state, self.loose,
                                              self.output).items():
+                J = J.transpose(0, 1).contiguous()  # features are "n v p"
                 wide[name] = J if J.dtype in (torch.float32, torch.float64) else J.float()
         return wide
 
@@ -171,9 +181,10 @@ class Job:
         if not part.maps:
             return contract(a[part.parameter], b[part.parameter], self.outputs)
         if part.bias:
-            return total(contract(bias_gradients(a[k]), bias_gradients(b[k]), self.outputs) for k in part.maps)
+            return total(of_both(bias_gradients, a[k], b[k], self.outputs) for k in part.maps)
         if part.overlapping:
-            return contract(self._added(part, a), self._added(part, b), self.outputs)
+            added = self._added(part, a)
+            return contract(added, added if b is a else self._added(part, b), self.outputs)
         return total(map_kernel(a[k], b[k], self.outputs, room) for k in part.maps)
 
     def _added(self, part: Part, a: Mapping[str, Any]) -> Tensor:
@@ -249,7 +260,7 @@ def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, chunk: int | No
     one = job.cotangents(torch.zeros(1, job.found.outputs, dtype=next(iter(job.state.values())).dtype), slice(0, 1))
     v, itemsize = len(one), max(4, one.element_size())
     size = chunk_size(job, n, m, v, itemsize, memory)
-    size = min(size, chunk or size)
+    size = 1 if job.found.drawn else min(size, chunk or size)
     shape = {"trace": (n, m), "diagonal": (v, n, m), "full": (n, v, m, v)}[job.outputs]
     device = device_of(job.model)
     home = torch.device("cpu") if device.type == "mps" else device
@@ -272,7 +283,7 @@ def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, chunk: int | No
                 continue
             b = a if x2 is None and columns == rows else captured(0 if x2 is None else 1, columns)
             for part in job.parts:
-                K = job.block(part, a, b, memory / 4).to(home, torch.float64)
+                K = job.block(part, a, b, memory / 4).to(home)  # in the model's precision; added up in float64
                 _add(result[part.module], K, rows, columns, job.outputs, mirror=x2 is None and columns != rows)
     return result
 
