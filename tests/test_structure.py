@@ -17,16 +17,17 @@ ROOT = Path(richter.__file__).parent
 # module -> the parts of richter it may import (a prefix allows what is below it)
 ALLOWED: dict[str, tuple[str, ...]] = {
     "core": (), "layers": ("layers",), "cotangents": ("core",), "capture": ("core", "layers"),
-    "survey": ("core", "layers", "capture"), "checks": ("core",),
+    "checks": ("core",), "layercapture": ("core", "layers", "capture"),
+    "survey": ("core", "layers", "capture", "layercapture"),
     "kernels.arrays": ("core",), "kernels.spectra": ("core", "kernels.arrays"),
-    "kernels.ntk": ("core", "capture", "checks", "survey", "cotangents", "kernels.arrays"),
-    "kernels": ("kernels",), "statistics": ("survey",),
+    "kernels.ntk": ("core", "capture", "checks", "layercapture", "survey", "cotangents", "kernels.arrays"),
+    "kernels": ("kernels",), "statistics": ("layercapture",),
     "measures": ("core", "cotangents", "statistics", "measures", "kernels.spectra"),
-    "probe": ("core", "survey"), "snapshot": ("core",),
-    "evaluate": ("core", "capture", "cotangents", "survey", "kernels.ntk", "statistics", "measures", "probe"),
+    "probe": ("core", "layercapture"), "snapshot": ("core",),
+    "evaluate": ("core", "capture", "cotangents", "layercapture", "survey", "kernels.ntk", "statistics", "measures", "probe"),
     "observe": ("core", "capture", "checks", "cotangents", "evaluate", "measures", "probe", "snapshot"),
     "report": ("core", "report"), "tasks": ("core", "tasks"), "models": ("core", "models"),
-    "testing": ("capture", "survey", "layers", "kernels", "measures", "observe", "probe", "models"),
+    "testing": ("capture", "layercapture", "survey", "layers", "kernels", "measures", "observe", "probe", "models"),
     "workflows": ("core", "observe", "probe", "snapshot", "models", "tasks", "report", "workflows"),
     "cli": ("measures", "workflows"), "": ("core", "evaluate", "observe", "probe", "snapshot", "workflows"),
 }

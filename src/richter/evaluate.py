@@ -18,11 +18,12 @@ from richter.capture import Output, State, device_of, forward, state_of, to_devi
 from richter.core import WHOLE, CaptureError, MemoryBudgetError, Row, SelectionError, show_bytes
 from richter.cotangents import Cotangents, every_output, random_outputs
 from richter.kernels.ntk import Job, Part, kernels, least, parts_of, total, widened
+from richter.layercapture import LayerCapture, Survey, layer_captures, matrices, select
 from richter.measures import Measure
 from richter.measures.alignment import Labels
 from richter.probe import Probe
 from richter.statistics import Derived, Gram, Moment, OfProbe, OfWeight, Statistic, basis, block_diagonal, leaves
-from richter.survey import SURVEYED, LayerCapture, Survey, layer_captures, matrices, select, survey
+from richter.survey import SURVEYED, survey
 
 GROUPS = 8  # of the jackknife
 KERNEL_OUTPUTS = 64  # more than these, and kernels are of random combinations of outputs

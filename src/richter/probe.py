@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from richter.core import ProbeError
-from richter.survey import count, select
+from richter.layercapture import count, select
 
 IGNORE_INDEX = -100  # as in torch.nn.functional.cross_entropy
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.survey import LayerCapture
+from richter.layercapture import LayerCapture
 
 
 class Factor:

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from richter.capture import Call, forward, quiet, state_of
 from richter.kernels.ntk import ntk
+from richter.layercapture import by_example
 from richter.layers import View, view_of
 from richter.measures import Measure
 from richter.models import mlp
 from richter.observe import measure
 from richter.probe import Probe
-from richter.survey import by_example, survey
+from richter.survey import survey
 
 __all__ = ["check_layer", "check_measure"]
 

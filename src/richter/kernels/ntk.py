@@ -18,18 +18,8 @@ from richter.checks import check_inputs, check_weights
 from richter.core import MemoryBudgetError, SelectionError, parse_bytes, show_bytes
 from richter.cotangents import Cotangents, every_output
 from richter.kernels.arrays import Array, as_tensors, like
-from richter.survey import (
-    SURVEYED,
-    LayerCapture,
-    MapInfo,
-    RowCotangents,
-    Survey,
-    count,
-    example_gradients,
-    layer_captures,
-    select,
-    survey,
-)
+from richter.layercapture import LayerCapture, MapInfo, RowCotangents, Survey, count, example_gradients, layer_captures, select
+from richter.survey import SURVEYED, survey
 
 Outputs = Literal["trace", "diagonal", "full"]
 OUTPUTS = ("trace", "diagonal", "full")

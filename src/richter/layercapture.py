@@ -1,0 +1,179 @@
+"""What one batch says about each linear map: captures with the examples first, and what a survey found out that makes
+them possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from richter.capture import Call, Inputs, Output, Pass, State, forward
+from richter.core import CaptureError, SelectionError
+from richter.layers import Kind
+
+Layout = Literal["major", "minor", "second"]  # where the examples are in a layer's own [b, s, ...]
+
+
+@dataclass(frozen=True)
+class MapInfo:
+    """What the survey learned about one linear map."""
+
+    name: str
+    kind: Kind
+    layouts: tuple[Layout, ...]  # one for each call; empty when only one example at a time can be read
+    module: str
+    weight: str | None  # the parameter behind it; None for a weight computed from parameters
+    shape: tuple[int, ...]  # of the matrix
+    width: int  # numbers written per example, over all calls
+    index: Tensor  # where each entry of the matrix stands in the flattened weight
+
+
+@dataclass
+class Survey:
+    """What can be measured, and how; ``notes`` says in words what cannot."""
+
+    maps: dict[str, MapInfo] = field(default_factory=dict)
+    expand: set[str] = field(default_factory=set)  # modules whose output all examples share
+    structured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # parameter -> maps that rebuild its gradient
+    biases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # bias -> maps whose summed g is its gradient
+    notes: dict[str, str] = field(default_factory=dict)  # layer -> why it has no number
+    outputs: int = 0
+    drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
+
+    @property
+    def batched(self) -> dict[str, MapInfo]:
+        return {name: m for name, m in self.maps.items() if m.layouts}
+
+
+def count(x: Inputs) -> int:
+    """The number of examples of a tensor, tuple or dict of tensors."""
+    if isinstance(x, (dict, tuple, list)) and len(x):
+        return count(next(iter(x.values() if isinstance(x, dict) else x)))
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        raise SelectionError(f"inputs are tensors, or tuples or dicts of tensors, with the examples first; not "
+                             f"{'a number' if isinstance(x, Tensor) else type(x).__name__}.")
+    return x.shape[0]
+
+
+def select(x: Inputs, index: slice | Tensor | Sequence[int]) -> Inputs:
+    """Some examples of a tensor, or of a tuple or dict of tensors; what is not a tensor is passed on."""
+    if isinstance(x, Tensor):
+        return x[index.to(x.device)] if isinstance(index, Tensor) else x[index]
+    if isinstance(x, dict):
+        return {k: select(v, index) for k, v in x.items()}
+    return tuple(select(v, index) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+def by_example(t: Tensor, n: int, layout: Layout) -> Tensor:
+    """[b, s, ...] as the layer saw it -> [n, s', ...]."""
+    b, s, rest = t.shape[0], t.shape[1], t.shape[2:]
+    if layout == "second":
+        return t.reshape(b, n, s // n, *rest).movedim(1, 0).reshape(n, -1, *rest)
+    if layout == "minor":
+        return t.reshape(b // n, n, s, *rest).movedim(1, 0).reshape(n, -1, *rest)
+    return t.reshape(n, -1, *rest)
+
+
+def check_finite(f: Tensor) -> None:
+    if not torch.isfinite(f).all():
+        raise CaptureError("the model's output on the probe contains NaN or Inf, so every statistic of it would too. "
+                           "Look for a diverged run, or inputs outside the range the model was trained on.")
+
+
+def grouped(calls: Sequence[Call]) -> dict[str, list[Call]]:
+    groups: dict[str, list[Call]] = {}
+    for c in calls:
+        groups.setdefault(c.name, []).append(c)
+    return groups
+
+
+@dataclass(frozen=True)
+class LayerCapture:
+    """What one batch says about one linear map. Axes: n examples, s positions, v cotangents; the last axes depend on
+    the kind of map, see richter.layers.LinearMap."""
+
+    kind: Kind
+    W: Tensor  # the matrix now
+    h: Tensor  # "n s d_in": what it read
+    g: Tensor  # "v n s d_out": what the outputs ask of it, d <V_v, f(x_n)> / dz
+    W0: Tensor | None = None  # the same at initialisation
+    h0: Tensor | None = None
+    g0: Tensor | None = None
+    f: Tensor | None = None  # "n k"
+    calls: tuple[int, ...] = ()  # how many of the positions belong to each call
+
+    def take(self, rows: slice | Tensor) -> LayerCapture:
+        """The same for some of the examples."""
+        return replace(self, h=self.h[rows], g=self.g[:, rows], f=None if self.f is None else self.f[rows],
+                       h0=None if self.h0 is None else self.h0[rows], g0=None if self.g0 is None else self.g0[:, rows])
+
+
+RowCotangents = Callable[[Tensor, slice], Tensor]  # f "n k" of the examples `rows` of a probe -> V "v n k"
+
+
+def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State, found: Survey,
+                   names: Sequence[str], output: Output | None = None, reads: bool = True) -> dict[str, LayerCapture]:
+    """Capture the maps ``names`` on one chunk: one forward pass, one backward pass for each cotangent. A map that is not
+    batched can only be captured on a single example, whose every call it then is; it is left out if there is none."""
+    n = count(x)
+    seen = forward(model, x, state, output=output, expand=dict.fromkeys(found.expand, n), seed=rows.start)
+    groups = grouped(seen.calls)
+    names = [name for name in names if groups.get(name) or n > 1]
+    for name in groups.keys() - found.maps.keys() - found.notes.keys():
+        found.notes[name] = "called for some examples only, and not for the first ones, on which the capture is verified"
+    for name in names:
+        if n > 1 and len(groups.get(name, [])) != len(found.maps[name].layouts):
+            raise CaptureError(f"layer {name!r} was called {len(found.maps[name].layouts)} times on the first examples and "
+                               f"{len(groups.get(name, []))} times on others: its use depends on the data. "
+                               f"Leave it out with layers=..., or measure with chunk=1.")
+    calls = [c for name in names for c in groups[name]]
+    alone: Layout = "major"  # a single example: everything is its own
+    where = [k for name in names for k in (found.maps[name].layouts if n > 1 else (alone,) * len(groups[name]))]
+    f = seen.f.detach().reshape(n, -1)
+    check_finite(f)
+    V = cotangents(f, rows)
+    seen = Pass(seen.f, calls, seen.aliases)
+    asked: list[Tensor] = []
+    for v in range(len(V)):
+        for i, d in enumerate(seen.backward(V[v])[0]):
+            d = by_example(calls[i].map.outputs(calls[i].module, d), n, where[i])
+            if v == 0:
+                asked.append(d.new_empty(len(V), *d.shape))
+            asked[i][v] = d
+    captured, start = {}, 0
+    for name in names:
+        own = slice(start, start + len(groups[name]))
+        start, first = own.stop, calls[own.start]
+        h = [by_example(c.inputs(), n, k) for c, k in zip(calls[own], where[own], strict=True)] if reads else [f[:, :0]]
+        captured[name] = LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()), _joined(h, 1),
+                                      _joined(asked[own], 2), f=f, calls=tuple(g.shape[2] for g in asked[own]))
+    return captured
+
+
+def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """The calls of one map side by side along its positions; most maps are called once."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+
+
+def matrices(model: nn.Module, x: Inputs, state: State, output: Output | None = None) -> dict[str, Tensor]:
+    """The matrix of every map that is called on ``x``, with the weights of ``state``."""
+    seen = forward(model, x, state, output=output)
+    return {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}
+
+
+def example_gradients(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State,
+                      names: Sequence[str], output: Output | None = None) -> dict[str, Tensor]:
+    """d <V_v, f(x_n)> / d parameter, "v n p", by plain autograd on one example after another: always right."""
+    gathered: dict[str, list[Tensor]] = {name: [] for name in names}
+    for i in range(count(x)):
+        seen = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False, seed=rows.start + i)
+        check_finite(seen.f)
+        V = cotangents(seen.f.detach().reshape(1, -1), slice(rows.start + i, rows.start + i + 1))
+        places = [state[name] for name in names]
+        found = [seen.backward(V[v], places)[1] for v in range(len(V))]
+        for j, name in enumerate(names):
+            gathered[name].append(torch.stack([d[j].reshape(-1) for d in found]))
+    return {name: torch.stack(r, 1) for name, r in gathered.items()}
