@@ -485,7 +485,8 @@ def stable_rank(K: Tensor) -> float:
 def specialisation(K: Tensor, Y: Tensor) -> Tensor:
     """KSM[c,c'] = A(K^cc, y^c') / mean_c'' A(K^c''c'', y^c') of K[k,n,n], Y[n,k]: rows are kernels, columns labels."""
     k = len(K)
-    A = torch.tensor([[alignment(K[c], Y[:, label]) for label in range(Y.shape[1])] for c in range(k)]).double()
+    A = torch.tensor([[alignment(K[c], Y[:, label]) for label in range(Y.shape[1])] for c in range(k)],
+                     dtype=torch.float64)
     return A / A.mean(0, keepdim=True)
 
 

@@ -1022,3 +1022,10 @@ def test_matrices_that_are_no_kernels(
         warnings.simplefilter("error")
         with refused(sentence):
             getattr(richter.kernels, name)(*given)
+
+
+def test_more_outputs_than_memory_holds_labels_for(richter: ModuleType) -> None:
+    """A vocabulary times a text: refused before an array of that size is made."""
+    model = initialised(nn.Sequential(nn.Linear(5, 200_000)))
+    with refused("cannot hold the labels of 200,000 outputs for 12 examples.*pick fewer outputs", model=model):
+        richter.measure(model, richter.Probe(X, Y), ["nfc"], memory="50MB")

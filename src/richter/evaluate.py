@@ -82,6 +82,7 @@ class Evaluation:
         self.state = state_of(self.model, copied=copied)
         self.found: Survey = survey(self.model, few, self.state, self.output)
         self._shape = self._output_shape(few)
+        self._check_outputs()
         self.Y, self.counted = self.probe.targets(self._shape)
         self.W = {k: W.double() for k, W in matrices(self.model, few, self.state, self.output).items()}
         self.then: State | None = None
@@ -94,6 +95,16 @@ class Evaluation:
         self.modules = self._selected(list(dict.fromkeys(p.module for p in parts_of(self.model, self.found))))
         self._check_selection()
         self.bases = {k: basis(*self._pair(k)) for k in self.maps}
+
+    def _check_outputs(self) -> None:
+        """Labels of every output, and random combinations of them, are whole arrays: a vocabulary times a text is not small."""
+        n, k = self.probe.n, self.found.outputs
+        need = 8 * k * max(n, SKETCH if k > KERNEL_OUTPUTS else 0)
+        if need > max(self.memory, 2 ** 26):  # smaller arrays are not what a bound is about
+            raise MemoryBudgetError(
+                f"memory={show_bytes(self.memory)} cannot hold the labels of {k:,} outputs for {n} examples. The smallest that "
+                f"works here is above memory='{show_bytes(need)}'; pick fewer outputs, e.g. those of the last token: "
+                f"output=lambda out: out.logits[:, -1].")
 
     def _check_start(self, few: Any) -> None:
         assert self.then is not None
