@@ -1024,6 +1024,28 @@ def test_matrices_that_are_no_kernels(
             getattr(richter.kernels, name)(*given)
 
 
+class Sometimes(nn.Module):
+    """Writes into its weight when an input is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (x[:, 0] > 50).any():
+            with torch.no_grad():
+                self.a.weight.mul_(0.5)
+        return self.a(x)
+
+
+def test_a_weight_written_on_some_inputs_only_is_told(richter: ModuleType) -> None:
+    """It cannot be foreseen from the first examples; it is at least not silent."""
+    x = X.clone()
+    x[N - 1, 0] = 99.0
+    with pytest.raises(richter.RichterError, match=r"wrote into parameter 'a.weight' on some inputs"):
+        richter.measure(Sometimes().double(), richter.Probe(x, Y), ["nfc"])
+
+
 def test_more_outputs_than_memory_holds_labels_for(richter: ModuleType) -> None:
     """A vocabulary times a text: refused before an array of that size is made."""
     model = initialised(nn.Sequential(nn.Linear(5, 200_000)))

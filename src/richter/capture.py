@@ -236,8 +236,14 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     _seed(_BASE_SEED.get() * 1_000_003 + seed, sorted(devices))
     recorder = _Recorder(model, state, expand or {})
     args, kwargs = arguments(model, _copied(x))
+    own = {name: (p, p._version) for name, p in model.named_parameters()}
     with (recorder if record else contextlib.nullcontext()), _without_checkpoints(), _parametrised_once():
         found = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
+    for name, (p, version) in own.items():
+        if p._version != version:
+            raise CaptureError(f"the forward pass wrote into parameter {name!r} on some inputs of the probe and not on its first "
+                               f"ones, on which this is rehearsed: the model's own weight has been changed by it. Write into a "
+                               f"buffer instead, or put such an input first in the probe.")
     f = pick(found, output)
     if not f.is_floating_point():
         raise CaptureError(f"the model's output has dtype {f.dtype}. Richter differentiates real outputs; "

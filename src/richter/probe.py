@@ -168,6 +168,11 @@ class Probe:
         return hot, real[..., None].expand(hot.shape).reshape(self.n, -1)
 
 
+def _writable(a: np.ndarray) -> np.ndarray:
+    """torch wants to be able to write; what pandas hands out may be read only."""
+    return a if a.flags.writeable else a.copy()
+
+
 def _labels(y: Any) -> Tensor:
     """Class ids as int64, whatever width they came in; targets as they are."""
     t = _tensors(y, "y")
@@ -183,7 +188,7 @@ def _tensors(x: Any, name: str) -> Any:
     if isinstance(x, (tuple, list)) and len(x) and isinstance(x[0], (Tensor, np.ndarray)):
         return tuple(_tensors(v, f"{name}[{i}]") for i, v in enumerate(x))
     try:
-        t = x.detach() if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+        t = x.detach() if isinstance(x, Tensor) else torch.as_tensor(_writable(np.asarray(x)))
     except (TypeError, ValueError) as error:
         raise ProbeError(f"{name} is a {type(x).__name__} that cannot be read as numbers ({error}).") from error
     if t.is_complex():
