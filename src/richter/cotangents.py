@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -19,6 +20,7 @@ def every_output(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tens
     return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)
 
 
+@functools.cache  # the same combinations are the same object: measures that ask for them share one computation
 def random_outputs(v: int, seed: int = 0) -> Cotangents:
     """``v`` Gaussian combinations of the outputs with E[sum_v V_v V_v^T] = I, the same for every example."""
     if v < 1:

@@ -261,12 +261,13 @@ class Evaluation:
                     number = number if block.start == 0 else 0  # positions are counted once, not once a block
                     sums[s.name, name].add(g, s.block(d.take(mine.to(d.g.device))), number)
 
-    def _rowwise(self, chosen: Cotangents, block: slice) -> Callable[[Tensor, slice], Tensor]:
-        """Cotangents for some rows of the probe, zero at outputs that do not count."""
+    def _rowwise(self, chosen: Cotangents, block: slice, among: Tensor | None = None) -> Callable[[Tensor, slice], Tensor]:
+        """Cotangents for some rows of the probe (or of those ``among`` it), zero at outputs that do not count."""
         def V(f: Tensor, rows: slice) -> Tensor:
-            y = None if self.Y is None else self.Y[rows].to(f.device)
+            mine = rows if among is None else among[rows]
+            y = None if self.Y is None else self.Y[mine].to(f.device)
             found = chosen(f, y)[block]
-            return found if self.counted is None else found * self.counted[rows].to(found)
+            return found if self.counted is None else found * self.counted[mine].to(found)
         return V
 
     def _flat(self, c: LayerCapture, name: str) -> LayerCapture:
@@ -345,11 +346,7 @@ class Evaluation:
         V = chosen(torch.zeros(n, self.found.outputs, dtype=torch.float64), None if self.Y is None else self.Y[rows])
         labels = self._labels(V, rows, chosen)
 
-        def rowwise(f: Tensor, part: slice) -> Tensor:
-            y = None if self.Y is None else self.Y[rows[part]].to(f.device)
-            found = chosen(f, y)
-            return found if self.counted is None else found * self.counted[rows[part]].to(found)
-
+        rowwise = self._rowwise(chosen, slice(None), rows)
         whole: Tensor | None = None
         groups = list(self._module_groups(n, len(V)))
         bar = tqdm(groups, desc="kernels", delay=2, leave=False, disable=None)
