@@ -837,7 +837,7 @@ def test_the_smallest_memory_is_stated_and_works(
 @pytest.mark.parametrize("outputs", ["trace", "diagonal", "full"])
 def test_the_smallest_memory_of_a_kernel_is_stated_and_works(richter: ModuleType, outputs: str) -> None:
     model = mlp()
-    with refused("memory=10B cannot hold the kernels of 3 layers", "fewer examples", model=model):
+    with refused("memory=10B cannot hold one pair of examples of 3 layers", "fewer examples", model=model):
         richter.kernels.ntk(model, X, outputs=outputs, memory=10)
     with pytest.raises(richter.core.MemoryBudgetError) as caught:
         richter.kernels.ntk(model, X, outputs=outputs, memory=10)

@@ -254,6 +254,22 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     return Pass(f, recorder.calls, {k: v for k, v in state.items() if v.requires_grad})
 
 
+@contextlib.contextmanager
+def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
+    """Bytes that forward passes keep for their backward passes, by storage, without the weights. No backward pass can follow
+    one that is counted."""
+    kept: dict[int, int] = {}
+    weights = {t.untyped_storage().data_ptr() for t in state.values()}
+
+    def count(t: Tensor) -> None:
+        place = t.untyped_storage()
+        if place.data_ptr() not in weights:
+            kept[place.data_ptr()] = place.nbytes()
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda none: none):
+        yield kept
+
+
 def _copied(x: Inputs) -> Inputs:
     """A model may write into its input; the probe's own examples stay as they are."""
     if isinstance(x, Tensor):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -20,17 +21,44 @@ def every_output(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tens
     return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)
 
 
+@dataclass(frozen=True)
+class RandomOutputs:
+    """Random combinations of the outputs; see ``random_outputs``."""
+
+    v: int
+    seed: int = 0
+
+    @property
+    def __name__(self) -> str:
+        return f"random_outputs({self.v}, seed={self.seed})"
+
+    def __call__(self, f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
+        """The same combinations for every example, Gaussian."""
+        n, k = f.shape
+        draw = torch.Generator().manual_seed(self.seed)
+        R = torch.randn(self.v, k, generator=draw, dtype=torch.float64) / self.v ** 0.5
+        return R.to(f.device, f.dtype)[:, None].expand(self.v, n, k)
+
+    def signs(self, examples: Sequence[int], k: int, block: slice = slice(None)) -> Tensor:
+        """Random signs of its own for each example, as int8; drawn from its number, so that chunks change nothing."""
+        drawn = range(self.v)[block]
+        found = torch.empty(len(drawn), len(examples), k, dtype=torch.int8)
+        draw = torch.Generator()
+        for j, v in enumerate(drawn):
+            for row, i in zip(found[j], examples, strict=True):
+                draw.manual_seed((self.seed * 1_000_003 + i + 1) * 65_537 + v)
+                row.copy_(torch.randint(0, 2, (k,), generator=draw, dtype=torch.int8))
+        return found.mul_(2).sub_(1)
+
+    def own(self, f: Float[Tensor, "n k"], examples: Sequence[int], block: slice = slice(None)) -> Float[Tensor, "v n k"]:
+        """Combinations of its own for each example: averages over examples then average over as many more of them."""
+        return self.signs(examples, f.shape[1], block).to(f.device, f.dtype) / self.v ** 0.5
+
+
 @functools.cache  # the same combinations are the same object: measures that ask for them share one computation
-def random_outputs(v: int, seed: int = 0) -> Cotangents:
-    """``v`` Gaussian combinations of the outputs with E[sum_v V_v V_v^T] = I, the same for every example."""
+def random_outputs(v: int, seed: int = 0) -> RandomOutputs:
+    """``v`` random combinations of the outputs with E[sum_v V_v V_v^T] = I: unbiased sketches of every sum over outputs.
+    Kernels use the same ones for all examples, averages over examples draw them anew for each."""
     if v < 1:
         raise SelectionError(f"random_outputs({v}): at least one random output is needed.")
-
-    def random(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
-        n, k = f.shape
-        draw = torch.Generator().manual_seed(seed)
-        R = torch.randn(v, k, generator=draw, dtype=torch.float64) / v ** 0.5
-        return R.to(f.device, f.dtype)[:, None].expand(v, n, k)
-
-    random.__name__ = f"random_outputs({v}, seed={seed})"
-    return random
+    return RandomOutputs(v, seed)

@@ -29,6 +29,7 @@ class MapInfo:
     shape: tuple[int, ...]  # of the matrix
     width: int  # numbers written per example, over all calls
     index: Tensor  # where each entry of the matrix stands in the flattened weight
+    unfolded: int = 0  # numbers per example that reading it copies (patches of a convolution); 0 for a view
 
 
 @dataclass
@@ -41,6 +42,9 @@ class Survey:
     biases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # bias -> maps whose summed g is its gradient
     notes: dict[str, str] = field(default_factory=dict)  # layer -> why it has no number
     outputs: int = 0
+    shape: tuple[int, ...] = ()  # of one example's output
+    matrices: dict[str, Tensor] = field(default_factory=dict)  # of every map that is called
+    graph: int = 0  # numbers per example that a forward pass keeps for its backward passes
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
 
     @property
@@ -114,54 +118,112 @@ class LayerCapture:
 RowCotangents = Callable[[Tensor, slice], Tensor]  # f "n k" of the examples `rows` of a probe -> V "v n k"
 
 
-def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State, found: Survey,
-                   names: Sequence[str], output: Output | None = None, reads: bool = True) -> dict[str, LayerCapture]:
-    """Capture the maps ``names`` on one chunk: one forward pass, one backward pass for each cotangent. A map that is not
-    batched can only be captured on a single example, whose every call it then is; it is left out if there is none."""
+@dataclass
+class Recording:
+    """One forward pass of some examples, to be asked any number of times: ``g`` for any cotangents, ``h`` once."""
+
+    found: Survey
+    n: int
+    f: Tensor  # "n k", detached
+    seen: Pass  # with the calls of the chosen maps alone
+    where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among seen.calls and where their examples are
+    _reads: dict[str, Tensor] = field(default_factory=dict)
+    _live: dict[str, Tensor | None] = field(default_factory=dict)
+
+    def asked(self, V: Tensor) -> dict[str, Tensor]:
+        """d <V, f> / dz of each map, "n s d_out", by one backward pass; views where the layout allows."""
+        found, calls = self.seen.backward(V)[0], self.seen.calls
+        return {name: _joined([by_example(calls[i].map.outputs(calls[i].module, found[i]), self.n, k) for i, k in own], 1)
+                for name, own in self.where.items()}
+
+    def reads(self, name: str) -> Tensor:
+        """What a map read, "n s d_in"; computed once."""
+        if name not in self._reads:
+            self._reads[name] = _joined([by_example(self.seen.calls[i].inputs(), self.n, k) for i, k in self.where[name]], 1)
+        return self._reads[name]
+
+    def captures(self, V: Tensor, reads: bool = True) -> dict[str, LayerCapture]:
+        """The same for a stack of cotangents V "v n k", with what was read and the matrices."""
+        stacked: dict[str, Tensor] = {}
+        for v in range(len(V)):
+            for name, g in self.asked(V[v]).items():
+                if len(V) == 1:
+                    stacked[name] = g[None]
+                    continue
+                if v == 0:
+                    stacked[name] = room_for(g, len(V))
+                stacked[name][v] = g
+        captured = {}
+        for name, own in self.where.items():
+            calls = [self.seen.calls[i] for i, _ in own]
+            h, g = self.reads(name) if reads else self.f[:, :0], stacked[name]
+            wrote = max(1, sum(c.shape.numel() for c in calls) // max(1, g.shape[2]))  # numbers at one position
+            captured[name] = LayerCapture(calls[0].map.kind, calls[0].map.matrix(calls[0].module, calls[0].weight.detach()), h,
+                                          g, f=self.f, calls=tuple(c.shape.numel() // wrote for c in calls))
+        return captured
+
+    def trimmed(self, name: str, c: LayerCapture) -> LayerCapture:
+        """Without the positions from which no output can be reached (those before the last token, say). They are found in
+        the first cotangents and looked at again in all others: what is dropped is zero."""
+        if c.g.shape[2] < 2:
+            return c
+        if name not in self._live:
+            nonzero = c.g[0].flatten(2).abs().sum((0, 2)) > 0
+            few = 2 * int(nonzero.sum()) <= len(nonzero)
+            self._live[name] = nonzero if few and nonzero.any() else None
+        live = self._live[name]
+        if live is None:
+            return c
+        if c.g[:, :, ~live].any():
+            self._live[name] = None
+            return c
+        return replace(c, g=c.g[:, :, live], h=c.h[:, live])
+
+
+def record(model: nn.Module, x: Inputs, rows: slice, state: State, found: Survey, names: Sequence[str],
+           output: Output | None = None) -> Recording:
+    """One forward pass of the examples ``rows`` of a probe, remembering the maps ``names``. A map that is not batched can
+    only be seen on a single example, whose every call it then is; it is left out if there is none."""
     n = count(x)
     seen = forward(model, x, state, output=output, expand=dict.fromkeys(found.expand, n), seed=rows.start)
     groups = grouped(seen.calls)
     names = [name for name in names if groups.get(name) or n > 1]
     for name in groups.keys() - found.maps.keys() - found.notes.keys():
         found.notes[name] = "called for some examples only, and not for the first ones, on which the capture is verified"
+    where: dict[str, list[tuple[int, Layout]]] = {}
+    calls: list[Call] = []
     for name in names:
-        if n > 1 and len(groups.get(name, [])) != len(found.maps[name].layouts):
-            raise CaptureError(f"layer {name!r} was called {len(found.maps[name].layouts)} times on the first examples and "
-                               f"{len(groups.get(name, []))} times on others: its use depends on the data. "
+        own, layouts = groups.get(name, []), found.maps[name].layouts
+        if n > 1 and len(own) != len(layouts):
+            raise CaptureError(f"layer {name!r} was called {len(layouts)} times on the first examples and "
+                               f"{len(own)} times on others: its use depends on the data. "
                                f"Leave it out with layers=..., or measure with chunk=1.")
-    calls = [c for name in names for c in groups[name]]
-    alone: Layout = "major"  # a single example: everything is its own
-    where = [k for name in names for k in (found.maps[name].layouts if n > 1 else (alone,) * len(groups[name]))]
+        alone: list[Layout] = ["major"] * len(own)  # a single example: everything is its own
+        where[name] = list(enumerate(layouts if n > 1 else tuple(alone), len(calls)))
+        calls += own
     f = seen.f.detach().reshape(n, -1)
     check_finite(f)
-    V = cotangents(f, rows)
-    seen = Pass(seen.f, calls, seen.aliases)
-    asked: list[Tensor] = []
-    for v in range(len(V)):
-        for i, d in enumerate(seen.backward(V[v])[0]):
-            d = by_example(calls[i].map.outputs(calls[i].module, d), n, where[i])
-            if v == 0:
-                asked.append(d.new_empty(len(V), *d.shape))
-            asked[i][v] = d
-    captured, start = {}, 0
-    for name in names:
-        own = slice(start, start + len(groups[name]))
-        start, first = own.stop, calls[own.start]
-        h = [by_example(c.inputs(), n, k) for c, k in zip(calls[own], where[own], strict=True)] if reads else [f[:, :0]]
-        captured[name] = LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()), _joined(h, 1),
-                                      _joined(asked[own], 2), f=f, calls=tuple(g.shape[2] for g in asked[own]))
-    return captured
+    return Recording(found, n, f, Pass(seen.f, calls, seen.aliases), where)
+
+
+def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State, found: Survey,
+                   names: Sequence[str], output: Output | None = None, reads: bool = True) -> dict[str, LayerCapture]:
+    """Capture the maps ``names`` on one chunk: one forward pass, one backward pass for each cotangent."""
+    seen = record(model, x, rows, state, found, names, output)
+    return seen.captures(cotangents(seen.f, rows), reads)
+
+
+def room_for(g: Tensor, v: int, shape: Sequence[int] | None = None) -> Tensor:
+    """Empty "v ..." of which each part lies in memory as ``g`` does: a transposed view is filled without transposing."""
+    shape = g.shape if shape is None else shape
+    order = sorted(range(g.dim()), key=g.stride, reverse=True)
+    store = g.new_empty(v, *(shape[i] for i in order))
+    return store.permute(0, *(1 + order.index(i) for i in range(g.dim())))
 
 
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     """The calls of one map side by side along its positions; most maps are called once."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
-
-
-def matrices(model: nn.Module, x: Inputs, state: State, output: Output | None = None) -> dict[str, Tensor]:
-    """The matrix of every map that is called on ``x``, with the weights of ``state``."""
-    seen = forward(model, x, state, output=output)
-    return {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}
 
 
 def example_gradients(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State,

@@ -19,6 +19,7 @@ from richter.evaluate import Evaluation
 from richter.measures import Measure, resolve
 from richter.probe import Probe
 from richter.snapshot import Snapshot
+from richter.subject import Subject
 
 if TYPE_CHECKING:
     import pandas
@@ -51,7 +52,7 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
                                                             and all(isinstance(k, str) for k in wanted)):
         raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
     with quiet(model, mode, seed):
-        work = Evaluation(model, probe, chosen, initial, cotangents, wanted, bytes_, output, step)
+        work = Evaluation(Subject(model, probe, initial, wanted, bytes_, output), chosen, cotangents, step)
         rows = work.rows()
     return Snapshot(tuple(rows), step, work.notes, time.perf_counter() - begun, probe.n)
 

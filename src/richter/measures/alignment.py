@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,35 +24,50 @@ class Labels:
     keep: Tensor | None = None
 
 
-def members(n: int, groups: int, group: int) -> Tensor:
-    """Which of n examples stay when one group (the example's number modulo the groups) is left out."""
-    return torch.arange(n) % groups != group
-
-
 @dataclass(frozen=True)
 class SameOutput:
-    """The kernels of each output with itself, K^cc as "n n v", and the labels "n v"."""
+    """What is to be known of the kernels of each output c with itself and of its labels."""
 
-    K: Float[Tensor, "n n v"]
-    Y: Float[Tensor, "n v"]
+    quadratic: Float[Tensor, " v"]  # y_c^T K^cc y_c
+    norm: Float[Tensor, " v"]  # |K^cc|_F
+    energy: Float[Tensor, " v"]  # |y_c|^2
 
 
 def same_output(K: Float[Tensor, "n v n v"], labels: Labels) -> SameOutput:
-    return SameOutput(K.diagonal(dim1=1, dim2=3), labels.Y)
+    return of_diagonal(K.diagonal(dim1=1, dim2=3).permute(2, 0, 1), labels.Y)
 
 
 def same_output_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[SameOutput]:
-    whole = same_output(K, labels)
-    kept = [members(len(K), groups, g).to(K.device) for g in range(groups)]
-    return [SameOutput(whole.K[rows][:, rows], whole.Y[rows]) for rows in kept]
+    return of_diagonal_leaving(K.diagonal(dim1=1, dim2=3).permute(2, 0, 1), labels.Y, groups)
+
+
+def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutput:
+    return _assembled([(y @ Kc @ y, Kc.norm(), y @ y) for Kc, y in zip(K, Y.T, strict=True)])
+
+
+def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
+    """The same with each group of examples left out, from sums over blocks: no submatrix is copied."""
+    inside = torch.nn.functional.one_hot(torch.arange(len(Y)) % groups, groups).to(Y)  # row, group
+    left: list[list[tuple[Tensor, ...]]] = [[] for _ in range(groups)]
+    for Kc, y in zip(K, Y.T, strict=True):
+        mine = inside * y[:, None]
+        squares, quadratics, energy = inside.T @ (Kc * Kc) @ inside, mine.T @ Kc @ mine, (mine * mine).sum(0)
+        for g in range(groups):
+            others = torch.arange(groups, device=Y.device) != g
+            left[g].append((quadratics[others][:, others].sum(), squares[others][:, others].sum().clamp(min=0).sqrt(),
+                            energy[others].sum()))
+    return [_assembled(values) for values in left]
+
+
+def _assembled(values: Sequence[tuple[Tensor, ...]]) -> SameOutput:
+    return SameOutput(*(torch.stack(column) for column in zip(*values, strict=True)))
 
 
 def tangent_alignment(c: SameOutput) -> float:
     """Mean over outputs c of y_c^T K^cc y_c / (|K^cc|_F |y_c|^2), uncentred, over outputs whose labels are not all 0.
     [rapid, Sec. 2]"""
-    energy, size = (c.Y * c.Y).sum(0), c.K.flatten(0, 1).norm(dim=0)
-    A = torch.einsum("nv,nmv,mv->v", c.Y, c.K, c.Y) / (size * energy)
-    return A[(energy > 0) & (size > 0)].mean().item()
+    A = c.quadratic / (c.norm * c.energy)
+    return A[(c.energy > 0) & (c.norm > 0)].mean().item()
 
 
 @dataclass(frozen=True)
@@ -65,13 +81,14 @@ class CentredKernel:
 
 
 def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
-    """The kernel as a matrix, the labels as a vector, and the example each row belongs to; without padding."""
-    size = K.shape[0] * K.shape[1]
-    K, y = K.reshape(size, size), labels.Y.reshape(-1)
-    example = torch.arange(len(labels.Y), device=K.device).repeat_interleave(labels.Y.shape[1])
+    """The kernel as a matrix, the labels as a vector, and the example each row belongs to; without padding. Outputs come
+    first, as kernels lie in memory."""
+    n, v = K.shape[:2]
+    K, y = K.permute(1, 0, 3, 2).reshape(n * v, n * v), labels.Y.T.reshape(-1)
+    example = torch.arange(n, device=K.device).repeat(v)
     if labels.keep is None:
         return K, y, example
-    keep = labels.keep.reshape(-1)
+    keep = labels.keep.T.reshape(-1)
     return K[keep][:, keep], y[keep], example[keep]
 
 

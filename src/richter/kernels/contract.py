@@ -1,0 +1,288 @@
+"""Products of per-example gradients between two batches, added up without forming more of them than a tile.
+
+A kernel is "n m" (trace), "v n m" (diagonal) or "v n w m" (full). Where both batches are one, only tiles on and below the
+diagonal are computed, and ``mirror`` fills the rest. Dot products are taken in the model's precision; sums over outputs,
+positions of a tile and parameters are added up in the dtype of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from richter.layercapture import LayerCapture
+
+Outputs = Literal["trace", "diagonal", "full"]
+Way = Literal["pairs", "gradients", "features"]
+OUTPUTS = ("trace", "diagonal", "full")
+ROWS = 512  # of a tile of products
+NUMBERS = 2 ** 21  # in a tile of gradients: it should stay in the cache between being made and being used
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the cost of one map's kernel depends on: n examples of s positions against m of t, v cotangents."""
+
+    kind: str
+    n: int
+    m: int
+    s: int
+    t: int
+    v: int
+    d_in: int
+    d_out: int
+    groups: int = 1
+    same: bool = True
+
+    @property
+    def p(self) -> int:
+        return self.d_out * (1 if self.kind == "diagonal" else self.d_in // self.groups)
+
+
+def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
+    """For each exact contraction of one map: (operations, numbers held while it runs)."""
+    half, sides = (0.5, z.n * z.s) if z.same else (1.0, z.n * z.s + z.m * z.t)
+    v2 = z.v * z.v if outputs == "full" else z.v
+    width = min(z.d_in, sides) * z.d_out if z.kind == "lookup" else z.p
+    making = 2 * z.v * sides * (z.d_out if z.kind in ("lookup", "diagonal") else z.p)
+    by_gradients = making + half * 2 * v2 * z.n * z.m * width
+    tile = 2 * min(max(NUMBERS, (z.v if outputs == "full" else 1) * max(z.n, z.m) * 8 * max(1, width // z.d_out)),
+                   (z.v if outputs == "full" else 1) * max(z.n, z.m) * width)
+    if z.kind not in ("dense", "lookup"):
+        return {"features": (by_gradients, tile)}
+    reading = 1 if z.kind == "lookup" else z.d_in
+    if outputs != "full" or z.s == z.t == 1:
+        by_pairs = half * 2 * z.n * z.m * z.s * z.t * (reading + v2 * z.d_out)
+        held = 2 * z.n * z.m * z.s * z.t
+    else:
+        by_pairs = half * 2 * z.n * z.m * z.s * (z.t * reading + z.t * z.v * z.d_out + v2 * z.d_out)
+        held = z.v * z.v * z.n * z.m + 2 * z.v * z.m * z.t * z.d_out * max(1, _few(z.n, z.s))
+    return {"pairs": (by_pairs, held), "gradients": (by_gradients, tile)}
+
+
+def size_of(a: LayerCapture, b: LayerCapture, v: int) -> Size:
+    groups = a.W.shape[0] if a.kind == "grouped" else 1
+    d_out = a.W.shape[0] * a.W.shape[1] if a.kind == "grouped" else a.W.shape[0]
+    d_in = 1 if a.kind == "diagonal" else a.W.shape[-1] * groups
+    return Size(a.kind, a.g.shape[1], b.g.shape[1], a.g.shape[2], b.g.shape[2], v, d_in, d_out, groups, b is a)
+
+
+def cheapest(z: Size, outputs: Outputs) -> Way:
+    found = costs(z, outputs)
+    return min(found, key=lambda way: found[way][0])
+
+
+# ------------------------------------------------------------------------------------------------------------ tiles
+
+
+def steps(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+def _few(n: int, rows_each: int) -> int:
+    """So many examples make a tile of about ROWS rows."""
+    return min(n, max(1, ROWS // rows_each))
+
+
+def tiles(v: int, n: int) -> list[tuple[slice, slice]]:
+    """Tiles of the rows "v n" of a full kernel, in the order of the rows."""
+    if n >= ROWS:
+        return [(slice(k, k + 1), rows) for k in range(v) for rows in steps(n, ROWS)]
+    return [(k, slice(0, n)) for k in steps(v, max(1, ROWS // n))]
+
+
+def _below(n: int, m: int, size: int, same: bool) -> Iterator[tuple[slice, slice]]:
+    """Pairs of blocks of rows and columns; on and below the diagonal where both sides are one."""
+    for rows in steps(n, size):
+        for columns in [slice(0, rows.stop)] if same else steps(m, 4 * ROWS):
+            yield rows, columns
+
+
+def mirror(K: Tensor, outputs: Outputs, each: int = 1) -> Tensor:
+    """Fill the tiles above the diagonal of a symmetric kernel from those below. ``each``: rows that belong together."""
+    if outputs == "full":
+        v, n = K.shape[:2]
+        grid = tiles(v, n)
+        for i, (a, rows) in enumerate(grid):
+            for b, columns in grid[:i]:
+                K[b, columns, a, rows] = K[a, rows, b, columns].permute(2, 3, 0, 1)
+        return K
+    n = K.shape[-1]
+    for rows in steps(n, _few(n, each) * each if each > 1 else ROWS):
+        K[..., :rows.start, rows] = K[..., rows, :rows.start].mT
+    return K
+
+
+def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, scale: Tensor | None = None,
+                 rows_each: int = 1) -> None:
+    """K += products of features A "v n p" with B "w m p", times ``scale`` "n m" where it is given."""
+    if outputs == "full":
+        left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
+        for i, (v, rows) in enumerate(left):
+            a = A[v, rows]
+            for w, columns in right[:i + 1] if same else right:
+                b = B[w, columns]
+                P = (a.flatten(0, 1) @ b.flatten(0, 1).T).view(*a.shape[:2], *b.shape[:2])
+                if scale is not None:
+                    P *= scale[rows, None, columns]
+                K[v, rows, w, columns] += P
+        return
+    n, m = A.shape[1], B.shape[1]
+    for rows, columns in _below(n, m, _few(n, rows_each) * rows_each if rows_each > 1 else ROWS, same):
+        if outputs == "trace":
+            P = A[0, rows] @ B[0, columns].T
+            for a, b in zip(A[1:], B[1:], strict=True):
+                P.addmm_(a[rows], b[columns].T)
+        else:
+            P = torch.bmm(A[:, rows], B[:, columns].mT)
+        K[..., rows, columns] += P if scale is None else P * scale[rows, columns]
+
+
+# ------------------------------------------------------------------------------------------------------ gradients
+
+
+def bias_gradients(c: LayerCapture) -> Tensor:
+    """Per-example gradients in the bias, "v n p"."""
+    return (c.g[:, :, 0] if c.g.shape[2] == 1 else c.g.sum(2)).flatten(2)
+
+
+def gradient_tiles(c: LayerCapture, index: Tensor | None = None, rows: int = 0) -> Iterator[Tensor]:
+    """Per-example gradients in the map's matrix, "v n p", some rows of the matrix at a time."""
+    v, n, s = c.g.shape[:3]
+    if c.kind == "diagonal":
+        yield torch.einsum("vnsd,nsd->vnd", c.g, c.h)
+        return
+    if c.kind == "grouped":
+        r, d_out, d_in = c.W.shape
+        for some in steps(r, max(1, NUMBERS // (v * n * d_out * d_in))):
+            yield torch.einsum("vnsro,nsri->vnroi", c.g[..., some, :], c.h[..., some, :]).flatten(2)
+        return
+    d_out, d_in = c.g.shape[3], rows or c.W.shape[1]
+    for some in steps(d_out, max(8, NUMBERS // (v * n * d_in))):
+        width = some.stop - some.start
+        if c.kind == "dense":
+            J = c.g.new_empty(v, n, width, d_in)
+            for k in range(v):
+                torch.bmm(c.g[k, ..., some].mT, c.h, out=J[k])
+        else:
+            J = c.g.new_zeros(v, n, d_in, width)
+            read = (c.h if index is None else index).clamp(min=0)[None, :, :, None].expand(v, n, s, width)
+            J.scatter_add_(2, read, c.g[..., some] * (c.h >= 0)[None, :, :, None])
+            J = J.mT if index is None else J  # rows of the matrix first, unless it is only compared with its like
+        yield J.flatten(2)
+
+
+def gradients(c: LayerCapture) -> Tensor:
+    """Per-example gradients in the whole matrix, "v n p"."""
+    return torch.cat(list(gradient_tiles(c)), 2)
+
+
+def _compact(a: LayerCapture, b: LayerCapture) -> tuple[Tensor | None, Tensor | None, int]:
+    """Indices of a lookup among those that occur: a vocabulary is mostly not read."""
+    if a.kind != "lookup":
+        return None, None, 0
+    used, place = torch.unique(torch.cat([a.h.flatten(), b.h.flatten()]), return_inverse=True)
+    return place[:a.h.numel()].view(a.h.shape), place[a.h.numel():].view(b.h.shape), len(used)
+
+
+def add_gradients(K: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs) -> None:
+    """K += the kernel of a map's matrix, by per-example gradients, a tile at a time."""
+    same = b is a
+    ia, ib, used = _compact(a, b)
+    right = gradient_tiles(b, ib, used)
+    for A in gradient_tiles(a, ia, used):
+        add_products(K, A, A if same else next(right), outputs, same)
+
+
+# ------------------------------------------------------------------------------------------------ pairs of positions
+
+
+def read_products(a: LayerCapture, b: LayerCapture, rows: slice, columns: slice) -> Tensor:
+    """Inner products of what some examples of two batches read, "n s m t"."""
+    p, q = a.h[rows], b.h[columns]
+    if a.kind == "lookup":
+        return ((p[:, :, None, None] == q) & (p >= 0)[:, :, None, None]).to(a.g.dtype)
+    return (p.flatten(0, 1) @ q.flatten(0, 1).T).view(*p.shape[:2], *q.shape[:2])
+
+
+def add_asked(S: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs) -> None:
+    """S += inner products of what is asked of two batches, between all positions."""
+    A = a.g.reshape(len(a.g), -1, a.g.shape[3])
+    B = A if b is a else b.g.reshape(len(b.g), -1, b.g.shape[3])
+    add_products(S, A, B, outputs, b is a, rows_each=a.g.shape[2])
+
+
+def add_pairs(K: Tensor, S: Tensor, a: LayerCapture, b: LayerCapture, weight: bool, bias: bool) -> None:
+    """K += sum over pairs of positions of S = <g, g'> times <h, h'> (+ 1 for a bias); S "... (n s) (m t)"."""
+    (n, s), (m, t) = a.g.shape[1:3], b.g.shape[1:3]
+    for rows, columns in _below(n, m, _few(n, s), b is a):
+        asked = S[..., rows.start * s:rows.stop * s, columns.start * t:columns.stop * t]
+        if weight:
+            read = read_products(a, b, rows, columns).flatten(2).flatten(0, 1)
+            asked = asked * (read + 1 if bias else read)
+        K[..., rows, columns] += asked.unflatten(-1, (-1, t)).sum(-1).unflatten(-2, (-1, s)).sum(-2) if s * t > 1 else asked
+
+
+def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool) -> None:
+    """The same for every pair of outputs: <h, h'> is carried over to g', and the result is asked by g."""
+    (v, n, s, d), (w, m, t) = a.g.shape, b.g.shape[:3]
+    if s == t == 1:
+        hh = read_products(a, b, slice(0, n), slice(0, m))[:, 0, :, 0]
+        add_products(K, a.g[:, :, 0], b.g[:, :, 0], "full", b is a, hh + 1 if bias else hh)
+        return
+    whole = a.g.new_zeros(v, n, w, m)
+    ga, gb = a.g.contiguous(), b.g.contiguous()
+    for rows in steps(n, _few(n, s)):
+        columns = slice(0, rows.stop if b is a else m)
+        width = columns.stop
+        read = read_products(a, b, rows, columns)
+        read = (read + 1 if bias else read).view(-1, width, t).transpose(0, 1)  # m, (n s), t
+        moved = torch.matmul(read, gb[:, columns]).view(w * width, rows.stop - rows.start, s * d)  # (w m) n (s o)
+        mine = ga[:, rows].flatten(2).transpose(0, 1)  # n v (s o)
+        whole[:, rows, :, columns] = torch.bmm(mine, moved.permute(1, 2, 0)).view(-1, v, w, width).transpose(0, 1)
+        if b is a:
+            whole[:, :rows.start, :, rows] = whole[:, rows, :, :rows.start].permute(2, 3, 0, 1)
+    K += whole
+
+
+class Sum:
+    """The kernel of one map between two batches in the making: K grows with every block of cotangents that is added, and
+    is complete when the sum is closed. Traces come in blocks; the others come whole."""
+
+    def __init__(self, K: Tensor, outputs: Outputs, weight: bool, bias: bool, v: int) -> None:
+        self.K, self.outputs, self.weight, self.bias, self.v = K, outputs, weight, bias, v
+        self.S: Tensor | None = None  # <g, g'> of all pairs of positions, summed over cotangents; multiplied by <h, h'> once
+        self.ends: tuple[LayerCapture, LayerCapture] | None = None
+
+    def add(self, a: LayerCapture, b: LayerCapture) -> None:
+        way = cheapest(size_of(a, b, self.v), self.outputs) if self.weight else "features"
+        if way == "pairs":
+            if self.outputs == "full":
+                add_full_pairs(self.K, a, b, self.bias)
+            else:
+                self._add_pairs(a, b)
+            return
+        if self.weight:
+            add_gradients(self.K, a, b, self.outputs)
+        if self.bias:
+            A = bias_gradients(a)
+            add_products(self.K, A, A if b is a else bias_gradients(b), self.outputs, b is a)
+
+    def _add_pairs(self, a: LayerCapture, b: LayerCapture) -> None:
+        shape = (a.g.shape[1] * a.g.shape[2], b.g.shape[1] * b.g.shape[2])
+        if self.S is not None and self.S.shape[-2:] != shape:  # positions that were silent so far have spoken
+            self.close()
+        if self.S is None:
+            self.S = a.g.new_zeros(*(() if self.outputs == "trace" else a.g.shape[:1]), *shape)
+            ends = [replace(c, g=c.g.new_empty(0, *c.g.shape[1:])) for c in (a, b)]
+            self.ends = (ends[0], ends[0] if b is a else ends[1])
+        add_asked(self.S, a, b, self.outputs)
+
+    def close(self) -> None:
+        if self.S is not None and self.ends is not None:
+            add_pairs(self.K, self.S, *self.ends, self.weight, self.bias)
+        self.S = self.ends = None

@@ -1,0 +1,178 @@
+"""What a kernel will cost before it is computed: which contraction, how many passes, how many operations and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from richter.capture import State
+from richter.core import MemoryBudgetError, show_bytes
+from richter.kernels.contract import Outputs, Size, cheapest, costs
+from richter.layercapture import MapInfo, Survey
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one contraction covers: a map's matrix with its bias, several maps of one parameter, or a parameter that has no
+    map and is differentiated one example at a time."""
+
+    module: str
+    maps: tuple[str, ...] = ()
+    weight: bool = True
+    bias: bool = False
+    parameter: str = ""  # of a unit that is not one map
+
+
+def units_of(model: nn.Module, found: Survey) -> list[Unit]:
+    """All trainable parameters, each in one unit; a shared one belongs to the first module that has it."""
+    units: dict[tuple[str, str], Unit] = {}
+    for name, p in model.named_parameters():
+        if not p.requires_grad or not p.is_floating_point():
+            continue
+        module = name.rpartition(".")[0]
+        maps = found.structured.get(name, ())
+        if maps and sum(torch.Size(found.maps[k].shape).numel() for k in maps) == p.numel():
+            for k in maps:
+                units[module, k] = Unit(module, (k,), bias=(module, k) in units)
+        elif maps:  # their gradients are added before the product
+            units[module, name] = Unit(module, maps, parameter=name)
+        elif name in found.biases:
+            for k in found.biases[name]:
+                known = units.get((module, k))
+                units[module, k] = Unit(module, (k,), weight=known is not None and known.weight, bias=True)
+        else:
+            units[module, name] = Unit(module, parameter=name)
+    return list(units.values())
+
+
+@dataclass(frozen=True)
+class Line:
+    """One unit's share of a plan."""
+
+    module: str
+    unit: str
+    way: str
+    positions: int
+    operations: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel will be computed. ``print(plan)`` shows it."""
+
+    examples: tuple[int, int]
+    outputs: int
+    kind: Outputs
+    chunk: int  # examples at a time on each side
+    block: int  # cotangents at a time
+    passes: int  # forward passes over a chunk; each is followed by one backward pass for every output
+    bytes: int  # at most, beyond the kernels themselves
+    result: int  # bytes of the kernels
+    operations: float
+    lines: tuple[Line, ...]
+
+    def __str__(self) -> str:
+        n, m = self.examples
+        widths = [max([len(k), *(len(row[i]) for row in self._rows())]) for i, k in enumerate(HEAD)]
+        table = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [list(HEAD), *self._rows()]]
+        return "\n".join([
+            f"{self.kind} kernel of {n} x {m} examples, {self.outputs} outputs: {self.operations / 1e9:.3g} GFLOP, "
+            f"{show_bytes(self.bytes)} beside {show_bytes(self.result)} of kernels",
+            f"{self.passes} forward passes of {self.chunk} examples, each with {self.outputs} backward passes to the layers' "
+            f"outputs, {self.block} held at a time", *table])
+
+    def _rows(self) -> list[list[str]]:
+        return [[u.unit or u.module, u.way, str(u.positions), f"{u.operations / 1e9:.3g}"] for u in self.lines]
+
+
+HEAD = ("layer", "contraction", "positions", "GFLOP")
+
+
+def positions(info: MapInfo) -> int:
+    wrote = torch.Size(info.shape[:-1]).numel() if info.kind != "diagonal" else info.shape[0]
+    return max(1, info.width // wrote)
+
+
+def size(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
+    s, groups = positions(info), info.shape[0] if info.kind == "grouped" else 1
+    d_out = info.shape[0] * info.shape[1] if info.kind == "grouped" else info.shape[0]
+    d_in = 1 if info.kind == "diagonal" else info.shape[-1] * groups
+    return Size(info.kind, n, m, s, s, v, d_in, d_out, groups, same)
+
+
+def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int, v: int, outputs: Outputs, itemsize: int,
+              memory: int, per_layer: bool = True, same: bool = True, chunk: int | None = None) -> Plan:
+    """The largest chunks that fit; an error that says the least that would do."""
+    block = 1 if outputs == "trace" else v
+    modules = len({u.module for u in units})
+    pairs = n * m * {"trace": 1, "diagonal": v, "full": v * v}[outputs]
+    result = (modules if per_layer else 1) * pairs * (itemsize if outputs == "full" else 8)
+
+    def need(c: int) -> int:
+        alone = same and c >= n
+        return itemsize * _numbers(found, units, state, c, min(c, m), v, block, outputs, alone)
+
+    smallest = least(found, units, state, v, outputs, itemsize)
+    if smallest > memory:
+        raise MemoryBudgetError(
+            f"memory={show_bytes(memory)} cannot hold one pair of examples of {modules} layers ({show_bytes(smallest)}) beside "
+            f"their kernels. The smallest that works here is memory='{show_bytes(smallest)}'; "
+            f"fewer examples (Probe(kernel=...)), fewer outputs (output=...) or fewer layers (layers=...) need less.")
+    c = min(max(n, m), chunk or max(n, m))
+    c = 1 if found.drawn else c
+    while c > 1 and need(c) > memory:
+        c = min(c - 1, math.ceil(c / 1.25))
+    chunks = (math.ceil(n / c), math.ceil(m / c))
+    passes = chunks[0] * (chunks[0] + 1) // 2 if same else chunks[0] * (1 + chunks[1])
+    lines = tuple(_line(found, u, state, n, m, v, outputs, same) for u in units)
+    through = 2 * sum(_matrix(info) * positions(info) for info in found.maps.values()) * c * (1 + v) * passes
+    return Plan((n, m), v, outputs, c, block, passes, need(c), result, through + sum(u.operations for u in lines), lines)
+
+
+def least(found: Survey, units: Sequence[Unit], state: State, v: int, outputs: Outputs, itemsize: int) -> int:
+    """Bytes of the smallest piece of work: a pair of examples."""
+    return itemsize * _numbers(found, units, state, 1, 1, v, 1 if outputs == "trace" else v, outputs, False)
+
+
+def _matrix(info: MapInfo) -> int:
+    return 0 if info.kind in ("lookup", "diagonal") else torch.Size(info.shape).numel()
+
+
+def _line(found: Survey, u: Unit, state: State, n: int, m: int, v: int, outputs: Outputs, same: bool) -> Line:
+    name = u.parameter or u.maps[0]
+    v2 = v * v if outputs == "full" else v
+    if u.parameter:
+        s = max((positions(found.maps[k]) for k in u.maps), default=1)
+        return Line(u.module, name, "shared gradients" if u.maps else "one example at a time", s,
+                    (0.5 if same else 1) * 2 * v2 * n * m * state[u.parameter].numel())
+    z = size(found.maps[u.maps[0]], n, m, v, same)
+    way = cheapest(z, outputs) if u.weight else "features"
+    return Line(u.module, name, way, z.s, costs(z, outputs)[way][0] if u.weight else 2 * v2 * n * m * z.d_out)
+
+
+def _numbers(found: Survey, units: Sequence[Unit], state: State, n: int, m: int, v: int, block: int, outputs: Outputs,
+             same: bool) -> int:
+    """Numbers held at once for a pair of chunks: graphs, what was asked and read, sums over pairs, a tile."""
+    sides = n if same else n + m
+    maps = dict.fromkeys(k for u in units for k in u.maps)
+    asked = sum(found.maps[k].width for k in maps)
+    read = sum(found.maps[k].unfolded for k in maps)
+    held = sides * (found.graph + read + (block + 1) * asked)
+    moment, sums = 0, 0
+    for u in units:
+        if u.parameter:
+            number = (block if u.maps else v) * state[u.parameter].numel()
+            held += 0 if u.maps else sides * number
+            moment = max(moment, 2 * sides * number)
+        elif u.weight:
+            z = size(found.maps[u.maps[0]], n, m, v, same)
+            way = cheapest(z, outputs)
+            if way == "pairs" and outputs == "trace":
+                sums += costs(z, outputs)[way][1] // 2
+            else:
+                moment = max(moment, costs(z, outputs)[way][1])
+    return held + sums + moment

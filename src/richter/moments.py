@@ -1,0 +1,189 @@
+"""Moments over the examples of a probe: one stream of chunks serves every moment, and hands on the captures of the examples
+that kernels are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from richter.capture import to_device
+from richter.cotangents import Cotangents
+from richter.kernels.ntk import widened
+from richter.layercapture import LayerCapture, layer_captures, room_for, select
+from richter.statistics import Moment, block_diagonal
+from richter.subject import Subject
+
+GROUPS = 8  # of the jackknife
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """Their sum, in a tensor of its own."""
+    first = tensors[0].clone()
+    for t in tensors[1:]:
+        first += t
+    return first
+
+
+@dataclass
+class Sums:
+    """A moment in groups of examples: sums and numbers of positions."""
+
+    sums: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)
+    counts: list[int] = field(default_factory=lambda: [0] * GROUPS)
+
+    def add(self, group: int, value: Tensor, number: int) -> None:
+        value = (value.cpu() if value.device.type == "mps" else value).double()
+        before = self.sums[group]
+        self.sums[group] = value if before is None else before.add_(value)
+        self.counts[group] += number
+
+    def mean(self, without: int | None = None) -> Tensor | None:
+        chosen = [s for g, s in enumerate(self.sums) if g != without and s is not None]
+        number = sum(c for g, c in enumerate(self.counts) if g != without)
+        return total(chosen) / number if number else None
+
+
+@dataclass
+class Kept:
+    """Captures of some examples of the probe, picked out of the stream."""
+
+    rows: Tensor  # their numbers, in the order wanted
+    v: int
+    captures: dict[str, LayerCapture] = field(default_factory=dict)
+
+    def add(self, name: str, c: LayerCapture, rows: slice, block: slice) -> None:
+        inside = (self.rows >= rows.start) & (self.rows < rows.stop)
+        if not inside.any():
+            return
+        there, here = inside.nonzero().flatten().to(c.g.device), (self.rows[inside] - rows.start).to(c.g.device)
+        if name not in self.captures:
+            shape = (len(self.rows), *c.g.shape[2:])
+            h = c.h.new_empty(len(self.rows), *c.h.shape[1:])
+            self.captures[name] = replace(c, h=h, g=room_for(c.g[0], self.v, shape), f=None)
+        mine = self.captures[name]
+        mine.g[block].index_copy_(1, there, c.g[:, here])
+        if block.start == 0:
+            mine.h[there] = c.h[here]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One run over the probe: what is summed, for which maps, and what is kept for kernels."""
+
+    subject: Subject
+    chosen: Cotangents
+    moments: Sequence[Moment]
+    kernel_maps: Sequence[str] = ()
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Bytes of all sums, of one example's graph, and of one cotangent of one example."""
+        of, item = self.subject, self.subject.itemsize
+        copies = 2 if any(s.initial for s in self.moments) else 1
+        names = dict.fromkeys([*of.maps, *self.kernel_maps])
+        graph = item * copies * (of.found.graph + sum(of.found.maps[k].unfolded for k in names
+                                                      if k in self.kernel_maps or any(s.reads for s in self.moments)))
+        each = item * copies * 3 * sum(of.found.maps[k].width for k in names)
+        held = 8 * (GROUPS + 2) * len(self.moments) * sum(
+            (Q.shape[1] if (Q := of.bases[k]) is not None else of.pair(k)[0].shape[0]) ** 2 for k in of.maps)
+        return held, graph, each
+
+    def kept_bytes(self, n: int, v: int) -> int:
+        """Of the captures of n examples that are handed on."""
+        of = self.subject
+        return n * of.itemsize * sum(v * of.found.maps[k].width + max(of.found.maps[k].unfolded, of.found.maps[k].width)
+                                     for k in self.kernel_maps)
+
+    def chunks(self, v: int) -> tuple[int, int]:
+        """(examples, cotangents) at a time, so that what is captured stays within memory."""
+        of = self.subject
+        held, graph, each = self.sizes()
+        room = of.memory - held - self.kept_bytes(len(of.probe.kernel_rows()), v)
+        chunk = 1 if of.found.drawn else int(max(1, min(of.probe.chunk, of.probe.n, room // (graph + each))))
+        return chunk, int(max(1, min(v, (room // chunk - graph) // each)))
+
+    def run(self) -> tuple[dict[tuple[str, str], Sums], Kept | None]:
+        """Sums of all moments over the probe, chunk by chunk, a block of cotangents at a time."""
+        of, v = self.subject, self.subject.number(self.chosen)
+        sums = {(s.name, k): Sums() for s in self.moments for k in of.maps}
+        kept = Kept(of.probe.kernel_rows(), v) if self.kernel_maps else None
+        chunk, block = self.chunks(v)
+        names = list(dict.fromkeys([*of.maps, *self.kernel_maps])) if self.moments else list(self.kernel_maps)
+        batched = [k for k in names if k in of.found.batched]
+        single = [k for k in names if k not in of.found.batched]
+        n = of.probe.n
+        work = [(slice(i, min(i + chunk, n)), batched) for i in range(0, n, chunk)] if batched else []
+        work += [(slice(i, i + 1), single) for i in range(n)] if single else []
+        bar = tqdm(total=len(work) * math.ceil(v / block), desc="measuring", delay=2, leave=False, disable=None)
+        for rows, some in work:
+            x = to_device(select(of.x, rows), of.device)
+            for start in range(0, v, block):
+                self._chunk(sums, kept, x, rows, some, slice(start, min(start + block, v)))
+                bar.update()
+        bar.close()
+        return sums, kept
+
+    def _chunk(self, sums: dict[tuple[str, str], Sums], kept: Kept | None, x: object, rows: slice, names: Sequence[str],
+               block: slice) -> None:
+        """One forward pass and one block of backward passes (and the same of the initial network, if it is needed)."""
+        of, reads = self.subject, self.kernel_maps or any(s.reads for s in self.moments)
+        now = of.rowwise(self.chosen, block, own=True)
+        captured = layer_captures(of.model, x, rows, now, of.state, of.found, names, of.output, bool(reads))
+        before: dict[str, LayerCapture] = {}
+        if any(s.initial for s in self.moments):
+            assert of.then is not None
+            before = layer_captures(of.model, x, rows, now, of.then, of.found, names, of.output, bool(reads))
+        member = torch.arange(rows.start, rows.stop) % min(GROUPS, of.probe.n)
+        order, sizes = member.argsort(stable=True), member.bincount().tolist()
+        for name, c in captured.items():
+            c = widened(c)
+            if kept is not None and name in self.kernel_maps:
+                kept.add(name, c, rows, block)
+            if name in of.maps and self.moments:
+                self._add(sums, name, c, before.get(name), rows, order, sizes, first=block.start == 0)
+
+    def _add(self, sums: dict[tuple[str, str], Sums], name: str, c: LayerCapture, before: LayerCapture | None, rows: slice,
+             order: Tensor, sizes: Sequence[int], first: bool) -> None:
+        of = self.subject
+        c = flat(c)
+        if before is not None:
+            b = flat(widened(before))
+            c = replace(c, W0=b.W, h0=b.h, g0=b.g)
+        keep = self._kept(c, rows)
+        if keep is not None:
+            c = replace(c, g=c.g * keep[None, ..., None], g0=None if c.g0 is None else c.g0 * keep[None, ..., None])
+            keep = keep[order.to(keep.device)]
+        c = c.take(order.to(c.g.device))  # the examples of a group side by side: each group is a view
+        for project in dict.fromkeys(s.project for s in self.moments):
+            Q = of.bases[name] if project else None
+            d = c if Q is None else replace(c, g=c.g @ Q.to(c.g), g0=None if c.g0 is None else c.g0 @ Q.to(c.g))
+            start = 0
+            for g, size in enumerate(sizes):
+                mine = slice(start, start + size)
+                start += size
+                if not size:
+                    continue
+                number = int(keep[mine].sum()) if keep is not None else size * c.g.shape[2]
+                for s in self.moments:
+                    if s.project == project:
+                        sums[s.name, name].add(g, s.block(d.take(mine)), number if first else 0)  # counted once, not once a block
+
+    def _kept(self, c: LayerCapture, rows: slice) -> Tensor | None:
+        """Real tokens "n s" of a layer that works on the tokens of the mask."""
+        mask = self.subject.probe.mask
+        if mask is None or any(s % mask.shape[1] for s in c.calls):
+            return None
+        real = mask[rows].to(c.g.device)
+        return torch.cat([real.repeat_interleave(s // mask.shape[1], 1) for s in c.calls], 1)
+
+
+def flat(c: LayerCapture) -> LayerCapture:
+    """Grouped maps as one block-diagonal matrix on the whole input."""
+    if c.kind != "grouped":
+        return c
+    h = c.h.flatten(2) if c.h.dim() > 2 else c.h
+    return replace(c, kind="dense", W=block_diagonal(c.W), h=h, g=c.g.flatten(3))
