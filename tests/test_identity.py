@@ -764,7 +764,7 @@ def test_nan_in_the_middle_of_training(device: str) -> None:
     assert outcomes.count("refused") == sum(37 <= i < 77 for i in range(0, 30 * LOOKS, 7)) > 3
 
 
-FAILURES = ["richter.subject.surveyed", "richter.survey.survey", "richter.moments.layer_captures",
+FAILURES = ["richter.subject.surveyed", "richter.survey.survey", "richter.moments.record",
             "richter.tangents.mirror", "richter.evaluate.Evaluation._row", "richter.evaluate.Sums.add",
             "richter.survey.forward", "richter.capture.get_gradient_edge", "torch.func.functional_call",
             "torch.autograd.grad", "richter.observe.Snapshot"]  # fmt: skip
@@ -812,7 +812,7 @@ def fails_the_second_time(where: str, error: type[BaseException]) -> Callable[..
     real = getattr(pytest.importorskip(owner) if not owner.endswith(("Evaluation", "Sums")) else
                    getattr(richter.evaluate, owner.rpartition(".")[2]), name)
     calls: list[int] = []
-    last = 1 if name in ("survey", "Snapshot", "surveyed", "layer_captures") else 2
+    last = 1 if name in ("survey", "Snapshot", "surveyed", "record") else 2
 
     def function(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)

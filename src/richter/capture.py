@@ -52,12 +52,13 @@ class Call:
     shape: torch.Size  # of what it wrote
     version: int  # of `read`: an in-place change afterwards must not go unnoticed
 
-    def inputs(self) -> Tensor:
-        """h [b, s, d_in] as the layer saw it (b is its own first axis, not yet the examples)."""
+    def inputs(self, rows: Tensor | None = None) -> Tensor:
+        """h [b, s, d_in] as the layer saw it (b is its own first axis, not yet the examples); of some ``rows`` of b."""
         if self.read._version != self.version:
             raise CaptureError(f"layer {self.name!r}: its input was changed in place after it was read, so what it read "
                                f"is lost. Replace the in-place operation, or leave the layer out with layers=....")
-        return self.read if self.map.kind == "diagonal" else self.map.inputs(self.module, self.read)
+        read = self.read if rows is None else self.read[rows]
+        return read if self.map.kind == "diagonal" else self.map.inputs(self.module, read)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ def every_output(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tens
     """Each output by itself, V_v = e_v: the exact sums over outputs."""
     n, k = f.shape
     return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)
+
+
+NEIGHBOURS = 8  # examples that share v random outputs in an average
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,13 @@ class RandomOutputs:
         R = torch.randn(self.v, k, generator=draw, dtype=torch.float64) / self.v ** 0.5
         return R.to(f.device, f.dtype)[:, None].expand(self.v, n, k)
 
-    def signs(self, examples: Sequence[int], k: int, block: slice = slice(None)) -> Tensor:
-        """Random signs of its own for each example, as int8; drawn from its number, so that chunks change nothing."""
-        drawn = range(self.v)[block]
+    @property
+    def each(self) -> int:
+        """How many combinations of its own an example gets in an average over examples: neighbours share the work."""
+        return math.ceil(self.v / NEIGHBOURS)
+
+    def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
+        """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing."""
         found = torch.empty(len(drawn), len(examples), k, dtype=torch.int8)
         draw = torch.Generator()
         for j, v in enumerate(drawn):
@@ -51,14 +59,16 @@ class RandomOutputs:
         return found.mul_(2).sub_(1)
 
     def own(self, f: Float[Tensor, "n k"], examples: Sequence[int], block: slice = slice(None)) -> Float[Tensor, "v n k"]:
-        """Combinations of its own for each example: averages over examples then average over as many more of them."""
-        return self.signs(examples, f.shape[1], block).to(f.device, f.dtype) / self.v ** 0.5
+        """Combinations of its own for each example, v over a few neighbours: an average over examples averages over all."""
+        drawn = range(self.each)[block]
+        return self.signs(examples, f.shape[1], drawn).to(f.device, f.dtype) / self.each ** 0.5
 
 
 @functools.cache  # the same combinations are the same object: measures that ask for them share one computation
 def random_outputs(v: int, seed: int = 0) -> RandomOutputs:
     """``v`` random combinations of the outputs with E[sum_v V_v V_v^T] = I: unbiased sketches of every sum over outputs.
-    Kernels use the same ones for all examples, averages over examples draw them anew for each."""
+    ``ntk`` uses the same ones for all examples. Averages over examples draw v of them anew for every 8 examples (so an
+    example costs v / 8 backward passes), norms of kernels v / 2 vectors of all examples and outputs."""
     if v < 1:
         raise SelectionError(f"random_outputs({v}): at least one random output is needed.")
     return RandomOutputs(v, seed)

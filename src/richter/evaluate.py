@@ -23,7 +23,7 @@ from richter.tangents import SMALL, Estimate, Tangents
 
 KERNEL_OUTPUTS = 64  # more than these, and kernels are sketched
 MOMENT_OUTPUTS = 512  # more than these, and moments are
-KERNEL_VECTORS, MOMENT_VECTORS = 64, 16  # of a sketch; moments draw theirs anew for each example
+SKETCH = 64  # random outputs
 
 
 class RichterWarning(UserWarning):
@@ -98,7 +98,7 @@ class Evaluation:
         """The cotangents to use: those that are asked for, or random ones in the place of very many."""
         chosen = self.cotangents or m.cotangents
         if chosen is every_output and self.of.found.outputs > limit:
-            return random_outputs(KERNEL_VECTORS if m.of_kernels else MOMENT_VECTORS)
+            return random_outputs(SKETCH)
         return chosen
 
     def _said(self, chosen: Cotangents) -> str:
@@ -183,7 +183,7 @@ class Evaluation:
         values.known = {(s.name, None): found.value, **{(s.name, g): v for g, v in enumerate(found.leaving)}}
         row = self._row(m, name, values, len(found.leaving), found.said)
         unknown = isinstance(found.value, CentredKernel) and math.isnan(found.value.top) and found.value.norm > 0
-        return replace(row, note=NO_TOP) if math.isnan(row.value) and unknown and self.of.Y is not None else row
+        return replace(row, note=found.lacking) if math.isnan(row.value) and unknown and self.of.Y is not None else row
 
     # ---------------------------------------------------------------------------------------------------- evaluating
 
@@ -269,8 +269,6 @@ class _Values:
         return s.compute(W, W0)
 
 
-NO_TOP = ("needs the largest eigenvalue of the kernel of all outputs, which no sketch of so many gives: pick at most 64 outputs "
-          "with output=, e.g. lambda out: out[:, -1, :64]")
 NO_INITIAL = "needs the initial weights: pass initial=state_dict, or use an Observer from the first step"
 
 

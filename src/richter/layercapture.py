@@ -30,6 +30,7 @@ class MapInfo:
     width: int  # numbers written per example, over all calls
     index: Tensor  # where each entry of the matrix stands in the flattened weight
     unfolded: int = 0  # numbers per example that reading it copies (patches of a convolution); 0 for a view
+    live: int = 0  # positions from which an output can be reached
 
 
 @dataclass
@@ -141,6 +142,13 @@ class Recording:
         if name not in self._reads:
             self._reads[name] = _joined([by_example(self.seen.calls[i].inputs(), self.n, k) for i, k in self.where[name]], 1)
         return self._reads[name]
+
+    def reads_of(self, name: str, rows: Tensor) -> Tensor:
+        """The same of some examples; only their patches are unfolded where the layout allows."""
+        calls = [self.seen.calls[i] for i, _ in self.where[name]]
+        if len(calls) > 1 or name in self._reads or self.where[name][0][1] != "major" or len(calls[0].read) != self.n:
+            return self.reads(name)[rows]
+        return calls[0].inputs(rows).flatten(0, 1).unflatten(0, (len(rows), -1))
 
     def captures(self, V: Tensor, reads: bool = True) -> dict[str, LayerCapture]:
         """The same for a stack of cotangents V "v n k", with what was read and the matrices."""

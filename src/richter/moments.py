@@ -12,13 +12,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from richter.capture import to_device
-from richter.cotangents import Cotangents
+from richter.cotangents import Cotangents, RandomOutputs
 from richter.kernels.ntk import widened
-from richter.layercapture import LayerCapture, layer_captures, room_for, select
+from richter.layercapture import LayerCapture, Recording, record, room_for, select
 from richter.statistics import Moment, block_diagonal
 from richter.subject import Subject
 
 GROUPS = 8  # of the jackknife
+AT_ONCE = 2 ** 26  # bytes of what is asked: more cotangents at a time than fill these are only copied about
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
@@ -37,9 +38,9 @@ class Sums:
     counts: list[int] = field(default_factory=lambda: [0] * GROUPS)
 
     def add(self, group: int, value: Tensor, number: int) -> None:
-        value = (value.cpu() if value.device.type == "mps" else value).double()
+        value = value.cpu() if value.device.type == "mps" else value
         before = self.sums[group]
-        self.sums[group] = value if before is None else before.add_(value)
+        self.sums[group] = value.double() if before is None else before.add_(value)  # adds up in float64
         self.counts[group] += number
 
     def mean(self, without: int | None = None) -> Tensor | None:
@@ -56,19 +57,21 @@ class Kept:
     v: int
     captures: dict[str, LayerCapture] = field(default_factory=dict)
 
-    def add(self, name: str, c: LayerCapture, rows: slice, block: slice) -> None:
+    def add(self, name: str, c: LayerCapture, seen: Recording, rows: slice, block: slice) -> None:
         inside = (self.rows >= rows.start) & (self.rows < rows.stop)
         if not inside.any():
             return
         there, here = inside.nonzero().flatten().to(c.g.device), (self.rows[inside] - rows.start).to(c.g.device)
+        h = widened(replace(c, h=seen.reads_of(name, here))).h if block.start == 0 else None
         if name not in self.captures:
-            shape = (len(self.rows), *c.g.shape[2:])
-            h = c.h.new_empty(len(self.rows), *c.h.shape[1:])
-            self.captures[name] = replace(c, h=h, g=room_for(c.g[0], self.v, shape), f=None)
+            assert h is not None
+            g = room_for(c.g[0], self.v, (len(self.rows), *c.g.shape[2:]))
+            self.captures[name] = replace(c, h=room_for(h, 1, (len(self.rows), *h.shape[1:]))[0], g=g, f=None)
         mine = self.captures[name]
-        mine.g[block].index_copy_(1, there, c.g[:, here])
-        if block.start == 0:
-            mine.h[there] = c.h[here]
+        for v, g in enumerate(c.g, block.start):
+            mine.g[v][there] = g[here]
+        if h is not None:
+            mine.h[there] = h
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ class Stream:
     chosen: Cotangents
     moments: Sequence[Moment]
     kernel_maps: Sequence[str] = ()
+
+    @property
+    def number(self) -> int:
+        """Backward passes for each example."""
+        return self.chosen.each if isinstance(self.chosen, RandomOutputs) else self.subject.number(self.chosen)
 
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of all sums, of one example's graph, and of one cotangent of one example."""
@@ -104,11 +112,11 @@ class Stream:
         held, graph, each = self.sizes()
         room = of.memory - held - self.kept_bytes(len(of.probe.kernel_rows()), v)
         chunk = 1 if of.found.drawn else int(max(1, min(of.probe.chunk, of.probe.n, room // (graph + each))))
-        return chunk, int(max(1, min(v, (room // chunk - graph) // each)))
+        return chunk, int(max(1, min(v, (room // chunk - graph) // each, AT_ONCE // (chunk * each))))
 
     def run(self) -> tuple[dict[tuple[str, str], Sums], Kept | None]:
         """Sums of all moments over the probe, chunk by chunk, a block of cotangents at a time."""
-        of, v = self.subject, self.subject.number(self.chosen)
+        of, v = self.subject, self.number
         sums = {(s.name, k): Sums() for s in self.moments for k in of.maps}
         kept = Kept(of.probe.kernel_rows(), v) if self.kernel_maps else None
         chunk, block = self.chunks(v)
@@ -121,34 +129,30 @@ class Stream:
         bar = tqdm(total=len(work) * math.ceil(v / block), desc="measuring", delay=2, leave=False, disable=None)
         for rows, some in work:
             x = to_device(select(of.x, rows), of.device)
+            states = [of.state, *([of.then] if of.then is not None and any(s.initial for s in self.moments) else [])]
+            seen = [record(of.model, x, rows, state, of.found, some, of.output) for state in states]
             for start in range(0, v, block):
-                self._chunk(sums, kept, x, rows, some, slice(start, min(start + block, v)))
+                self._block(sums, kept, seen, rows, slice(start, min(start + block, v)))
                 bar.update()
         bar.close()
         return sums, kept
 
-    def _chunk(self, sums: dict[tuple[str, str], Sums], kept: Kept | None, x: object, rows: slice, names: Sequence[str],
+    def _block(self, sums: dict[tuple[str, str], Sums], kept: Kept | None, seen: Sequence[Recording], rows: slice,
                block: slice) -> None:
-        """One forward pass and one block of backward passes (and the same of the initial network, if it is needed)."""
-        of, reads = self.subject, self.kernel_maps or any(s.reads for s in self.moments)
-        now = of.rowwise(self.chosen, block, own=True)
-        captured = layer_captures(of.model, x, rows, now, of.state, of.found, names, of.output, bool(reads))
-        before: dict[str, LayerCapture] = {}
-        if any(s.initial for s in self.moments):
-            assert of.then is not None
-            before = layer_captures(of.model, x, rows, now, of.then, of.found, names, of.output, bool(reads))
-        member = torch.arange(rows.start, rows.stop) % min(GROUPS, of.probe.n)
-        order, sizes = member.argsort(stable=True), member.bincount().tolist()
+        """Some backward passes of a chunk (and the same of the initial network, if it is needed)."""
+        of, reads = self.subject, any(s.reads for s in self.moments)
+        V = of.rowwise(self.chosen, block, own=True)
+        captured, *before = (s.captures(V(s.f, rows), reads) for s in seen)
         for name, c in captured.items():
             c = widened(c)
             if kept is not None and name in self.kernel_maps:
-                kept.add(name, c, rows, block)
+                kept.add(name, c, seen[0], rows, block)
             if name in of.maps and self.moments:
-                self._add(sums, name, c, before.get(name), rows, order, sizes, first=block.start == 0)
+                self._add(sums, name, c, before[0].get(name) if before else None, rows, first=block.start == 0)
 
     def _add(self, sums: dict[tuple[str, str], Sums], name: str, c: LayerCapture, before: LayerCapture | None, rows: slice,
-             order: Tensor, sizes: Sequence[int], first: bool) -> None:
-        of = self.subject
+             first: bool) -> None:
+        of, groups = self.subject, min(GROUPS, self.subject.probe.n)
         c = flat(c)
         if before is not None:
             b = flat(widened(before))
@@ -156,21 +160,18 @@ class Stream:
         keep = self._kept(c, rows)
         if keep is not None:
             c = replace(c, g=c.g * keep[None, ..., None], g0=None if c.g0 is None else c.g0 * keep[None, ..., None])
-            keep = keep[order.to(keep.device)]
-        c = c.take(order.to(c.g.device))  # the examples of a group side by side: each group is a view
         for project in dict.fromkeys(s.project for s in self.moments):
             Q = of.bases[name] if project else None
             d = c if Q is None else replace(c, g=c.g @ Q.to(c.g), g0=None if c.g0 is None else c.g0 @ Q.to(c.g))
-            start = 0
-            for g, size in enumerate(sizes):
-                mine = slice(start, start + size)
-                start += size
-                if not size:
+            for g in range(groups):
+                mine = slice((g - rows.start) % groups, None, groups)  # every example belongs to the group of its number
+                part = d.take(mine)
+                if not part.g.shape[1]:
                     continue
-                number = int(keep[mine].sum()) if keep is not None else size * c.g.shape[2]
+                number = int(keep[mine].sum()) if keep is not None else part.g.shape[1] * part.g.shape[2]
                 for s in self.moments:
                     if s.project == project:
-                        sums[s.name, name].add(g, s.block(d.take(mine)), number if first else 0)  # counted once, not once a block
+                        sums[s.name, name].add(g, s.block(part), number if first else 0)  # counted once, not once a block
 
     def _kept(self, c: LayerCapture, rows: slice) -> Tensor | None:
         """Real tokens "n s" of a layer that works on the tokens of the mask."""

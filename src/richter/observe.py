@@ -104,8 +104,9 @@ class Observer:
 
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``,
     ``richter.epochs(loader)``); the first call always measures. ``budget``: the share of wall time that measuring may
-    take; a step that is due and has no budget is put off until there is some. None: no limit. ``watch.now(step)``
-    measures regardless, e.g. after the last step. Everything else is as in ``richter.measure``.
+    take after the first measurement; a step that is due and has no budget is put off until there is some, and the room of
+    one measurement is kept for ``watch.now(step)``, which measures regardless, e.g. after the last step. None: no limit.
+    ``watch.share`` is the share that was taken. Everything else is as in ``richter.measure``.
     """
 
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | None = None,
@@ -159,7 +160,7 @@ class Observer:
         first = self.snapshots[0].seconds  # not optional, and it pays for what is loaded once
         elapsed = time.perf_counter() - self._begun
         expected = self.snapshots[-1].seconds if len(self.snapshots) > 1 else first / 5  # a guess, until there is a second
-        if self._spent - first + expected <= self.budget * (elapsed - first + expected):
+        if self._spent - first + 2 * expected <= self.budget * (elapsed - first + expected):  # one in reserve, for now()
             return True
         if due:
             self.put_off.append(step)
@@ -168,8 +169,12 @@ class Observer:
 
     @property
     def share(self) -> float:
-        """The share of wall time since the first call that went into measuring."""
-        return self._spent / (time.perf_counter() - self._begun) if self._begun is not None else 0.0
+        """The share of wall time that went into measuring, since the first measurement (which is not optional, and pays for
+        what is loaded once)."""
+        if self._begun is None or not self.snapshots:
+            return 0.0
+        first = self.snapshots[0].seconds
+        return (self._spent - first) / (time.perf_counter() - self._begun - first)
 
     @property
     def frame(self) -> pandas.DataFrame:

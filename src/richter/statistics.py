@@ -133,6 +133,9 @@ def basis(W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None) -> Float[Ten
 
 
 def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:
+    if g.shape[2] > g.shape[3]:
+        g = g.flatten(0, 1)
+        return torch.bmm(g.mT, g).sum(0)
     g = g.reshape(-1, g.shape[-1])
     return g.T @ g
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from richter.capture import Output, State, device_of, forward, state_of, to_device
 from richter.core import CaptureError, MemoryBudgetError, SelectionError, show_bytes
 from richter.cotangents import Cotangents, RandomOutputs
-from richter.kernels.plan import Unit, units_of
+from richter.kernels.planning import Unit, units_of
 from richter.layercapture import RowCotangents, select
 from richter.probe import Probe
 from richter.statistics import basis, block_diagonal

@@ -219,7 +219,7 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
     rebuilt = {k: torch.zeros(e.numel(), dtype=e.dtype, device=e.device) for k, e in of_weight.items()}
     scale = dict.fromkeys(of_weight, 0.0)
     summed: dict[str, tuple[Tensor, float]] = {}  # map -> its g summed over examples and positions, and its size
-    copied: dict[str, int] = {}  # map -> numbers that reading it copies
+    copied, wrote, live = (dict.fromkeys(layouts, 0) for _ in range(3))  # map -> numbers copied, written; positions in use
     seen: dict[str, int] = {}
     local = dict(layouts)
     for c, p, q in zip(whole.calls, g1, g2, strict=True):
@@ -232,9 +232,11 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
                 if drawn:
                     raise MixingError(f"layer {c.name!r}: what one example's output asks of it reaches other examples: {MIXING}")
                 local[c.name] = ["irregular"] * len(local[c.name])
+            live[c.name] += int(((out[0] + out[1]).flatten(2).abs().sum((0, 2)) > 0).sum())
         h, g = c.inputs(), c.map.outputs(c.module, p + q)
         anew = h.untyped_storage().data_ptr() != c.read.untyped_storage().data_ptr()
-        copied[c.name] = copied.get(c.name, 0) + anew * h.numel()
+        copied[c.name] += anew * h.numel()
+        wrote[c.name] += g.numel()
         index = c.map.matrix(c.module, torch.arange(c.weight.numel(), device=g.device).view(c.weight.shape))
         h = h if c.map.kind == "lookup" else h.to(g.dtype)
         gradient = map_gradient(c.map.kind, h, g, index.shape[-1])
@@ -255,10 +257,9 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
             del found.maps[name]
             continue
         regular = all(k in ("major", "minor", "second") for k in local[name])
-        width = sum(c.shape.numel() for c in calls) // n
         found.maps[name] = MapInfo(name, info.kind, tuple(local[name]) if regular else (),  # type: ignore[arg-type]
-                                   info.module, info.weight, info.shape, width, info.index,
-                                   copied[name] // n)
+                                   info.module, info.weight, info.shape, wrote[name] // n,
+                                   info.index, copied[name] // n, live[name])
     _structure(model, found, whole.aliases, of_alias, summed, tol)
     return R, of_alias
 

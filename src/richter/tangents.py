@@ -3,14 +3,14 @@
 * exact: K "n v n v" of each module, from captures that the moments have already made, or by kernels.ntk;
 * many outputs: y~^T K y~ is one backward pass for all layers at once, and |C K C|_F^2 is the mean of (z^T K z')^2 over
   independent random vectors z != z' of all examples and outputs, which is unbiased;
-* many examples: C K C times random vectors, without K, gives a Nystrom approximation of it, whose norm is known, and from
-  further vectors an unbiased estimate of what it lacks (the idea of Hutch++).
+* many examples: products of C K C with a few vectors, without K: the norm by Hutch++, the largest eigenvalue on the same
+  subspace.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,16 +20,17 @@ from tqdm import tqdm
 from richter.capture import forward, to_device
 from richter.core import WHOLE, MemoryBudgetError, show_bytes
 from richter.cotangents import Cotangents, RandomOutputs, every_output
-from richter.kernels.contract import bias_gradients, gradient_tiles, mirror, steps
+from richter.kernels.contract import Outputs, bias_gradients, gradient_tiles, mirror, steps
 from richter.kernels.ntk import Block, Chunk, Job, kernels
-from richter.kernels.plan import Unit, least, make_plan
+from richter.kernels.planning import Unit, least, make_plan
 from richter.layercapture import LayerCapture, check_finite, select
 from richter.measures.alignment import CentredKernel, Labels, SameOutput, of_diagonal, of_diagonal_leaving
 from richter.moments import GROUPS, Kept
 from richter.subject import Subject
 
 SKETCHED, CORRECTING = 32, 16  # vectors that make the approximation, and that estimate what it lacks
-SAMPLED = 16  # outputs whose own kernels are looked at when there are too many
+SAMPLED = 8  # outputs whose own kernels are looked at when there are too many
+UNRESOLVED = 0.03  # a largest eigenvalue is not reported when its vector is further than this from being one
 SMALL = 2 ** 26  # bytes: kernels below this size are never estimated
 
 
@@ -40,6 +41,13 @@ class Estimate:
     value: CentredKernel | SameOutput
     leaving: Sequence[CentredKernel | SameOutput] = ()
     said: str = ""
+    lacking: str = ""  # why a measure of it may have no number
+
+
+NO_TOP = ("needs the largest eigenvalue of the kernel of all outputs, which no sketch of so many gives: pick at most 64 outputs "
+          "with output=, e.g. lambda out: out[:, -1, :64]")
+UNRESOLVED_TOP = ("the largest eigenvalue of so large a kernel was not resolved: fewer examples (Probe(kernel=...)) give it "
+                  "exactly")
 
 
 @dataclass(eq=False)
@@ -58,10 +66,10 @@ class Tangents:
     def x(self) -> object:
         return select(self.of.x, self.rows)
 
-    def job(self, units: Sequence[Unit], outputs: str = "full", chosen: Cotangents | None = None) -> Job:
+    def job(self, units: Sequence[Unit], outputs: Outputs = "full", chosen: Cotangents | None = None) -> Job:
         of = self.of
         V = of.rowwise(chosen or self.chosen, among=self.rows)
-        return Job(of.model, of.state, of.found, units, V, of.output, outputs)  # type: ignore[arg-type]
+        return Job(of.model, of.state, of.found, units, V, of.output, outputs)
 
     def by_module(self) -> dict[str, list[Unit]]:
         found: dict[str, list[Unit]] = {}
@@ -103,7 +111,7 @@ class Tangents:
             block.close()
             yield module, mirror(K, "full")
 
-    def _anew(self, outputs: str, chosen: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
+    def _anew(self, outputs: Outputs, chosen: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
         """Parts of as many modules at a time as have room for their kernels."""
         v = self.v if chosen is None else self.of.number(chosen)
         of = self.of
@@ -111,7 +119,8 @@ class Tangents:
         groups: list[list[Unit]] = []
         held = 0
         for units in self.by_module().values():
-            if groups and held + each + 4 * least(of.found, [*groups[-1], *units], of.state, v, outputs, of.itemsize) <= of.memory:
+            together = [*groups[-1], *units] if groups else []
+            if groups and held + each + 4 * least(of.found, together, of.state, v, outputs, of.itemsize) <= of.memory:
                 groups[-1] += units
                 held += each
             else:
@@ -168,31 +177,31 @@ class Tangents:
 
     def sketch(self, random: RandomOutputs) -> Iterator[tuple[str, Estimate]]:
         """Of |C K C|_F, from random vectors of all examples and outputs; y~^T K y~ exactly."""
-        of, k = self.of, self.of.found.outputs
-        need = self.n * k * random.v
+        of, k, q = self.of, self.of.found.outputs, max(4, random.v // 2)
+        need = self.n * k * q
         if need > max(of.memory, SMALL):
-            raise MemoryBudgetError(f"memory={show_bytes(of.memory)} cannot hold {random.v} random vectors of {k:,} outputs for "
+            raise MemoryBudgetError(f"memory={show_bytes(of.memory)} cannot hold {q} random vectors of {k:,} outputs for "
                                     f"{self.n} examples. The smallest that works here is memory='{show_bytes(need)}'; pick fewer "
                                     f"outputs, e.g. those of the last token: output=lambda out: out.logits[:, -1].")
-        Z = random.signs(self.rows.tolist(), k)
+        Z = random.signs(self.rows.tolist(), k, range(q))
         y = None if of.Y is None else of.Y[self.rows]
         said = f"{random.v} random outputs of {k}"
         gram: dict[str, Tensor] = {}
         quadratic: dict[str, float] = {}
         energy = math.nan if y is None else self._centred(y).square().sum().item()
-        for units in self._parameter_groups(random.v + 1):
+        for units in self._parameter_groups(q + 1):
             for module, B in self._pulled(units, Z, y).items():
                 T = (B @ B.T).double()
-                gram[module], quadratic[module] = T[:random.v, :random.v], T[-1, -1].item() if y is not None else math.nan
+                gram[module], quadratic[module] = T[:q, :q], T[-1, -1].item() if y is not None else math.nan
         if of.layers is None and gram:
             gram[WHOLE] = torch.stack(list(gram.values())).sum(0)
             quadratic[WHOLE] = sum(quadratic.values())
-        group = torch.arange(random.v) % min(GROUPS, random.v)
+        group = torch.arange(q) % min(GROUPS, q)
         for name, T in gram.items():
             def found(keep: Tensor, T: Tensor = T, name: str = name) -> CentredKernel:
                 return CentredKernel(quadratic[name], _off_diagonal(T[keep][:, keep]) ** 0.5, math.nan, energy)
-            yield name, Estimate(found(torch.ones_like(group, dtype=torch.bool)),
-                                 [found(group != g) for g in range(int(group.max()) + 1)] if random.v >= 3 * GROUPS else [], said)
+            leaving = [found(group != g) for g in range(int(group.max()) + 1)]
+            yield name, Estimate(found(group >= 0), leaving, said, NO_TOP)
 
     def _centred(self, z: Tensor) -> Tensor:
         """z - mean over the outputs that count, zero at the others."""
@@ -201,6 +210,9 @@ class Tangents:
             return z - z.mean()
         keep = counted[self.rows].to(z)
         return (z - (z * keep).sum() / keep.sum()) * keep
+
+    def _all_centred(self, Z: Tensor) -> Tensor:
+        return torch.stack([self._centred(z) for z in Z])
 
     def _parameter_groups(self, vectors: int) -> Iterator[list[Unit]]:
         """Modules whose gradients of so many vectors fit side by side."""
@@ -256,77 +268,88 @@ class Tangents:
 
     def operations(self) -> tuple[float, float]:
         """(of the exact kernel, of its estimate)"""
-        of, q = self.of, SKETCHED + CORRECTING
+        of = self.of
+        q = SKETCHED + 2 * (SKETCHED + CORRECTING)
         exact = make_plan(of.found, of.wanted, of.state, self.n, self.n, self.v, "full", of.itemsize, 2 ** 62).operations
         maps = [of.found.maps[k] for u in of.wanted for k in u.maps]
         through = 2 * self.n * (1 + self.v) * sum(m.width * m.shape[-1] for m in of.found.maps.values() if m.kind == "dense")
         own = sum(2 * self.n * (m.width * m.shape[-1] * self.v + self.v * q * m.index.numel() if m.unfolded or
                                 m.width > m.shape[0] else q * m.index.numel()) for m in maps)
-        return exact, 2 * (through + own)
+        return exact, 4 * through + 2 * own
 
     def free(self) -> Iterator[tuple[str, Estimate]]:
-        """|C K C|_F and its largest eigenvalue without K; y~^T K y~ exactly."""
-        of, q = self.of, SKETCHED + CORRECTING
-        draw = torch.Generator().manual_seed(0)
-        Z = torch.randn(q, self.n, self.v, generator=draw, dtype=torch.float64)
-        y = of.Y[self.rows] if of.Y is not None else torch.full((self.n, self.v), math.nan, dtype=torch.float64)
-        y = self._centred(y)
-        Z = torch.stack([*(self._centred(z) for z in Z), torch.nan_to_num(y)])
-        said = f"estimated from {q} products with the kernel of {self.n} examples, which is not formed"
-        whole: tuple[Tensor, float] | None = None
-        for units in self._parameter_groups(2 * (q + 1)):
-            for module, (Y, quadratic) in self._products(units, Z).items():
-                Y = torch.stack([self._centred(column) for column in Y.cpu()])
-                if of.layers is None:
-                    whole = (Y, quadratic) if whole is None else (whole[0] + Y, whole[1] + quadratic)
-                yield module, self._nystrom(Z, Y, quadratic, y, said)
-        if whole is not None:
-            yield WHOLE, self._nystrom(Z, *whole, y, said)
-
-    def _products(self, units: Sequence[Unit], Z: Tensor) -> dict[str, tuple[Tensor, float]]:
-        """{module: (K Z~ "q n v" without that of the labels, |J^T y~|^2)}: twice over the examples, nothing but a chunk held."""
-        of, job = self.of, self.job(units, "trace")
-        Z = Z.to(of.device, job.dtype)
-        plan = make_plan(of.found, units, of.state, self.n, self.n, self.v, "trace", of.itemsize, of.memory // 3,
-                         same=False, chunk=of.probe.chunk)
-        pulls = {u: Pull(u, job, Z) for u in units}
-        out = {u.module: torch.zeros(len(Z) - 1, self.n, self.v, dtype=torch.float64, device=of.home) for u in units}
-        bar = tqdm(total=2 * math.ceil(self.n / plan.chunk), desc="kernels", delay=2, leave=False, disable=None)
-        for back in (False, True):
-            for r in steps(self.n, plan.chunk):
-                chunk = Chunk(job, to_device(select(self.x, r), of.device), r).begin()
-                for c in range(self.v):
-                    asked = chunk.asked(slice(c, c + 1))
-                    for u, pull in pulls.items():
-                        if back:
-                            out[u.module][:, r, c] += pull.push(asked, chunk.whole, c).to(out[u.module])
-                        else:
-                            pull.add(asked, chunk.whole, r, c)
-                for pull in pulls.values():
-                    pull.end_of_chunk()
-                bar.update()
-        bar.close()
-        quadratic = dict.fromkeys(out, 0.0)
-        for u, pull in pulls.items():
-            quadratic[u.module] += pull.square()
-        return {k: (out[k], quadratic[k]) for k in out}
-
-    def _nystrom(self, Z: Tensor, Y: Tensor, quadratic: float, y: Tensor, said: str) -> Estimate:
-        """From Y = K~ Z: the approximation Y (Z^T Y)^+ Y^T on the first vectors, and what it lacks on the others."""
-        S = SKETCHED
-        z, Y = Z.flatten(1), Y.flatten(1)
-        core = z[:S] @ Y[:S].T
-        Q, R = torch.linalg.qr(Y[:S].T)
-        M = R @ torch.linalg.pinv((core + core.T) / 2, rtol=1e-6, hermitian=True) @ R.T
-        lacking = Y[S:].square().sum(1) - (z[S:S + len(Y) - S] @ Q @ M).square().sum(1)
-        base, top = M.square().sum(), torch.linalg.eigvalsh(M)[-1].clamp(min=0).item()
+        """|C K C|_F and its largest eigenvalue without K, y~^T K y~ exactly. Twice K~ times some vectors: the first products
+        span where most of K~ acts, the second are exact there and sampled in what is left (Hutch++ for the trace of K~^2)."""
+        of = self.of
+        y = self._centred(of.Y[self.rows]) if of.Y is not None else torch.full((self.n, self.v), math.nan, dtype=torch.float64)
         energy = y.square().sum().item()
-        group = torch.arange(len(lacking)) % GROUPS
+        draw = torch.Generator().manual_seed(0)
+        first, second = (self._all_centred(torch.randn(q, self.n, self.v, generator=draw, dtype=torch.float64))
+                         for q in (SKETCHED, CORRECTING))
+        said = f"estimated by products with the kernel of {self.n} examples, which is not formed"
+        names = [*self.by_module(), *([WHOLE] if of.layers is None else [])]
+        start = dict.fromkeys(names, torch.cat([first, torch.nan_to_num(y)[None]]))
+        once, quadratic = self._products(start, len(first))
+        spans = {name: torch.linalg.qr(Y.flatten(1).T)[0].T for name, Y in once.items()}  # orthonormal rows
+        outside = {name: second.flatten(1) - (second.flatten(1) @ Q.T) @ Q for name, Q in spans.items()}
+        again = {name: torch.cat([Q, outside[name]]).view(-1, self.n, self.v) for name, Q in spans.items()}
+        twice, _ = self._products(again, len(first) + len(second))
+        for name in names:
+            known = quadratic[name] if math.isfinite(energy) else math.nan
+            yield name, _hutch(spans[name], twice[name].flatten(1), known, energy, said)
 
-        def found(keep: Tensor) -> CentredKernel:
-            norm = (base + lacking[keep].mean()).clamp(min=0).sqrt().item()
-            return CentredKernel(quadratic if math.isfinite(energy) else math.nan, norm, top, energy)
-        return Estimate(found(group >= 0), [found(group != g) for g in range(GROUPS)], said)
+    def _products(self, Z: Mapping[str, Tensor], used: int) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """({name: C K Z "q n v"} of the first ``used`` vectors of each module and of the whole, {name: |J^T z|^2} of the
+        last): over the examples once for J^T Z and once for J (J^T Z), with nothing but a chunk held."""
+        of, whole = self.of, Z.get(WHOLE)
+        products = {name: torch.zeros(used, self.n, self.v, dtype=torch.float64, device=of.home) for name in Z}
+        squares = dict.fromkeys(Z, 0.0)
+        vectors = max(len(z) for z in Z.values()) * (2 if whole is not None else 1)
+        for units in self._parameter_groups(2 * vectors):
+            job = self.job(units, "trace")
+            mine = {name: Z[name] if whole is None else torch.cat([Z[name], whole]) for name in job.modules}
+            pulls = {u: Pull(u, job, mine[u.module].to(of.device, job.dtype)) for u in units}
+            plan = make_plan(of.found, units, of.state, self.n, self.n, self.v, "trace", of.itemsize, of.memory // 3, same=False,
+                             chunk=of.probe.chunk)
+            bar = tqdm(total=2 * math.ceil(self.n / plan.chunk), desc="kernels", delay=2, leave=False, disable=None)
+            for back in (False, True):
+                for r in steps(self.n, plan.chunk):
+                    chunk = Chunk(job, to_device(select(self.x, r), of.device), r).begin()
+                    for c in range(self.v):
+                        asked = chunk.asked(slice(c, c + 1))
+                        for u, pull in pulls.items():
+                            if not back:
+                                pull.add(asked, chunk.whole, r, c)
+                                continue
+                            found = pull.push(asked, chunk.whole, c).to(of.home, torch.float64)
+                            products[u.module][:, r, c] += found[:used]
+                            if whole is not None:
+                                products[WHOLE][:, r, c] += found[len(whole):len(whole) + used]
+                    for pull in pulls.values():
+                        pull.end_of_chunk()
+                    bar.update()
+            bar.close()
+            for u, pull in pulls.items():
+                squares[u.module] += pull.square()
+        if whole is not None:
+            squares[WHOLE] = sum(v for name, v in squares.items() if name != WHOLE)
+        return {name: self._all_centred(P.cpu()) for name, P in products.items()}, squares
+
+
+def _hutch(Q: Tensor, Y: Tensor, quadratic: float, energy: float, said: str) -> Estimate:
+    """From orthonormal rows Q and Y = K [Q; z - Q Q^T z]: |K|_F^2 = |K Q|^2 + E |K (z - Q Q^T z)|^2, and the largest
+    eigenvalue that K has on the span of Q, which is at most that of K."""
+    inside, beyond = Y[:len(Q)], Y[len(Q):].square().sum(1)
+    T = Q @ inside.T
+    values, vectors = torch.linalg.eigh((T + T.T) / 2)
+    top, u = values[-1].item(), vectors[:, -1]
+    off = (u @ inside - top * (u @ Q)).norm().item()  # |K u - top u|: how far it is from being an eigenvector
+    top = top if off <= UNRESOLVED * top else math.nan
+    group = torch.arange(len(beyond)) % GROUPS
+
+    def found(keep: Tensor) -> CentredKernel:
+        return CentredKernel(quadratic, (inside.square().sum() + beyond[keep].mean()).sqrt().item(), top, energy)
+    return Estimate(found(group >= 0), [found(group != g) for g in range(GROUPS)], said, UNRESOLVED_TOP)
 
 
 def _single(picked: Tensor) -> Cotangents:
@@ -392,24 +415,24 @@ class Pull:
             self.asked = self.h = None
 
     def push(self, asked: dict[str, LayerCapture], whole: dict[str, Tensor], c: int) -> Tensor:
-        """J B of one output of a chunk, "q n", without the labels' vector."""
-        u, last = self.unit, len(self.Z) - 1
+        """J B of one output of a chunk, "q n"."""
+        u, q = self.unit, len(self.Z)
         mine = asked.get(u.maps[0]) if u.maps and not u.parameter else None
         if u.parameter and not u.maps:
             whole = {u.parameter: whole[u.parameter][c:c + 1]}
         found: Tensor | float = 0.0
         if mine is not None and u.bias:
             assert self.b is not None
-            found = self.b[:last] @ bias_gradients(mine)[0].T
+            found = self.b @ bias_gradients(mine)[0].T
         if mine is not None and u.weight and self._one_position(mine):
             assert self.B is not None
             if self.moved is None:
-                self.moved = torch.matmul(mine.h[:, 0], self.B[:last].view(last, *mine.W.shape).mT)  # "q n o"
+                self.moved = torch.matmul(mine.h[:, 0], self.B.view(q, *mine.W.shape).mT)  # "q n o"
             return found + (self.moved * mine.g[0, :, 0]).sum(2)
         start = 0
         for A in self._features(asked, whole):
             assert self.B is not None
-            found = found + self.B[:last, start:start + A.shape[1]] @ A.T
+            found = found + self.B[:, start:start + A.shape[1]] @ A.T
             start += A.shape[1]
         return found  # type: ignore[return-value]
 

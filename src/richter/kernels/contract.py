@@ -19,7 +19,7 @@ from richter.layercapture import LayerCapture
 Outputs = Literal["trace", "diagonal", "full"]
 Way = Literal["pairs", "gradients", "features"]
 OUTPUTS = ("trace", "diagonal", "full")
-ROWS = 512  # of a tile of products
+ROWS = 1024  # of a tile of products
 NUMBERS = 2 ** 21  # in a tile of gradients: it should stay in the cache between being made and being used
 
 
@@ -60,7 +60,7 @@ def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
         held = 2 * z.n * z.m * z.s * z.t
     else:
         by_pairs = half * 2 * z.n * z.m * z.s * (z.t * reading + z.t * z.v * z.d_out + v2 * z.d_out)
-        held = z.v * z.v * z.n * z.m + 2 * z.v * z.m * z.t * z.d_out * max(1, _few(z.n, z.s))
+        held = z.v * z.v * z.n * z.m + 2 * z.v * z.m * z.s * z.d_out * _moved(z.n, z.v * z.m * z.s * z.d_out)
     return {"pairs": (by_pairs, held), "gradients": (by_gradients, tile)}
 
 
@@ -86,6 +86,11 @@ def steps(n: int, size: int) -> list[slice]:
 def _few(n: int, rows_each: int) -> int:
     """So many examples make a tile of about ROWS rows."""
     return min(n, max(1, ROWS // rows_each))
+
+
+def _moved(n: int, each: int) -> int:
+    """So many examples at a time when each of them takes ``each`` numbers."""
+    return min(n, max(1, 4 * NUMBERS // each))
 
 
 def tiles(v: int, n: int) -> list[tuple[slice, slice]]:
@@ -150,19 +155,21 @@ def bias_gradients(c: LayerCapture) -> Tensor:
     return (c.g[:, :, 0] if c.g.shape[2] == 1 else c.g.sum(2)).flatten(2)
 
 
-def gradient_tiles(c: LayerCapture, index: Tensor | None = None, rows: int = 0) -> Iterator[Tensor]:
-    """Per-example gradients in the map's matrix, "v n p", some rows of the matrix at a time."""
+def gradient_tiles(c: LayerCapture, index: Tensor | None = None, rows: int = 0, examples: int = 0) -> Iterator[Tensor]:
+    """Per-example gradients in the map's matrix, "v n p", some rows of the matrix at a time: so many that a tile of (at
+    least) ``examples`` examples has its size. A lookup may be read through an ``index`` into so many ``rows``."""
     v, n, s = c.g.shape[:3]
+    each = v * max(n, examples)
     if c.kind == "diagonal":
         yield torch.einsum("vnsd,nsd->vnd", c.g, c.h)
         return
     if c.kind == "grouped":
         r, d_out, d_in = c.W.shape
-        for some in steps(r, max(1, NUMBERS // (v * n * d_out * d_in))):
+        for some in steps(r, max(1, NUMBERS // (each * d_out * d_in))):
             yield torch.einsum("vnsro,nsri->vnroi", c.g[..., some, :], c.h[..., some, :]).flatten(2)
         return
     d_out, d_in = c.g.shape[3], rows or c.W.shape[1]
-    for some in steps(d_out, max(8, NUMBERS // (v * n * d_in))):
+    for some in steps(d_out, max(8, NUMBERS // (each * d_in))):
         width = some.stop - some.start
         if c.kind == "dense":
             J = c.g.new_empty(v, n, width, d_in)
@@ -193,8 +200,9 @@ def add_gradients(K: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs)
     """K += the kernel of a map's matrix, by per-example gradients, a tile at a time."""
     same = b is a
     ia, ib, used = _compact(a, b)
-    right = gradient_tiles(b, ib, used)
-    for A in gradient_tiles(a, ia, used):
+    most = max(a.g.shape[1], b.g.shape[1])
+    right = gradient_tiles(b, ib, used, most)
+    for A in gradient_tiles(a, ia, used, most):
         add_products(K, A, A if same else next(right), outputs, same)
 
 
@@ -236,7 +244,7 @@ def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool) -> N
         return
     whole = a.g.new_zeros(v, n, w, m)
     ga, gb = a.g.contiguous(), b.g.contiguous()
-    for rows in steps(n, _few(n, s)):
+    for rows in steps(n, _moved(n, w * m * s * d)):
         columns = slice(0, rows.stop if b is a else m)
         width = columns.stop
         read = read_products(a, b, rows, columns)
@@ -266,7 +274,11 @@ class Sum:
             else:
                 self._add_pairs(a, b)
             return
-        if self.weight:
+        if self.weight and self.outputs == "diagonal":  # each output is a trace of its own: larger tiles
+            for k, Kc in enumerate(self.K):
+                mine = replace(a, g=a.g[k:k + 1])
+                add_gradients(Kc, mine, mine if b is a else replace(b, g=b.g[k:k + 1]), "trace")
+        elif self.weight:
             add_gradients(self.K, a, b, self.outputs)
         if self.bias:
             A = bias_gradients(a)

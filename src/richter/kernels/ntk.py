@@ -1,7 +1,7 @@
 """Tangent kernels of any model, layer by layer and exact: K_l = J_l J_l^T from what each linear map read and wrote.
 
 No Jacobian is formed. Cotangents are streamed: after each backward pass every map adds its share, by the contraction that
-takes the fewest operations (kernels.contract), within the memory that is given (kernels.plan).
+takes the fewest operations (kernels.contract), within the memory that is given (kernels.planning).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from richter.core import SelectionError, parse_bytes
 from richter.cotangents import Cotangents, every_output
 from richter.kernels.arrays import Array, as_tensors, like
 from richter.kernels.contract import OUTPUTS, Outputs, Sum, add_products, gradients, mirror, read_products, steps
-from richter.kernels.plan import Plan, Unit, make_plan, units_of
+from richter.kernels.planning import Plan, Unit, make_plan, units_of
 from richter.layercapture import (
     LayerCapture,
     Recording,
@@ -205,15 +205,8 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     ``outputs="trace"`` sums over outputs: [n,m]; ``"diagonal"`` keeps each output with itself: [k,n,m]; ``"full"``
     all pairs of outputs: [n,k,m,k]. ``per_layer`` gives {module name: kernel}; the entries sum to the whole kernel.
     """
-    if outputs not in OUTPUTS:
-        raise SelectionError(f"outputs={outputs!r}: choose one of {', '.join(OUTPUTS)}.")
     given = (x, x2)
-    model = unwrap(model)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise SelectionError("the model has no trainable parameter, so its tangent kernel is empty. "
-                             "Set requires_grad=True on the parameters to be counted.")
-    check_weights(model)
-    x, x2 = _inputs(model, x), None if x2 is None else _inputs(model, x2)
+    model, x, x2 = _checked(model, x, x2, outputs)
     with quiet(model, mode):
         job = prepare(model, x, cotangents, output, outputs)
         found = kernels(job, x, x2, parse_bytes(memory), per_layer)
@@ -221,6 +214,32 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
         found = {name: K.permute(1, 0, 3, 2) for name, K in found.items()}
     shown = {name: like(K.to(job.dtype), *given) for name, K in found.items()}
     return shown if per_layer else shown["*"]
+
+
+def plan(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
+         output: Output | None = None, memory: str | float = "2GiB", mode: str = "eval",
+         cotangents: Cotangents = every_output) -> Plan:
+    """What ``ntk`` with the same arguments will do: contractions, passes, operations and bytes. Runs a few examples only.
+
+    >>> print(richter.kernels.plan(model, x, outputs="full"))
+    """
+    model, x, x2 = _checked(model, x, x2, outputs)
+    with quiet(model, mode):
+        job = prepare(model, x, cotangents, output, outputs)
+    n, m = count(x), count(x if x2 is None else x2)
+    return make_plan(job.found, job.units, job.state, n, m, job.v, outputs, job.dtype.itemsize, parse_bytes(memory), per_layer,
+                     same=x2 is None)
+
+
+def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module, Inputs, Inputs | None]:
+    if outputs not in OUTPUTS:
+        raise SelectionError(f"outputs={outputs!r}: choose one of {', '.join(OUTPUTS)}.")
+    model = unwrap(model)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise SelectionError("the model has no trainable parameter, so its tangent kernel is empty. "
+                             "Set requires_grad=True on the parameters to be counted.")
+    check_weights(model)
+    return model, _inputs(model, x), None if x2 is None else _inputs(model, x2)
 
 
 def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents, output: Output | None, outputs: Outputs) -> Job:

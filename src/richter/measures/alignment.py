@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,25 +41,23 @@ def same_output_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int
 
 
 def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutput:
-    return _assembled([(y @ Kc @ y, Kc.norm(), y @ y) for Kc, y in zip(K, Y.T, strict=True)])
+    y = Y.T[:, :, None]
+    return SameOutput((y.mT @ K @ y)[:, 0, 0], torch.stack([Kc.norm() for Kc in K]), (Y * Y).sum(0))
 
 
 def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
     """The same with each group of examples left out, from sums over blocks: no submatrix is copied."""
     inside = torch.nn.functional.one_hot(torch.arange(len(Y)) % groups, groups).to(Y)  # row, group
-    left: list[list[tuple[Tensor, ...]]] = [[] for _ in range(groups)]
-    for Kc, y in zip(K, Y.T, strict=True):
-        mine = inside * y[:, None]
-        squares, quadratics, energy = inside.T @ (Kc * Kc) @ inside, mine.T @ Kc @ mine, (mine * mine).sum(0)
-        for g in range(groups):
-            others = torch.arange(groups, device=Y.device) != g
-            left[g].append((quadratics[others][:, others].sum(), squares[others][:, others].sum().clamp(min=0).sqrt(),
-                            energy[others].sum()))
-    return [_assembled(values) for values in left]
+    mine = inside * Y.T[:, :, None]
+    quadratic = _without_each(mine.mT @ K @ mine)
+    square = _without_each(torch.stack([inside.T @ (Kc * Kc) @ inside for Kc in K]))
+    energy = (mine * mine).sum(1)
+    return [SameOutput(quadratic[:, g], square[:, g].clamp(min=0).sqrt(), energy.sum(1) - energy[:, g]) for g in range(groups)]
 
 
-def _assembled(values: Sequence[tuple[Tensor, ...]]) -> SameOutput:
-    return SameOutput(*(torch.stack(column) for column in zip(*values, strict=True)))
+def _without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
+    """The sum of all blocks without the row and the column of each group."""
+    return blocks.sum((1, 2))[:, None] - blocks.sum(1) - blocks.sum(2) + blocks.diagonal(dim1=1, dim2=2)
 
 
 def tangent_alignment(c: SameOutput) -> float:
@@ -101,33 +98,52 @@ def centred_kernel(K: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel
 
 
 def centred_kernel_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CentredKernel]:
-    """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied.
-    The eigenvalue is followed from the whole kernel's, to a residual of 1e-4 (an error of about its square): these values
-    only make error bars."""
+    """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied."""
     K, y, example = flat(K, labels)
     inside = torch.nn.functional.one_hot(example % groups, groups).to(K)  # row, group
-    squares = inside.T @ (K * K) @ inside
-    ones, times_y = K @ inside, K @ (inside * y[:, None])  # sums over each group's columns
-    start = top_eigenpair(lambda q: _centred(K @ _centred(q)), anywhere(len(K), K), 1e-4)[1]
-    found = []
-    for g in range(groups):
-        keep = 1 - inside[:, g]
-        size = keep.sum()
-        K1, Ky = (ones.sum(1) - ones[:, g]) * keep, (times_y.sum(1) - times_y[:, g]) * keep
-        others = torch.arange(groups, device=K.device) != g
-        total = K1.sum()
-        norm2 = squares[others][:, others].sum() - 2 * (K1 @ K1) / size + (total / size) ** 2
-        m = (y * keep).sum() / size
-        quadratic = (y * keep) @ Ky - 2 * m * Ky.sum() + m * m * total
-        top, _ = top_eigenpair(lambda q, k=keep: _centred(K @ _centred(q, k), k), _centred(start, keep), 1e-4)  # type: ignore[misc]
-        found.append(CentredKernel(quadratic.item(), norm2.clamp(min=0).sqrt().item(), top,
-                                   (((y - m) * keep).square().sum()).item()))
-    return found
+    keep = 1 - inside.T
+    squares = _without_each((inside.T @ (K * K) @ inside)[None])[0]
+    size = keep.sum(1)
+    K1, Y = (keep @ K) * keep, (y - ((keep @ y) / size)[:, None]) * keep
+    norms = (squares - 2 * K1.square().sum(1) / size + (K1.sum(1) / size) ** 2).clamp(min=0).sqrt()
+    quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
+    tops = _top_leaving(K, keep)
+    return [CentredKernel(*(t[g].item() for t in (quadratics, norms, tops, energies))) for g in range(groups)]
 
 
-def _centred(q: Tensor, keep: Tensor | None = None) -> Tensor:
-    """C q on the rows that are kept, zero elsewhere."""
-    return q - q.mean() if keep is None else (q - (q * keep).sum() / keep.sum()) * keep
+def _top_leaving(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int = 20) -> Float[Tensor, " g"]:
+    """The largest eigenvalue of the centred kernel of each set of rows: Lanczos on all sets side by side, from the whole
+    kernel's vector."""
+    def centred(X: Tensor) -> Tensor:
+        return (X - ((X * keep).sum(1) / keep.sum(1))[:, None]) * keep
+
+    def unit(X: Tensor) -> tuple[Tensor, Tensor]:
+        size = X.norm(dim=1)
+        return X / torch.where(size > 0, size, 1.0)[:, None], size
+
+    start = top_eigenpair(lambda q: _centred(K @ _centred(q)), anywhere(len(K), K), 1e-2)[1]
+    X = unit(centred(start.expand_as(keep)))[0]
+    Q, most = X[:, None], min(steps, len(K))  # set, vector, row
+    T = K.new_zeros(len(keep), most, most)
+    for j in range(most):
+        W = centred(Q[:, -1] @ K)
+        T[:, j, j] = (W * Q[:, -1]).sum(1)
+        for _ in range(2):
+            W = W - ((Q @ W[:, :, None]).mT @ Q)[:, 0]
+        X, size = unit(W)
+        size = torch.where(size > 1e-13 * T[:, 0, 0].abs(), size, 0.0)
+        if j % 4 == 3 or j + 1 == most or not size.any():
+            values, vectors = torch.linalg.eigh(T[:, :j + 1, :j + 1])
+            off = size * vectors[:, -1, -1].abs()  # |K u - top u|; the error is about its square
+            if j + 1 == most or bool((off <= 1e-4 * values[:, -1].abs()).all()):
+                break
+        T[:, j, j + 1] = T[:, j + 1, j] = size
+        Q = torch.cat([Q, (X * (size > 0)[:, None])[:, None]], 1)
+    return values[:, -1]
+
+
+def _centred(q: Tensor) -> Tensor:
+    return q - q.mean()
 
 
 SAME_OUTPUT = Derived("same_output", same_output, (TANGENT_KERNEL, LABELS), same_output_leaving)

@@ -26,8 +26,8 @@ def demo(picture: Path | None, steps: int = 6000, scale: float = 0.5, seed: int 
     optimiser = torch.optim.SGD(model.parameters(), lr=0.02)
     draw = torch.Generator().manual_seed(seed)
 
-    probe = Probe(data.x[:256], data.y[:256])
-    watch = Observer(model, probe, when=log_spaced(steps, 24), budget=0.25)  # the steps are tiny, and it is a demo
+    probe = Probe(data.x[:256], data.y[:256], kernel=32)
+    watch = Observer(model, probe, when=log_spaced(steps, 24))
 
     layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     print(f"{'step':>6} {'loss':>7} {'test':>6}   {'   '.join(f'nfc {k}'.rjust(9) for k in layers)}   {'tangent_cka':>11}")

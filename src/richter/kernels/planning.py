@@ -93,8 +93,10 @@ HEAD = ("layer", "contraction", "positions", "GFLOP")
 
 
 def positions(info: MapInfo) -> int:
+    """Those that a contraction goes over: the live ones where they are at most half (see Recording.trimmed)."""
     wrote = torch.Size(info.shape[:-1]).numel() if info.kind != "diagonal" else info.shape[0]
-    return max(1, info.width // wrote)
+    s = max(1, info.width // wrote)
+    return info.live if 0 < 2 * info.live <= s else s
 
 
 def size(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
@@ -129,17 +131,14 @@ def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int
     chunks = (math.ceil(n / c), math.ceil(m / c))
     passes = chunks[0] * (chunks[0] + 1) // 2 if same else chunks[0] * (1 + chunks[1])
     lines = tuple(_line(found, u, state, n, m, v, outputs, same) for u in units)
-    through = 2 * sum(_matrix(info) * positions(info) for info in found.maps.values()) * c * (1 + v) * passes
+    through = 2 * sum(0 if info.kind == "lookup" else info.width * info.shape[-1] for info in found.maps.values())
+    through *= c * (1 + v) * passes
     return Plan((n, m), v, outputs, c, block, passes, need(c), result, through + sum(u.operations for u in lines), lines)
 
 
 def least(found: Survey, units: Sequence[Unit], state: State, v: int, outputs: Outputs, itemsize: int) -> int:
     """Bytes of the smallest piece of work: a pair of examples."""
     return itemsize * _numbers(found, units, state, 1, 1, v, 1 if outputs == "trace" else v, outputs, False)
-
-
-def _matrix(info: MapInfo) -> int:
-    return 0 if info.kind in ("lookup", "diagonal") else torch.Size(info.shape).numel()
 
 
 def _line(found: Survey, u: Unit, state: State, n: int, m: int, v: int, outputs: Outputs, same: bool) -> Line:
