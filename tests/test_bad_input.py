@@ -1048,6 +1048,6 @@ def test_a_weight_written_on_some_inputs_only_is_told(richter: ModuleType) -> No
 
 def test_more_outputs_than_memory_holds_labels_for(richter: ModuleType) -> None:
     """A vocabulary times a text: refused before an array of that size is made."""
-    model = initialised(nn.Sequential(nn.Linear(5, 200_000)))
-    with refused("cannot hold the labels of 200,000 outputs for 12 examples.*pick fewer outputs", model=model):
+    model = initialised(nn.Sequential(nn.Linear(5, 1_000_000)))
+    with refused("cannot hold the labels of 1,000,000 outputs for 12 examples.*pick fewer outputs", model=model):
         richter.measure(model, richter.Probe(X, Y), ["nfc"], memory="50MB")

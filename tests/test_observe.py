@@ -943,23 +943,6 @@ def test_a_mask_and_missing_labels_together() -> None:
         assert both.value(m, "first") == pytest.approx(value, rel=1e-9)
 
 
-def test_many_outputs_are_combined_at_random_and_the_row_says_so() -> None:
-    """[n,T] tokens of a vocabulary with T V > 64: kernels of 64 random outputs; feature matrices stay exact."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 30)).double()
-    x, y = draw(10, 3, 5), torch.arange(30).reshape(10, 3)
-    snap = richter.measure(model, richter.Probe(x, y))
-    assert snap.note("tangent_cka", "0") == "64 random outputs of 90"
-    assert snap.note("nfc", "0") == ""
-    W, _, J = oracles.layer_io(model, x, "0")
-    assert snap.value("nfc", "0") == pytest.approx(oracles.cosine(W.T @ W, oracles.agop(W, J)), rel=1e-9)
-    K, Y = oracles.tangent_kernels(model, x)["0"], F.one_hot(y, 30).double().flatten(1)
-    R = random_outputs(64)(Y, None)[:, 0]
-    combined = torch.einsum("va,namb,wb->nvmw", R, K, R)
-    assert snap.value("tangent_cka", "0") == pytest.approx(oracles.tangent_cka(combined, Y @ R.T), rel=1e-8)
-
-
 # ---------------------------------------------------------------------------------------------- precision and wrappers
 
 

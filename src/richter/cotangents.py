@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -50,13 +51,12 @@ class RandomOutputs:
 
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
         """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing."""
-        found = torch.empty(len(drawn), len(examples), k, dtype=torch.int8)
-        draw = torch.Generator()
+        found = np.empty((len(drawn), len(examples), k), dtype=np.int8)
         for j, v in enumerate(drawn):
-            for row, i in zip(found[j], examples, strict=True):
-                draw.manual_seed((self.seed * 1_000_003 + i + 1) * 65_537 + v)
-                row.copy_(torch.randint(0, 2, (k,), generator=draw, dtype=torch.int8))
-        return found.mul_(2).sub_(1)
+            for n, i in enumerate(examples):  # counter-based streams: those of a Mersenne twister with near seeds are alike
+                draw = np.random.Generator(np.random.Philox(key=[self.seed % 2 ** 64, i << 24 | v]))
+                found[j, n] = draw.integers(0, 2, k, dtype=np.int8)
+        return torch.from_numpy(found).mul_(2).sub_(1)
 
     def own(self, f: Float[Tensor, "n k"], examples: Sequence[int], block: slice = slice(None)) -> Float[Tensor, "v n k"]:
         """Combinations of its own for each example, v over a few neighbours: an average over examples averages over all."""

@@ -16,7 +16,7 @@ from richter.core import WHOLE, MemoryBudgetError, Row, show_bytes
 from richter.cotangents import Cotangents, RandomOutputs, every_output, random_outputs
 from richter.measures import Measure
 from richter.measures.alignment import CENTRED_KERNEL, SAME_OUTPUT, CentredKernel, Labels
-from richter.moments import GROUPS, Kept, Stream, Sums
+from richter.moments import GROUPS, Halves, Kept, Stream, Sums
 from richter.statistics import Derived, Gram, Moment, OfProbe, OfWeight, Statistic, leaves
 from richter.subject import Subject
 from richter.tangents import SMALL, Estimate, Tangents
@@ -219,7 +219,7 @@ def _needs_kernel(m: Measure) -> bool:
 class _Values:
     """The statistics of one layer, each computed once, with any one group of examples left out."""
 
-    def __init__(self, of: Subject, name: str, sums: Mapping[tuple[str, str], Sums], K: Tensor | None = None,
+    def __init__(self, of: Subject, name: str, sums: Mapping[tuple[str, str], Sums | Halves], K: Tensor | None = None,
                  labels: Labels | None = None) -> None:
         self.of, self.name, self.sums, self.K, self.labels = of, name, sums, K, labels
         self.known: dict[tuple[str, int | None], Any] = {}

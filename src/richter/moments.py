@@ -15,7 +15,7 @@ from richter.capture import to_device
 from richter.cotangents import Cotangents, RandomOutputs
 from richter.kernels.ntk import widened
 from richter.layercapture import LayerCapture, Recording, record, room_for, select
-from richter.statistics import Moment, block_diagonal
+from richter.statistics import Moment, Sketched, block_diagonal
 from richter.subject import Subject
 
 GROUPS = 8  # of the jackknife
@@ -47,6 +47,21 @@ class Sums:
         chosen = [s for g, s in enumerate(self.sums) if g != without and s is not None]
         number = sum(c for g, c in enumerate(self.counts) if g != without)
         return total(chosen) / number if number else None
+
+
+@dataclass
+class Halves:
+    """The same from even and from odd random outputs."""
+
+    even: Sums = field(default_factory=Sums)
+    odd: Sums = field(default_factory=Sums)
+
+    def mean(self, without: int | None = None) -> Sketched | None:
+        first, second = self.even.mean(without), self.odd.mean(without)
+        return None if first is None or second is None else Sketched((first + second) / 2, first, second)
+
+
+Found = dict[tuple[str, str], Sums | Halves]  # (moment, map) -> its sums
 
 
 @dataclass
@@ -88,6 +103,10 @@ class Stream:
         """Backward passes for each example."""
         return self.chosen.each if isinstance(self.chosen, RandomOutputs) else self.subject.number(self.chosen)
 
+    @property
+    def halved(self) -> bool:
+        return isinstance(self.chosen, RandomOutputs) and self.number > 1
+
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of all sums, of one example's graph, and of one cotangent of one example."""
         of, item = self.subject, self.subject.itemsize
@@ -96,7 +115,7 @@ class Stream:
         graph = item * copies * (of.found.graph + sum(of.found.maps[k].unfolded for k in names
                                                       if k in self.kernel_maps or any(s.reads for s in self.moments)))
         each = item * copies * 3 * sum(of.found.maps[k].width for k in names)
-        held = 8 * (GROUPS + 2) * len(self.moments) * sum(
+        held = 8 * (GROUPS + 2) * len(self.moments) * (1 + self.halved) * sum(
             (Q.shape[1] if (Q := of.bases[k]) is not None else of.pair(k)[0].shape[0]) ** 2 for k in of.maps)
         return held, graph, each
 
@@ -114,10 +133,10 @@ class Stream:
         chunk = 1 if of.found.drawn else int(max(1, min(of.probe.chunk, of.probe.n, room // (graph + each))))
         return chunk, int(max(1, min(v, (room // chunk - graph) // each, AT_ONCE // (chunk * each))))
 
-    def run(self) -> tuple[dict[tuple[str, str], Sums], Kept | None]:
+    def run(self) -> tuple[Found, Kept | None]:
         """Sums of all moments over the probe, chunk by chunk, a block of cotangents at a time."""
         of, v = self.subject, self.number
-        sums = {(s.name, k): Sums() for s in self.moments for k in of.maps}
+        sums: Found = {(s.name, k): Halves() if s.halves and self.halved else Sums() for s in self.moments for k in of.maps}
         kept = Kept(of.probe.kernel_rows(), v) if self.kernel_maps else None
         chunk, block = self.chunks(v)
         names = list(dict.fromkeys([*of.maps, *self.kernel_maps])) if self.moments else list(self.kernel_maps)
@@ -130,14 +149,17 @@ class Stream:
         for rows, some in work:
             x = to_device(select(of.x, rows), of.device)
             states = [of.state, *([of.then] if of.then is not None and any(s.initial for s in self.moments) else [])]
-            seen = [record(of.model, x, rows, state, of.found, some, of.output) for state in states]
+            seen = []
+            for state in states:
+                with of.timed(rows.stop - rows.start):
+                    seen.append(record(of.model, x, rows, state, of.found, some, of.output))
             for start in range(0, v, block):
                 self._block(sums, kept, seen, rows, slice(start, min(start + block, v)))
                 bar.update()
         bar.close()
         return sums, kept
 
-    def _block(self, sums: dict[tuple[str, str], Sums], kept: Kept | None, seen: Sequence[Recording], rows: slice,
+    def _block(self, sums: Found, kept: Kept | None, seen: Sequence[Recording], rows: slice,
                block: slice) -> None:
         """Some backward passes of a chunk (and the same of the initial network, if it is needed)."""
         of, reads = self.subject, any(s.reads for s in self.moments)
@@ -148,10 +170,10 @@ class Stream:
             if kept is not None and name in self.kernel_maps:
                 kept.add(name, c, seen[0], rows, block)
             if name in of.maps and self.moments:
-                self._add(sums, name, c, before[0].get(name) if before else None, rows, first=block.start == 0)
+                self._add(sums, name, c, before[0].get(name) if before else None, rows, block.start)
 
-    def _add(self, sums: dict[tuple[str, str], Sums], name: str, c: LayerCapture, before: LayerCapture | None, rows: slice,
-             first: bool) -> None:
+    def _add(self, sums: Found, name: str, c: LayerCapture, before: LayerCapture | None, rows: slice,
+             start: int) -> None:
         of, groups = self.subject, min(GROUPS, self.subject.probe.n)
         c = flat(c)
         if before is not None:
@@ -171,7 +193,18 @@ class Stream:
                 number = int(keep[mine].sum()) if keep is not None else part.g.shape[1] * part.g.shape[2]
                 for s in self.moments:
                     if s.project == project:
-                        sums[s.name, name].add(g, s.block(part), number if first else 0)  # counted once, not once a block
+                        self._sum(sums[s.name, name], s, part, g, number, start)
+
+    def _sum(self, into: Sums | Halves, s: Moment, part: LayerCapture, group: int, number: int, start: int) -> None:
+        """Positions are counted once, not once a block of cotangents."""
+        if isinstance(into, Sums):
+            into.add(group, s.block(part), number if start == 0 else 0)
+            return
+        for half, sums in enumerate((into.even, into.odd)):
+            some = slice((half - start) % 2, None, 2)
+            mine = replace(part, g=part.g[some], g0=None if part.g0 is None else part.g0[some])
+            share = self.number / len(range(half, self.number, 2))  # each half stands for all
+            sums.add(group, s.block(mine) * share, number if start == 0 else 0)
 
     def _kept(self, c: LayerCapture, rows: slice) -> Tensor | None:
         """Real tokens "n s" of a layer that works on the tokens of the mask."""

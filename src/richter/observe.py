@@ -52,9 +52,11 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
                                                             and all(isinstance(k, str) for k in wanted)):
         raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
     with quiet(model, mode, seed):
-        work = Evaluation(Subject(model, probe, initial, wanted, bytes_, output), chosen, cotangents, step)
+        subject = Subject(model, probe, initial, wanted, bytes_, output)
+        work = Evaluation(subject, chosen, cotangents, step)
         rows = work.rows()
-    return Snapshot(tuple(rows), step, work.notes, time.perf_counter() - begun, probe.n)
+    seconds = time.perf_counter() - begun
+    return Snapshot(tuple(rows), step, work.notes, seconds, probe.n, seconds / subject.pass_seconds)
 
 
 def every(k: SupportsIndex) -> Schedule:

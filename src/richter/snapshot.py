@@ -23,6 +23,7 @@ class Snapshot:
     notes: dict[str, str] = field(default_factory=dict)  # what holds for a layer, or (under "*") for the whole
     seconds: float = math.nan
     examples: int = 0
+    passes: float = math.nan  # what it cost, in forward-backward passes of the probe (each as long as three forward passes)
 
     @property
     def layers(self) -> list[str]:

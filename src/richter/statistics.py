@@ -35,11 +35,21 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class Sketched:
+    """A moment from random outputs: its mean, and two of it from independent halves of them."""
+
+    mean: Tensor
+    first: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True)
 class FeatureMatrix:
     """W^T K W (K = I when None), kept in factors: the d_in x d_in matrix is formed only by ``dense()``."""
 
     factor: Factor
     K: Float[Tensor, "r r"] | None = None
+    halves: tuple[Tensor, Tensor] | None = None  # of a sketched K: the noise of the two is independent
 
     def dense(self) -> Float[Tensor, "d_in d_in"]:
         W = self.factor.W
@@ -69,7 +79,15 @@ class FeatureMatrix:
 
     @cached_property
     def norm(self) -> float:
+        """|A|; of a sketch without the noise's share, which squaring would leave in."""
+        if self.halves is not None:
+            first, second = (FeatureMatrix(self.factor, K) for K in self.halves)
+            return max(first.inner(second), 0.0) ** 0.5
         return max(self.inner(self), 0.0) ** 0.5
+
+
+def feature_matrix(factor: Factor, K: Tensor | Sketched | None = None) -> FeatureMatrix:
+    return FeatureMatrix(factor, K.mean, (K.first, K.second)) if isinstance(K, Sketched) else FeatureMatrix(factor, K)
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,7 @@ class Moment:
     project: bool = False
     initial: bool = False  # needs h0, g0: what the initial network reads and asks on the same examples
     reads: bool = True  # needs h; saves unfolding patches where it does not
+    halves: bool = False  # random outputs give it as Sketched, for what squares it
 
 
 @dataclass(frozen=True)
@@ -154,17 +173,17 @@ def ptk_change_covariance(c: LayerCapture) -> Tensor:
 WEIGHT = OfWeight("weight", lambda W, W0: Factor(W), project=True)
 INITIAL_WEIGHT = OfWeight("initial_weight", lambda W, W0: Factor(W0), initial=True, project=True)
 CHANGE = OfWeight("change", lambda W, W0: Factor(W - W0), initial=True, project=True)
-PTK_COVARIANCE = Moment("ptk_covariance", ptk_covariance, reads=False)
-PROJECTED_PTK_COVARIANCE = Moment("projected_ptk_covariance", ptk_covariance, project=True, reads=False)
-PTK_CHANGE = Moment("ptk_change", ptk_change_covariance, project=True, initial=True, reads=False)
+PTK_COVARIANCE = Moment("ptk_covariance", ptk_covariance, reads=False, halves=True)
+PROJECTED_PTK_COVARIANCE = Moment("projected_ptk_covariance", ptk_covariance, project=True, reads=False, halves=True)
+PTK_CHANGE = Moment("ptk_change", ptk_change_covariance, project=True, initial=True, reads=False, halves=True)
 
-NFM = Derived("nfm", FeatureMatrix, (WEIGHT,))
-AGOP = Derived("agop", FeatureMatrix, (WEIGHT, PROJECTED_PTK_COVARIANCE))
-CENTRED_NFM = Derived("centred_nfm", FeatureMatrix, (CHANGE,))
-CENTRED_AGOP = Derived("centred_agop", FeatureMatrix, (CHANGE, PROJECTED_PTK_COVARIANCE))
-DOUBLE_CENTRED_AGOP = Derived("double_centred_agop", FeatureMatrix, (CHANGE, PTK_CHANGE))
-INITIAL_NFM = Derived("initial_nfm", FeatureMatrix, (INITIAL_WEIGHT,))
-PTK_CENTRED_AGOP = Derived("ptk_centred_agop", FeatureMatrix, (INITIAL_WEIGHT, PTK_CHANGE))
+NFM = Derived("nfm", feature_matrix, (WEIGHT,))
+AGOP = Derived("agop", feature_matrix, (WEIGHT, PROJECTED_PTK_COVARIANCE))
+CENTRED_NFM = Derived("centred_nfm", feature_matrix, (CHANGE,))
+CENTRED_AGOP = Derived("centred_agop", feature_matrix, (CHANGE, PROJECTED_PTK_COVARIANCE))
+DOUBLE_CENTRED_AGOP = Derived("double_centred_agop", feature_matrix, (CHANGE, PTK_CHANGE))
+INITIAL_NFM = Derived("initial_nfm", feature_matrix, (INITIAL_WEIGHT,))
+PTK_CENTRED_AGOP = Derived("ptk_centred_agop", feature_matrix, (INITIAL_WEIGHT, PTK_CHANGE))
 
 TANGENT_KERNEL = Gram("tangent_kernel")
 LABELS = OfProbe("labels")

@@ -3,8 +3,11 @@ are asked for. Everything that is known before the first statistic."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +47,7 @@ class Subject:
             self.then = state_of(model, initial, copied)
             self.W0 = self._matrices_then(few)
         self.units = units_of(model, self.found)
+        self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
         self.maps = self.selected([k for k, m in self.found.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         self._check_selection()
@@ -79,6 +83,25 @@ class Subject:
                 found = chosen(f, None if self.Y is None else self.Y[mine].to(f.device))[block]
             return found if self.counted is None else found * self.counted[mine].to(found)
         return V
+
+    @contextlib.contextmanager
+    def timed(self, examples: int) -> Iterator[None]:
+        """Around a forward pass: the unit in which the cost of a measurement is told."""
+        self._wait()
+        begun = time.perf_counter()
+        yield
+        self._wait()
+        self.forwards.append((examples, time.perf_counter() - begun))
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @property
+    def pass_seconds(self) -> float:
+        """What a forward-backward pass of the probe takes: three times its forward pass; NaN if none was made."""
+        examples = sum(n for n, _ in self.forwards)
+        return 3 * self.probe.n * sum(t for _, t in self.forwards) / examples if examples else math.nan
 
     def number(self, chosen: Cotangents) -> int:
         """How many cotangents there are for each example."""

@@ -21,7 +21,7 @@ from richter.capture import forward, to_device
 from richter.core import WHOLE, MemoryBudgetError, show_bytes
 from richter.cotangents import Cotangents, RandomOutputs, every_output
 from richter.kernels.contract import Outputs, bias_gradients, gradient_tiles, mirror, steps
-from richter.kernels.ntk import Block, Chunk, Job, kernels
+from richter.kernels.ntk import Block, Chunk, Job, kernels, shared_gradients
 from richter.kernels.planning import Unit, least, make_plan
 from richter.layercapture import LayerCapture, check_finite, select
 from richter.measures.alignment import CentredKernel, Labels, SameOutput, of_diagonal, of_diagonal_leaving
@@ -250,7 +250,8 @@ class Tangents:
         bar = tqdm(total=math.ceil(self.n / chunk) * (len(Z) + 1), desc="kernels", delay=2, leave=False, disable=None)
         for r in steps(self.n, chunk):
             x = to_device(select(self.x, r), of.device)
-            seen = forward(of.model, x, of.state, output=of.output, record=False, seed=r.start)
+            with of.timed(r.stop - r.start):
+                seen = forward(of.model, x, of.state, output=of.output, record=False, seed=r.start)
             check_finite(seen.f)
             for v in range(len(Z) + (targets is not None)):
                 z = targets if v == len(Z) else self._centred(Z[v].double())
@@ -292,8 +293,8 @@ class Tangents:
         once, quadratic = self._products(start, len(first))
         spans = {name: torch.linalg.qr(Y.flatten(1).T)[0].T for name, Y in once.items()}  # orthonormal rows
         outside = {name: second.flatten(1) - (second.flatten(1) @ Q.T) @ Q for name, Q in spans.items()}
-        again = {name: torch.cat([Q, outside[name]]).view(-1, self.n, self.v) for name, Q in spans.items()}
-        twice, _ = self._products(again, len(first) + len(second))
+        again = {name: self._all_centred(torch.cat([Q, outside[name]]).view(-1, self.n, self.v)) for name, Q in spans.items()}
+        twice, _ = self._products(again, len(again[names[0]]))
         for name in names:
             known = quadratic[name] if math.isfinite(energy) else math.nan
             yield name, _hutch(spans[name], twice[name].flatten(1), known, energy, said)
@@ -385,7 +386,7 @@ class Pull:
         """Gradients "n p" of one cotangent, some parameters at a time."""
         u = self.unit
         if u.parameter:
-            yield (Block(self.job, {}, 1).added(u, asked) if u.maps else whole[u.parameter])[0]
+            yield (shared_gradients(self.job, u, asked) if u.maps else whole[u.parameter])[0]
         elif u.weight:
             for A in gradient_tiles(asked[u.maps[0]]):
                 yield A[0]

@@ -1,8 +1,8 @@
 """Products of per-example gradients between two batches, added up without forming more of them than a tile.
 
-A kernel is "n m" (trace), "v n m" (diagonal) or "v n w m" (full). Where both batches are one, only tiles on and below the
-diagonal are computed, and ``mirror`` fills the rest. Dot products are taken in the model's precision; sums over outputs,
-positions of a tile and parameters are added up in the dtype of the kernel.
+A kernel is "n m" (trace), "v n m" (diagonal) or "v n w m" (full). Where both batches are one, what is above the diagonal
+(of examples; of tiles in a full kernel) may be wrong until ``mirror`` fills it from what is below. Dot products are taken in
+the model's precision; sums over outputs, tiles and parameters are added up in the dtype of the kernel.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _below(n: int, m: int, size: int, same: bool) -> Iterator[tuple[slice, slice
             yield rows, columns
 
 
-def mirror(K: Tensor, outputs: Outputs, each: int = 1) -> Tensor:
-    """Fill the tiles above the diagonal of a symmetric kernel from those below. ``each``: rows that belong together."""
+def mirror(K: Tensor, outputs: Outputs) -> Tensor:
+    """Fill what is above the diagonal of a symmetric kernel from what is below."""
     if outputs == "full":
         v, n = K.shape[:2]
         grid = tiles(v, n)
@@ -116,9 +116,10 @@ def mirror(K: Tensor, outputs: Outputs, each: int = 1) -> Tensor:
             for b, columns in grid[:i]:
                 K[b, columns, a, rows] = K[a, rows, b, columns].permute(2, 3, 0, 1)
         return K
-    n = K.shape[-1]
-    for rows in steps(n, _few(n, each) * each if each > 1 else ROWS):
+    for rows in steps(K.shape[-1], ROWS):
         K[..., :rows.start, rows] = K[..., rows, :rows.start].mT
+        square = K[..., rows, rows]
+        square.copy_(square.tril() + square.tril(-1).mT)
     return K
 
 

@@ -118,8 +118,8 @@ class Block:
             if u in self.sums:
                 self.sums[u].add(a[u.maps[0]], b[u.maps[0]])
             elif u.maps:
-                A = self.added(u, a)
-                self.add_gradients(u, A, A if b is a else self.added(u, b))
+                A = shared_gradients(self.job, u, a)
+                self.add_gradients(u, A, A if b is a else shared_gradients(self.job, u, b))
 
     def add_whole(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
         """Whole gradients of the parameters without a map, all cotangents at once."""
@@ -130,19 +130,20 @@ class Block:
     def add_gradients(self, u: Unit, A: Tensor, B: Tensor) -> None:
         add_products(self.out[u.module], A, B, self.job.outputs, A is B)
 
-    def added(self, u: Unit, a: Mapping[str, LayerCapture]) -> Tensor:
-        """Gradients of several maps of one parameter, added in the parameter's own layout."""
-        added: Tensor | None = None
-        for k in u.maps:
-            J = gradients(a[k])
-            added = J.new_zeros(*J.shape[:2], self.job.state[u.parameter].numel()) if added is None else added
-            added.index_add_(2, self.job.found.maps[k].index, J)
-        assert added is not None
-        return added
-
     def close(self) -> None:
         for s in self.sums.values():
             s.close()
+
+
+def shared_gradients(job: Job, u: Unit, a: Mapping[str, LayerCapture]) -> Tensor:
+    """Gradients "v n p" of several maps of one parameter, added in the parameter's own layout."""
+    added: Tensor | None = None
+    for k in u.maps:
+        J = gradients(a[k])
+        added = J.new_zeros(*J.shape[:2], job.state[u.parameter].numel()) if added is None else added
+        added.index_add_(2, job.found.maps[k].index, J)
+    assert added is not None
+    return added
 
 
 def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, per_layer: bool = True,

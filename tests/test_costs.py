@@ -1,0 +1,446 @@
+"""Cheap and bounded: every contraction gives the same kernel, plans say what is done, and estimates are unbiased, carry an
+error and become exact where they have nothing left to estimate."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oracles
+import richter
+import richter.evaluate
+import richter.moments
+import richter.survey
+import richter.tangents
+import zoo
+from richter import kernels
+from richter.core import WHOLE, MemoryBudgetError, parse_bytes
+from richter.cotangents import every_output, random_outputs
+from richter.kernels import contract
+from richter.kernels.contract import Size, Sum, mirror
+from richter.layercapture import LayerCapture
+from richter.models import GPT, mlp, vgg11
+
+TANGENT = ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation"]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(A: Tensor, B: Tensor, relative: float = 1e-9) -> None:
+    assert A.shape == B.shape
+    assert (A - B).norm() <= relative * B.norm()
+
+
+# ------------------------------------------------------------------------------------------------------- contractions
+
+
+def capture(kind: str, n: int, s: int, v: int, seed: int) -> LayerCapture:
+    """Random h and g of a map with 5 outputs (6 for a grouped one) and 4 inputs."""
+    if kind == "grouped":
+        return LayerCapture("grouped", draw(2, 3, 4), draw(n, s, 2, 4, seed=seed), draw(v, n, s, 2, 3, seed=seed + 1))
+    if kind == "diagonal":
+        return LayerCapture("diagonal", draw(5), draw(n, s, 5, seed=seed), draw(v, n, s, 5, seed=seed + 1))
+    if kind == "lookup":
+        h = torch.randint(-1, 4, (n, s), generator=torch.Generator().manual_seed(seed))
+        return LayerCapture("lookup", draw(5, 4), h, draw(v, n, s, 5, seed=seed + 1))
+    return LayerCapture("dense", draw(5, 4), draw(n, s, 4, seed=seed), draw(v, n, s, 5, seed=seed + 1))
+
+
+def by_definition(c: LayerCapture, weight: bool, bias: bool) -> Tensor:
+    """Gradients "v n p" in matrix and bias, position by position."""
+    v, n, s = c.g.shape[:3]
+    rows = []
+    for k in range(v):
+        for i in range(n):
+            J, b = torch.zeros(c.W.shape, dtype=c.g.dtype), torch.zeros(c.g.shape[3:], dtype=c.g.dtype)
+            for p in range(s):
+                g, h = c.g[k, i, p], c.h[i, p]
+                b += g
+                if c.kind == "diagonal":
+                    J += g * h
+                elif c.kind == "grouped":
+                    J += torch.stack([torch.outer(a, x) for a, x in zip(g, h, strict=True)])
+                elif c.kind == "lookup":
+                    J += torch.outer(g, F.one_hot(h, 4).to(g)) if h >= 0 else 0
+                else:
+                    J += torch.outer(g, h)
+            rows.append(torch.cat([J.flatten() if weight else J.flatten()[:0], b.flatten() if bias else b.flatten()[:0]]))
+    return torch.stack(rows).view(v, n, -1)
+
+
+SHAPES = {"trace": "vnp,vmp->nm", "diagonal": "vnp,vmp->vnm", "full": "vnp,wmp->vnwm"}
+
+
+@pytest.mark.parametrize("outputs", SHAPES)
+@pytest.mark.parametrize("same", [True, False], ids=["one batch", "two batches"])
+@pytest.mark.parametrize(("kind", "s"), [("dense", 1), ("dense", 3), ("lookup", 1), ("lookup", 3), ("grouped", 2),
+                                         ("diagonal", 2)])
+@pytest.mark.parametrize("way", ["pairs", "gradients"])
+@pytest.mark.parametrize(("weight", "bias"), [(True, True), (True, False), (False, True)])
+def test_every_contraction_is_the_product_of_gradients(outputs: str, same: bool, kind: str, s: int, way: str, weight: bool,
+                                                       bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tiles so small that every loop has several turns; traces in blocks of cotangents."""
+    monkeypatch.setattr(contract, "ROWS", 2)
+    monkeypatch.setattr(contract, "NUMBERS", 30)
+    monkeypatch.setattr(contract, "cheapest", lambda z, o: way if kind in ("dense", "lookup") else "features")
+    a = capture(kind, 5, s, 4, seed=0)
+    b = a if same else capture(kind, 3, s, 4, seed=7)
+    expected = torch.einsum(SHAPES[outputs], by_definition(a, weight, bias), by_definition(b, weight, bias))
+    K = torch.zeros(expected.shape, dtype=torch.float64)
+    total = Sum(K, outputs, weight, bias, 4)
+    for block in [slice(0, 1), slice(1, 4)] if outputs == "trace" else [slice(0, 4)]:
+        mine = LayerCapture(a.kind, a.W, a.h, a.g[block])
+        total.add(mine, mine if same else LayerCapture(b.kind, b.W, b.h, b.g[block]))
+    total.close()
+    close(mirror(K, outputs) if same else K, expected)
+
+
+class LastAndMean(nn.Module):
+    """The first outputs depend on the last position alone, the others on all: positions that are silent for some outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.read = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.read(torch.tanh(self.first(x)))
+        return torch.cat([z[:, -1], z.mean(1)], 1)
+
+
+@pytest.mark.parametrize("outputs", SHAPES)
+@pytest.mark.parametrize("way", ["pairs", "gradients"])
+def test_positions_that_speak_up_late_are_heard(outputs: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "cheapest", lambda z, o: way)
+    torch.manual_seed(0)
+    model, x = LastAndMean().double(), draw(4, 6, 3)
+    close(kernels.ntk(model, x, outputs=outputs), oracles.ntk(model, x, outputs=outputs))
+
+
+def test_positions_without_an_output_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the outputs of the last token, the last block works on one position."""
+    torch.manual_seed(0)
+    model, x = GPT(7, 5, d=8, depth=2, heads=2).double(), torch.randint(0, 7, (4, 5))
+    last = lambda logits: logits[:, -1, :3]  # noqa: E731
+    seen: dict[int, set[int]] = {}
+    add = Sum.add
+
+    def spy(self: Sum, a: LayerCapture, b: LayerCapture) -> None:
+        seen.setdefault(a.W.shape[0], set()).add(a.g.shape[2])
+        add(self, a, b)
+
+    monkeypatch.setattr(Sum, "add", spy)
+    close(kernels.ntk(model, x, output=last), oracles.ntk(model, x, output=last))
+    assert seen[32] == {1, 5}  # the MLPs: one position in the last block, all five in the first
+    lines = {u.unit: u.positions for u in kernels.plan(model, x, output=last).lines}
+    assert (lines["blocks.1.fc"], lines["blocks.0.fc"], lines["blocks.1.qkv.v"]) == (1, 5, 5)
+
+
+@pytest.mark.parametrize("size", [Size("dense", 9, 9, 4, 4, 3, 50, 20), Size("dense", 2, 2, 40, 40, 3, 5, 6),
+                                  Size("dense", 9, 4, 1, 1, 3, 50, 20, same=False), Size("lookup", 9, 9, 6, 6, 2, 900, 20)])
+@pytest.mark.parametrize("outputs", SHAPES)
+def test_operations_are_counted(size: Size, outputs: str) -> None:
+    """By a count that walks through the loops: multiplications and additions of each inner product."""
+    z, half = size, 0.5 if size.same else 1.0
+    v2 = z.v ** 2 if outputs == "full" else z.v
+    sides = z.n * z.s + (0 if z.same else z.m * z.t)
+    used = min(z.d_in, sides) if z.kind == "lookup" else z.d_in
+    made = sum(2 * z.v * z.d_out * (1 if z.kind == "lookup" else z.d_in) for _ in range(sides))
+    multiplied = sum(half * 2 * v2 * used * z.d_out for _ in range(z.n * z.m))
+    counted = contract.costs(z, outputs)
+    assert counted["gradients"][0] == made + multiplied
+    read = 1 if z.kind == "lookup" else z.d_in
+    if outputs != "full" or z.s == 1:
+        pairs = sum(half * 2 * (read + v2 * z.d_out) for _ in range(z.n * z.m * z.s * z.t))
+    else:
+        pairs = z.n * z.m * half * 2 * (z.s * z.t * read + z.s * z.t * z.v * z.d_out + z.s * v2 * z.d_out)
+    assert counted["pairs"][0] == pytest.approx(pairs)
+    assert contract.cheapest(z, outputs) == min(counted, key=lambda way: counted[way][0])
+
+
+# --------------------------------------------------------------------------------------------------------------- plans
+
+
+def test_a_plan_says_what_is_done() -> None:
+    model, x = mlp([30, 20, 10], seed=0), torch.randn(50, 30)
+    plan = kernels.plan(model, x, outputs="full")
+    assert (plan.examples, plan.outputs, plan.chunk, plan.passes, plan.result) == ((50, 50), 10, 50, 1, 4 * 500 ** 2)
+    by_hand = sum(50 ** 2 * (d_in + 100 * d_out) for d_in, d_out in ((30, 20), (20, 10)))  # symmetric: half of two operations
+    assert plan.operations == by_hand + 11 * 2 * 50 * (30 * 20 + 20 * 10)
+    shown = str(plan)
+    for word in ("full kernel of 50 x 50 examples, 10 outputs", "GFLOP", "contraction", "pairs", "976.57KiB of kernels"):
+        assert word in shown
+
+
+@pytest.mark.parametrize("outputs", SHAPES)
+def test_a_plan_keeps_within_memory(outputs: str) -> None:
+    model, x = vgg11(width=0.1, seed=0), torch.randn(12, 3, 32, 32)
+    plenty = kernels.plan(model, x, outputs=outputs)
+    assert plenty.chunk == 12
+    tight = kernels.plan(model, x, outputs=outputs, memory=plenty.bytes // 2)
+    assert tight.bytes <= plenty.bytes // 2
+    assert tight.chunk < 12
+    assert tight.passes > 1
+    frugal = kernels.ntk(model, x, outputs=outputs, memory=plenty.bytes // 2)
+    close(frugal.double(), kernels.ntk(model, x, outputs=outputs).double(), 1e-5)
+    with pytest.raises(MemoryBudgetError, match="The smallest that works here") as caught:
+        kernels.plan(model, x, outputs=outputs, memory=1000)
+    least = parse_bytes(re.findall(r"works here is memory='([^']+)'", str(caught.value))[0])
+    assert kernels.plan(model, x, outputs=outputs, memory=1.01 * least).chunk >= 1
+
+
+def test_whole_kernels_need_no_room_for_layers() -> None:
+    """One [n, k, n, k] array is made, not one for each layer."""
+    model, x = mlp([5, 6, 6, 6, 4], seed=0), torch.randn(10, 5)
+    assert kernels.plan(model, x, outputs="full", per_layer=True).result == 4 * kernels.plan(model, x, outputs="full").result
+
+
+# -------------------------------------------------------------------------------------------------------------- survey
+
+
+def test_the_same_weights_are_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), draw(9, 3)
+    runs: list[int] = []
+    real = richter.survey.survey
+    monkeypatch.setattr(richter.survey, "survey", lambda *a: runs.append(1) or real(*a))
+
+    def kernel() -> Tensor:
+        return kernels.ntk(model, x)
+
+    first, again = kernel(), kernel()
+    assert len(runs) == 1
+    assert torch.equal(first, again)
+    for number, change in enumerate([lambda: model[0].weight.data_ptr() and model[0].weight.detach().add_(0.1),
+                                     lambda: model[0].register_forward_hook(lambda m, i, z: 2 * z),
+                                     lambda: model[2].bias.requires_grad_(False)], 2):
+        change()
+        close(kernel(), sum(K.diagonal(dim1=1, dim2=3).sum(2) for K in oracles.tangent_kernels(model, x).values()))
+        assert len(runs) == number
+    kernels.ntk(model, x + 1)
+    assert len(runs) == 5
+
+
+# ------------------------------------------------------------------------------------------------------------- sketches
+
+
+def talker() -> tuple[nn.Module, Tensor, Tensor]:
+    """3 tokens of 30 classes: 90 outputs."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 30)).double(), draw(10, 3, 5), torch.arange(30).reshape(10, 3)
+
+
+def test_random_signs_are_their_examples_own() -> None:
+    R = random_outputs(16, 3)
+    signs = R.signs(range(40), 70, range(16)).double()
+    assert signs.abs().eq(1).all()
+    assert torch.equal(R.signs([7, 31], 70, range(2, 5)).double(), signs[2:5, [7, 31]])
+    rows = signs.flatten(0, 1)
+    correlations = (rows @ rows.T / 70)[~torch.eye(640, dtype=torch.bool)]
+    assert correlations.mean().abs() < 4 / 70 ** 0.5 / 640  # independent, across examples, outputs and neighbouring seeds
+    assert correlations.square().mean() == pytest.approx(1 / 70, rel=0.02)
+    other = random_outputs(16, 4).signs(range(40), 70, range(16)).double().flatten(0, 1)
+    assert (rows * other).mean().abs() < 4 / (640 * 70) ** 0.5
+
+
+def test_an_average_over_random_outputs_is_that_over_all() -> None:
+    """E[V^T V] = I, for shared combinations and for each example's own."""
+    f = torch.zeros(50, 6, dtype=torch.float64)
+    own = torch.stack([random_outputs(16, seed).own(f, range(50)) for seed in range(40)])
+    assert own.shape == (40, 2, 50, 6)
+    close(torch.einsum("rvna,rvnb->ab", own, own) / (40 * 50), torch.eye(6, dtype=torch.float64), 0.05)
+    shared = torch.stack([random_outputs(64, seed)(f)[:, 0] for seed in range(40)])
+    close(torch.einsum("rva,rvb->ab", shared, shared) / 40, torch.eye(6, dtype=torch.float64), 0.1)
+
+
+def test_many_outputs_are_sketched_and_the_row_says_so() -> None:
+    model, x, y = talker()
+    snap = richter.measure(model, richter.Probe(x, y))
+    assert snap.note("tangent_cka", "0") == "64 random outputs of 90"
+    assert snap.note("tangent_alignment", "0") == "8 outputs drawn of 30 that have labels"
+    assert snap.note("nfc", "0") == ""  # 90 backward passes are no reason to estimate
+    for name in ("tangent_stable_rank", "tangent_correlation"):
+        assert math.isnan(snap.value(name, "0"))
+        assert "needs the largest eigenvalue of the kernel of all outputs" in snap.note(name, "0")
+    W, _, J = oracles.layer_io(model, x, "0")
+    assert snap.value("nfc", "0") == pytest.approx(oracles.cosine(W.T @ W, oracles.agop(W, J)), rel=1e-9)
+
+
+def test_sketched_kernels_are_unbiased_and_their_error_is_stated() -> None:
+    """The old way, kernels of random combinations, gave .015 for an exact .0044 here."""
+    model, x, y = talker()
+    K, Y = oracles.tangent_kernels(model, x), F.one_hot(y, 30).double().flatten(1)
+    K[WHOLE] = sum(K.values())
+    probe = richter.Probe(x, y)
+    drawn = [richter.measure(model, probe, ["tangent_cka"], cotangents=random_outputs(64, seed)) for seed in range(40)]
+    for name, kernel in K.items():
+        values, errors = (torch.tensor([getattr(s, what)("tangent_cka", name) for s in drawn]) for what in ("value", "error"))
+        exact = oracles.tangent_cka(kernel, Y)
+        squares = values.pow(-2)  # |C K C|^2 is what is unbiased
+        assert squares.mean() == pytest.approx(exact ** -2, abs=4 * squares.std().item() / 40 ** 0.5)
+        assert 0.7 < errors.mean() / values.std() < 1.8
+        assert ((values - exact).abs() <= 2 * errors).double().mean() >= 0.85
+
+
+def test_sampled_outputs_give_the_mean_over_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = talker()
+    K, Y = oracles.tangent_kernels(model, x), F.one_hot(y, 30).double().flatten(1)
+    found = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
+    off = found.value("tangent_alignment", "0") - oracles.tangent_alignment(K["0"], Y)
+    assert abs(off) < 4 * found.error("tangent_alignment", "0")
+    monkeypatch.setattr(richter.tangents, "SAMPLED", 90)
+    every = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
+    assert every.value("tangent_alignment", "0") == pytest.approx(oracles.tangent_alignment(K["0"], Y), rel=1e-9)
+    assert every.note("tangent_alignment", "0") == ""
+
+
+def test_sketched_correlations_are_unbiased_and_their_error_is_stated() -> None:
+    """Also of the squares: |AGOP|^2 leaves the noise of the sketch out."""
+    model, x, y = talker()
+    probe = richter.Probe(x, y)
+    exact = richter.measure(model, probe, ["nfc"], cotangents=lambda f, t: every_output(f)).value("nfc", "0")
+    drawn = [richter.measure(model, probe, ["nfc"], cotangents=random_outputs(64, seed)) for seed in range(60)]
+    values, errors = (torch.tensor([getattr(s, what)("nfc", "0") for s in drawn]) for what in ("value", "error"))
+    assert drawn[0].note("nfc", "0") == "64 random outputs of 90"
+    assert values.mean() == pytest.approx(exact, abs=4 * values.std().item() / 60 ** 0.5)
+    assert ((values - exact).abs() <= 2 * errors).double().mean() >= 0.85
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10])
+def test_chunks_change_no_sketch(chunk: int) -> None:
+    model, x, y = talker()
+    names = ["nfc", "tangent_cka", "tangent_alignment"]
+    random = random_outputs(32, 1)
+    whole, pieces = (richter.measure(model, richter.Probe(x, y, chunk=c), names, cotangents=random) for c in (10, chunk))
+    for a, b in zip(whole.rows, pieces.rows, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-9, nan_ok=True)
+        assert a.error == pytest.approx(b.error, rel=1e-6, nan_ok=True)
+
+
+def test_padding_enters_no_sketch() -> None:
+    """Outputs of masked tokens are as if they were not: two texts that differ there give one number."""
+    model, x, y = talker()
+    mask = torch.ones(10, 3, dtype=torch.bool)
+    mask[::2, 2] = False
+    other = x.clone()
+    other[::2, 2] = 9.0
+    a, b = (richter.measure(model, richter.Probe(t, y, mask=mask), ["nfc", "tangent_cka"], cotangents=random_outputs(32))
+            for t in (x, other))
+    for name in ("nfc", "tangent_cka"):
+        assert a.value(name, "0") == pytest.approx(b.value(name, "0"), rel=1e-9)
+
+
+# -------------------------------------------------------------------------------------------------- without the kernel
+
+
+def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never the kernel itself."""
+    monkeypatch.setattr(richter.evaluate.Evaluation, "_is_exact", lambda self, t, family: False)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "groupnorm", "twice", "tied", "lstm", "embedding_bag_of_words", "raw", "encoder"])
+def test_an_estimate_with_nothing_left_to_estimate_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more vectors than rows of the kernel, the subspace is everything."""
+    case = zoo.CASES[name]
+    model, (x, y) = case.build(), case.batch(4)
+    exact = richter.measure(model, richter.Probe(x, y), TANGENT, output=case.output)
+    estimated(monkeypatch)
+    monkeypatch.setattr(richter.tangents, "SKETCHED", 40)
+    for chunk in (4, 3):
+        found = richter.measure(model, richter.Probe(x, y, chunk=chunk), TANGENT, output=case.output)
+        assert [(r.layer, r.measure) for r in found.rows] == [(r.layer, r.measure) for r in exact.rows]
+        for a, b in zip(found.rows, exact.rows, strict=True):
+            assert a.value == pytest.approx(b.value, rel=1e-7, nan_ok=True), a
+            assert a.measure == "tangent_alignment" or "which is not formed" in a.note
+
+
+def test_an_estimate_is_near_and_says_how_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = mlp([20, 40, 40, 5], seed=0), torch.randn(150, 20)
+    probe = richter.Probe(x, x[:, :5].argmax(1), kernel=None)
+    exact = richter.measure(model, probe, TANGENT)
+    estimated(monkeypatch)
+    found = richter.measure(model, probe, TANGENT)
+    for layer in found.layers:
+        off = found.value("tangent_cka", layer) / exact.value("tangent_cka", layer) - 1
+        assert abs(off) < 0.03
+        assert abs(off) * exact.value("tangent_cka", layer) < 4 * found.error("tangent_cka", layer)
+        assert found.value("tangent_alignment", layer) == pytest.approx(exact.value("tangent_alignment", layer), rel=1e-5)
+        top = found.value("tangent_stable_rank", layer)
+        if math.isnan(top):
+            assert "was not resolved" in found.note("tangent_stable_rank", layer)
+        else:
+            assert top == pytest.approx(exact.value("tangent_stable_rank", layer), rel=0.03)
+
+
+def test_kernels_are_estimated_where_they_do_not_fit_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = mlp([10, 12, 5], seed=0), torch.randn(120, 10)
+    probe = richter.Probe(x, torch.arange(120) % 5, kernel=None)
+    assert richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0") == ""
+    monkeypatch.setattr(richter.tangents, "SMALL", 0)
+    monkeypatch.setattr(richter.evaluate, "SMALL", 0)
+    monkeypatch.setattr(richter.tangents.Tangents, "operations", lambda self: (1.0, 2.0))  # the exact form is the cheaper
+    exact = richter.measure(model, probe, ["tangent_cka"], memory="1GiB")
+    assert exact.note("tangent_cka", "0") == ""
+    tight = richter.measure(model, probe, ["tangent_cka"], memory="5MiB")  # the kernel of 600 rows takes 13 MB
+    assert "which is not formed" in tight.note("tangent_cka", "0")
+    assert tight.value("tangent_cka", "0") == pytest.approx(exact.value("tangent_cka", "0"), rel=0.02)
+    monkeypatch.setattr(richter.tangents.Tangents, "operations", lambda self: (3.0, 2.0))
+    assert "which is not formed" in richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0")
+
+
+# ------------------------------------------------------------------------------------------------------------ snapshots
+
+
+def test_no_activation_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments and kernels of the default set: one forward pass of each example, beside the survey of a few."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)), torch.randn(40, 1, 6, 6)
+    start = {k: v + 0.1 for k, v in model.state_dict().items()}
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
+    richter.measure(model, richter.Probe(x, torch.arange(40) % 3, chunk=16, kernel=8), initial=start)
+    assert [n for n in seen if n > richter.survey.SURVEYED] == [16, 16]
+    assert sum(seen[-3:]) == 40
+    passes: list[int] = []
+    real = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(1) or real(*a, **k))
+    richter.measure(model, richter.Probe(x, torch.arange(40) % 3, chunk=40, kernel=8), initial=start)
+    assert len(passes) == 3  # one backward pass for each output; the survey is known
+
+
+def test_the_cost_of_a_snapshot_is_told() -> None:
+    model, x = mlp([6, 8, 3], seed=0), torch.randn(20, 6)
+    probe = richter.Probe(x, torch.arange(20) % 3)
+    snap = richter.measure(model, probe)
+    assert snap.passes > 1
+    assert math.isfinite(snap.passes)
+    start = {k: v + 0.1 for k, v in model.state_dict().items()}
+    assert math.isnan(richter.measure(model, probe, ["weight_change"], initial=start).passes)  # no pass of the probe was made
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (5, 1), (1, 1)], ids=["one example", "one output", "both"])
+@pytest.mark.parametrize("outputs", SHAPES)
+def test_one_of_a_kind(n: int, k: int, outputs: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, k)).double(), draw(n, 4)
+    close(kernels.ntk(model, x, outputs=outputs), oracles.ntk(model, x, outputs=outputs))
+
+
+@pytest.mark.parametrize("outputs", SHAPES)
+def test_zero_gradients_give_a_kernel_of_zeros(outputs: str) -> None:
+    """Dead units before a read-out without a bias: nothing is asked of any layer, and nothing breaks."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3, bias=False)).double()
+    with torch.no_grad():
+        model[0].bias.fill_(-1e3)
+    layers = kernels.ntk(model, draw(6, 4), outputs=outputs, per_layer=True)
+    assert not any(K.any() for K in layers.values())
+    snap = richter.measure(model, richter.Probe(draw(6, 4), torch.arange(6) % 3), TANGENT)
+    assert all(math.isnan(r.value) and r.note for r in snap.rows)
