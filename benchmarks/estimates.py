@@ -63,12 +63,18 @@ def exact_cka(model: nn.Module, x: Tensor, Y: Tensor, block: int) -> dict[str, f
     quadratic: dict[str, float] = {}
     ones: dict[str, Tensor] = {}
     for i in range(0, len(x), block):
-        for j in range(0, len(x), block):
-            for name, K in richter.kernels.ntk(model, x[i:i + block], x[j:j + block], outputs="full", per_layer=True).items():
-                squares[name] = squares.get(name, 0.0) + sum(k.double().square().sum().item() for k in K)
-                ones.setdefault(name, torch.zeros_like(y))[i:i + block] += K.sum((2, 3), dtype=torch.float64)
-                Ky = torch.einsum("nvmw,mw->nv", K, y[j:j + block].float()).double()
-                quadratic[name] = quadratic.get(name, 0.0) + (y[i:i + block] * Ky).sum().item()
+        for j in range(0, i + 1, block):
+            a, b = slice(i, i + block), slice(j, j + block)
+            there = None if i == j else x[b]
+            for name, K in richter.kernels.ntk(model, x[a], there, outputs="full", per_layer=True).items():
+                twice = 1 if i == j else 2
+                squares[name] = squares.get(name, 0.0) + twice * sum(k.double().square().sum().item() for k in K)
+                row = ones.setdefault(name, torch.zeros_like(y))
+                row[a] += K.sum((2, 3), dtype=torch.float64)
+                if i != j:
+                    row[b] += K.sum((0, 1), dtype=torch.float64)
+                Ky = torch.einsum("nvmw,mw->nv", K, y[b].float()).double()
+                quadratic[name] = quadratic.get(name, 0.0) + twice * (y[a] * Ky).sum().item()
     return {name: quadratic[name] / math.sqrt(squares[name] - 2 * ones[name].square().sum() / N + (ones[name].sum() / N) ** 2)
             / y.square().sum().item() for name in squares}
 
@@ -115,7 +121,7 @@ def main() -> None:
         without_kernel("MLP 64-256x3-10", trained(mlp([64, 256, 256, 256, OUTPUTS], seed=0), x, y, 100), x, y, 400)
     if asked.only in (None, "cnn"):
         x, y = images(1000, 32, 3)
-        without_kernel("CNN 3-32-64-64-128 on 32 x 32", trained(cnn(), x[:200], y[:200], 30), x, y, 100)
+        without_kernel("CNN 3-32-64-64-128 on 32 x 32", trained(cnn(), x[:200], y[:200], 30), x, y, 200)
 
 
 if __name__ == "__main__":

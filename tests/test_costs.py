@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import oracles
 import richter
+import richter.estimates
 import richter.evaluate
 import richter.moments
 import richter.survey
@@ -351,7 +352,7 @@ def test_an_estimate_with_nothing_left_to_estimate_is_exact(name: str, monkeypat
     model, (x, y) = case.build(), case.batch(4)
     exact = richter.measure(model, richter.Probe(x, y), TANGENT, output=case.output)
     estimated(monkeypatch)
-    monkeypatch.setattr(richter.tangents, "SKETCHED", 40)
+    monkeypatch.setattr(richter.estimates, "SKETCHED", 40)
     for chunk in (4, 3):
         found = richter.measure(model, richter.Probe(x, y, chunk=chunk), TANGENT, output=case.output)
         assert [(r.layer, r.measure) for r in found.rows] == [(r.layer, r.measure) for r in exact.rows]
@@ -384,15 +385,14 @@ def test_kernels_are_estimated_where_they_do_not_fit_and_only_there(monkeypatch:
     model, x = mlp([10, 12, 5], seed=0), torch.randn(120, 10)
     probe = richter.Probe(x, torch.arange(120) % 5, kernel=None)
     assert richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0") == ""
-    monkeypatch.setattr(richter.tangents, "SMALL", 0)
     monkeypatch.setattr(richter.evaluate, "SMALL", 0)
-    monkeypatch.setattr(richter.tangents.Tangents, "operations", lambda self: (1.0, 2.0))  # the exact form is the cheaper
+    monkeypatch.setattr(richter.evaluate, "operations", lambda t: (1.0, 2.0))  # the exact form is the cheaper
     exact = richter.measure(model, probe, ["tangent_cka"], memory="1GiB")
     assert exact.note("tangent_cka", "0") == ""
     tight = richter.measure(model, probe, ["tangent_cka"], memory="5MiB")  # the kernel of 600 rows takes 13 MB
     assert "which is not formed" in tight.note("tangent_cka", "0")
     assert tight.value("tangent_cka", "0") == pytest.approx(exact.value("tangent_cka", "0"), rel=0.02)
-    monkeypatch.setattr(richter.tangents.Tangents, "operations", lambda self: (3.0, 2.0))
+    monkeypatch.setattr(richter.evaluate, "operations", lambda t: (3.0, 2.0))
     assert "which is not formed" in richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0")
 
 

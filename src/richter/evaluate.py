@@ -14,6 +14,7 @@ from torch import Tensor
 
 from richter.core import WHOLE, MemoryBudgetError, Row, show_bytes
 from richter.cotangents import Cotangents, RandomOutputs, every_output, random_outputs
+from richter.estimates import free, operations, sketch
 from richter.measures import Measure
 from richter.measures.alignment import CENTRED_KERNEL, SAME_OUTPUT, CentredKernel, Labels
 from richter.moments import GROUPS, Halves, Kept, Stream, Sums
@@ -117,7 +118,7 @@ class Evaluation:
             return False
         if t.chosen is not every_output or any(_needs_kernel(m) for m in family) or t.bytes() <= SMALL:
             return True
-        exact, estimate = t.operations()
+        exact, estimate = operations(t)
         return t.least() <= self.of.memory and exact <= estimate
 
     def _shared(self, streams: Mapping[Cotangents, Stream], tangents: Mapping[Cotangents, Tangents],
@@ -166,7 +167,7 @@ class Evaluation:
         centred = [m for m in family if CENTRED_KERNEL in m.needs and not _needs_kernel(m)]
         single = [m for m in family if SAME_OUTPUT in m.needs and not _needs_kernel(m)]
         if centred:
-            for name, found in t.sketch(random) if random else t.free():
+            for name, found in sketch(t, random) if random else free(t):
                 yield from (self._estimated(m, name, CENTRED_KERNEL, found) for m in centred)
         if single:
             for name, found in t.same_output(sample=random is not None):

@@ -1,0 +1,74 @@
+"""Is memory= kept? Peak resident size beyond the returned arrays, each job in a process of its own (Linux). The same job with a
+half and a quarter of the memory must give the same numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+JOBS = {"MLP full, n=2000, 10 outputs": ("MLP", 2000, "full", "2GiB"),
+        "CNN layerwise trace, n=1000": ("CNN", 1000, "trace", "1GiB"),
+        "MLP full, n=300": ("MLP", 300, "full", "64MiB"), "CNN layerwise trace, n=100": ("CNN", 100, "trace", "128MiB")}
+SMALL = ("MLP full, n=300", "CNN layerwise trace, n=100")
+
+
+def peak() -> int:
+    """The largest resident size since it was last reset, in bytes."""
+    (line,) = (s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+def work(kind: str, n: int, outputs: str, memory: int, out: str) -> None:
+    """In a process of its own: the peak beyond the result, in bytes, on the standard output; the kernels in a file."""
+    import torch
+    from kernels import MODELS  # of the speed benchmark
+
+    import richter
+    torch.manual_seed(0)
+    model, x = MODELS[kind](n)
+    richter.kernels.ntk(model, x[:4], outputs=outputs, per_layer=outputs == "trace")  # libraries are loaded, threads started
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    K = richter.kernels.ntk(model, x, outputs=outputs, per_layer=outputs == "trace", memory=memory)
+    layers = K if isinstance(K, dict) else {"*": K}
+    held = sum(t.numel() * (t.element_size() if outputs == "full" else 8) for t in layers.values())  # traces add up in float64
+    print(json.dumps({"peak": peak() - before - held, "result": held}))
+    torch.save({k: t[::7].clone() for k, t in layers.items()}, out)
+
+
+def main() -> None:
+    import torch
+
+    from richter.core import parse_bytes, show_bytes
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="small jobs only")
+    parser.add_argument("--work", nargs=5)
+    asked = parser.parse_args()
+    if asked.work:
+        kind, n, outputs, memory, out = asked.work
+        work(kind, int(n), outputs, int(memory), out)
+        return
+    for name, (kind, n, outputs, memory) in JOBS.items():
+        if asked.small != (name in SMALL):
+            continue
+        first = None
+        for share in (1, 2, 4):
+            allowed = parse_bytes(memory) // share
+            with tempfile.TemporaryDirectory() as folder:
+                file = f"{folder}/kernels.pt"
+                done = subprocess.run([sys.executable, __file__, "--work", kind, str(n), outputs, str(allowed), file], check=True,
+                                      capture_output=True, text=True)
+                found, K = json.loads(done.stdout.splitlines()[-1]), torch.load(file)
+            first = first or K
+            off = max(((K[k] - first[k]).norm() / first[k].norm()).item() for k in K)
+            kept = "kept" if found["peak"] <= allowed else "NOT KEPT"
+            print(f"{name}, memory={show_bytes(allowed)}: peak {show_bytes(max(found['peak'], 0))} beyond "
+                  f"{show_bytes(found['result'])} of kernels: {kept}; differs from the first by {off:.0e}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
