@@ -18,8 +18,13 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/mypy
 
-bench: .venv/installed-dev  ## timings as ratios within one run
+bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an hour on two free cores
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/snapshot.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/memory.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/growth.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/estimates.py
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[peers]'
+	$(BIN)/python benchmarks/kernels.py
 
 docs: .venv/installed-dev  ## docs/*.md as pages under site/
 	$(BIN)/python docs/build.py

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +105,40 @@ def test_every_contraction_is_the_product_of_gradients(outputs: str, same: bool,
         total.add(mine, mine if same else LayerCapture(b.kind, b.W, b.h, b.g[block]))
     total.close()
     close(mirror(K, outputs) if same else K, expected)
+
+
+def pooled(activation: nn.Module = nn.ReLU()) -> nn.Module:  # noqa: B008
+    """Convolutions before a pooled linear read-out: all outputs ask the same of the last one, up to a weight."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), activation, nn.Conv2d(4, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                          nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        model[6].weight[2, 1] = 0.0  # an output that asks nothing of a unit
+        model[2].bias[4] = -1e3  # a unit that is dead
+    return model
+
+
+@pytest.mark.parametrize("outputs", SHAPES)
+@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "in chunks"])
+def test_pooled_readouts_are_factored(outputs: str, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "cheapest", lambda z, o: "gradients" if z.s > 1 else "pairs")
+    monkeypatch.setattr(contract, "NUMBERS", 60)
+    made: list[tuple[int, ...]] = []
+    real = contract.gradient_tiles
+
+    def spy(c: LayerCapture, *args: object, **options: object) -> Iterator[Tensor]:
+        for i, tile in enumerate(real(c, *args, **options)):
+            if i == 0:
+                made.append(tuple(c.W.shape))
+            yield tile
+
+    monkeypatch.setattr(contract, "gradient_tiles", spy)
+    model, x = pooled(), draw(5, 2, 6, 6)
+    memory = 0.4 * kernels.plan(model, x, outputs=outputs).bytes if pieces else "2GiB"
+    close(kernels.ntk(model, x, outputs=outputs, memory=memory), oracles.ntk(model, x, outputs=outputs))
+    if not pieces and outputs != "diagonal":
+        # gradients of the last convolution are made once; of the first, once for each output in a trace, once for all otherwise
+        assert (made.count((5, 36)), made.count((4, 18))) == (1, 3 if outputs == "trace" else 1)
 
 
 class LastAndMean(nn.Module):
@@ -444,3 +482,16 @@ def test_zero_gradients_give_a_kernel_of_zeros(outputs: str) -> None:
     assert not any(K.any() for K in layers.values())
     snap = richter.measure(model, richter.Probe(draw(6, 4), torch.arange(6) % 3), TANGENT)
     assert all(math.isnan(r.value) and r.note for r in snap.rows)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
+def test_memory_is_kept_as_the_system_counts_it() -> None:
+    """Peak resident size beyond the result, at a memory, a half and a quarter of it; the numbers stay."""
+    script = Path(__file__).parent.parent / "benchmarks" / "memory.py"
+    done = subprocess.run([sys.executable, str(script), "--small"], check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6
+    for line in lines:
+        assert "kernels: kept" in line
+        assert float(line.rpartition(" ")[2]) < 1e-5

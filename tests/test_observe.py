@@ -195,6 +195,7 @@ def test_a_budget_bounds_the_share_of_time(monkeypatch: pytest.MonkeyPatch, budg
     watch, clock = watched(monkeypatch, budget)
     spent, elapsed = len(watch.snapshots) - 1.0, clock.now - 101.0 - 1.0  # the first one does not count
     assert 0.8 * budget < spent / elapsed <= budget
+    assert (spent + 1) / (elapsed + 1) <= budget  # there is room for one more, of now()
     assert sorted([*watch.put_off, *(s.step for s in watch.snapshots)]) == list(range(400))
 
 

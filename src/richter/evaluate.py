@@ -148,6 +148,9 @@ class Evaluation:
             if self._is_exact(t, family):
                 needs.append(t.least())
                 what += (", then " if what else "") + f"the kernel of one layer over {t.n} examples and {t.v} outputs"
+            elif any(SAME_OUTPUT in m.needs for m in family):
+                needs.append(t.least_single())
+                what += (", then " if what else "") + f"kernels of single outputs over {t.n} examples"
         if max(needs) > self.of.memory:
             raise MemoryBudgetError(
                 f"memory={show_bytes(self.of.memory)} cannot hold {what}. The smallest that works here is "

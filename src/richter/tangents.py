@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from richter.capture import to_device
 from richter.core import WHOLE
-from richter.cotangents import Cotangents, every_output
+from richter.cotangents import Cotangents, RandomOutputs, every_output
 from richter.kernels.contract import Outputs, mirror
 from richter.kernels.ntk import Block, Chunk, Job, kernels
 from richter.kernels.planning import Unit, least
@@ -73,6 +73,12 @@ class Tangents:
         """The smallest memory in which every module's kernel can be had exactly."""
         return self.bytes() + max((least(self.of.found, units, self.of.state, self.v, "full", self.of.itemsize)
                                    for units in self.by_module().values()), default=0)
+
+    def least_single(self) -> int:
+        """The smallest memory for the kernels of single outputs: all of them, or those that are drawn."""
+        v = SAMPLED if isinstance(self.chosen, RandomOutputs) else self.v
+        return 8 * v * self.n ** 2 + max((least(self.of.found, units, self.of.state, v, "diagonal", self.of.itemsize)
+                                          for units in self.by_module().values()), default=0)
 
     def exact(self, kept: Kept | None = None) -> Iterator[tuple[str, Tensor]]:
         """(module, K "n v n v" in float64), from captures that are there or made for the purpose; the whole model last."""

@@ -258,6 +258,43 @@ def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool) -> N
     K += whole
 
 
+# ----------------------------------------------------------------------------------------------------- pooled read-outs
+
+
+def multiples(g: Tensor, base: Tensor) -> Tensor | None:
+    """c "v d_out" with g "v n s d_out" = c base, if there is one to rounding. So it is in front of a pooled linear read-out,
+    where every output asks the same of a unit, up to its weight: the outputs then leave the product over examples."""
+    size = base.square().sum((0, 1))
+    c = torch.stack([(k * base).sum((0, 1)) for k in g]) / torch.where(size > 0, size, 1.0)
+    for k, ck in zip(g, c, strict=True):
+        if (k - ck * base).norm() > 16 * torch.finfo(g.dtype).eps * k.norm():
+            return None
+    return c
+
+
+def _same_multiples(c: Tensor, g: Tensor, base: Tensor | None = None) -> bool:
+    """Are these the multiples of the other batch, too?"""
+    base = g[0] if base is None else base
+    return all((k - ck * base).norm() <= 16 * torch.finfo(g.dtype).eps * k.norm() for k, ck in zip(g, c, strict=True))
+
+
+def add_multiples(K: Tensor, c: Tensor, a: LayerCapture, b: LayerCapture, bias: bool) -> None:
+    """K "v n w m" += sum_o c_vo c_wo <gradient in row o, gradient in row o>, where a and b hold the base."""
+    n, m, d_in = a.g.shape[1], b.g.shape[1], a.W.shape[1]
+    start, most = 0, max(n, m)
+    right = gradient_tiles(b, examples=most)
+    ba, bb = bias_gradients(a)[0], bias_gradients(b)[0]
+    for A in gradient_tiles(a, examples=most):
+        B = A if b is a else next(right)
+        rows = slice(start, start + A.shape[2] // d_in)
+        start = rows.stop
+        P = torch.bmm(A.view(n, -1, d_in).transpose(0, 1), B.view(m, -1, d_in).permute(1, 2, 0))  # o n m
+        if bias:
+            P += ba[:, rows].T[:, :, None] * bb[:, rows].T[:, None, :]
+        weights = (c[:, None, rows] * c[None, :, rows]).flatten(0, 1)  # (v w) o
+        K += (weights @ P.flatten(1)).view(len(c), len(c), n, m).transpose(1, 2)
+
+
 class Sum:
     """The kernel of one map between two batches in the making: K grows with every block of cotangents that is added, and
     is complete when the sum is closed. Traces come in blocks; the others come whole."""
@@ -266,6 +303,8 @@ class Sum:
         self.K, self.outputs, self.weight, self.bias, self.v = K, outputs, weight, bias, v
         self.S: Tensor | None = None  # <g, g'> of all pairs of positions, summed over cotangents; multiplied by <h, h'> once
         self.ends: tuple[LayerCapture, LayerCapture] | None = None
+        self.pooled: tuple[LayerCapture, LayerCapture, Tensor] | None = None  # a first cotangent, and sum_v c_vo^2 of the others
+        self.looked = False  # is it known whether cotangents are multiples of the first?
 
     def add(self, a: LayerCapture, b: LayerCapture) -> None:
         way = cheapest(size_of(a, b, self.v), self.outputs) if self.weight else "features"
@@ -275,6 +314,40 @@ class Sum:
             else:
                 self._add_pairs(a, b)
             return
+        if way == "gradients" and a.kind == "dense" and self._add_pooled(a, b):
+            return
+        self._add_gradients(a, b)
+
+    def _add_pooled(self, a: LayerCapture, b: LayerCapture) -> bool:
+        """Put off, or add at once, what is a multiple of one cotangent; False when it is not."""
+        if self.outputs == "full" and len(a.g) > 1:
+            base = replace(a, g=a.g[:1]), replace(b, g=b.g[:1])
+            c = multiples(a.g, a.g[0])
+            if c is None or (b is not a and not _same_multiples(c, b.g)):
+                return False
+            add_multiples(self.K, c, base[0], base[0] if b is a else base[1], self.bias)
+            return True
+        if self.outputs != "trace" or len(a.g) > 1 or (self.looked and self.pooled is None):
+            return False
+        if self.pooled is None:
+            self.pooled, self.looked = (a, b, torch.ones_like(a.g[0, 0, 0])), True
+            return True
+        first, second, weights = self.pooled
+        c = multiples(a.g, first.g[0]) if a.g.shape == first.g.shape else None
+        if c is None or (b is not a and (b.g.shape != second.g.shape or not _same_multiples(c, b.g, second.g[0]))):
+            self._close_pooled()
+            return False
+        self.pooled = (first, second, weights + c[0].square())
+        return True
+
+    def _close_pooled(self) -> None:
+        if self.pooled is not None:
+            first, second, weights = self.pooled
+            self.pooled = None
+            a = replace(first, g=first.g * weights.sqrt())
+            self._add_gradients(a, a if second is first else replace(second, g=second.g * weights.sqrt()))
+
+    def _add_gradients(self, a: LayerCapture, b: LayerCapture) -> None:
         if self.weight and self.outputs == "diagonal":  # each output is a trace of its own: larger tiles
             for k, Kc in enumerate(self.K):
                 mine = replace(a, g=a.g[k:k + 1])
@@ -296,6 +369,7 @@ class Sum:
         add_asked(self.S, a, b, self.outputs)
 
     def close(self) -> None:
+        self._close_pooled()
         if self.S is not None and self.ends is not None:
             add_pairs(self.K, self.S, *self.ends, self.weight, self.bias)
         self.S = self.ends = None
