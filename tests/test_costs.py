@@ -212,6 +212,7 @@ def test_a_plan_says_what_is_done() -> None:
     assert (plan.examples, plan.outputs, plan.chunk, plan.passes, plan.result) == ((50, 50), 10, 50, 1, 4 * 500 ** 2)
     by_hand = sum(50 ** 2 * (d_in + 100 * d_out) for d_in, d_out in ((30, 20), (20, 10)))  # symmetric: half of two operations
     assert plan.operations == by_hand + 11 * 2 * 50 * (30 * 20 + 20 * 10)
+    assert plan.backward == 10
     shown = str(plan)
     for word in ("full kernel of 50 x 50 examples, 10 outputs", "GFLOP", "contraction", "pairs", "976.57KiB of kernels"):
         assert word in shown
@@ -225,7 +226,8 @@ def test_a_plan_keeps_within_memory(outputs: str) -> None:
     tight = kernels.plan(model, x, outputs=outputs, memory=plenty.bytes // 2)
     assert tight.bytes <= plenty.bytes // 2
     assert tight.chunk < 12
-    assert tight.passes > 1
+    chunks = math.ceil(12 / tight.chunk)
+    assert (tight.passes, tight.backward) == (chunks * (chunks + 1) // 2, 10 * chunks ** 2)
     frugal = kernels.ntk(model, x, outputs=outputs, memory=plenty.bytes // 2)
     close(frugal.double(), kernels.ntk(model, x, outputs=outputs).double(), 1e-5)
     with pytest.raises(MemoryBudgetError, match="The smallest that works here") as caught:
@@ -264,6 +266,14 @@ def test_the_same_weights_are_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(runs) == number
     kernels.ntk(model, x + 1)
     assert len(runs) == 5
+    outputs = [2]
+    some = lambda f: f[:, :outputs[0]]  # noqa: E731
+    assert kernels.ntk(model, x, outputs="full", output=some).shape == (9, 2, 9, 2)
+    outputs[0] = 1  # the same function object gives other outputs now
+    assert kernels.ntk(model, x, outputs="full", output=some).shape == (9, 1, 9, 1)
+    before = kernels.ntk(model, x)
+    model[0].weight.data.mul_(2)  # which autograd does not count
+    assert not torch.equal(kernels.ntk(model, x), before)
 
 
 # ------------------------------------------------------------------------------------------------------------- sketches
@@ -432,6 +442,118 @@ def test_kernels_are_estimated_where_they_do_not_fit_and_only_there(monkeypatch:
     assert tight.value("tangent_cka", "0") == pytest.approx(exact.value("tangent_cka", "0"), rel=0.02)
     monkeypatch.setattr(richter.evaluate, "operations", lambda t: (3.0, 2.0))
     assert "which is not formed" in richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0")
+
+
+def test_an_estimate_of_no_labels_and_of_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs labels says that it has none; the rest is there."""
+    model, x, y = talker()
+    snap = richter.measure(model, richter.Probe(x, None), ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "nfc"])
+    assert math.isfinite(snap.value("nfc", "0"))
+    for name in ("tangent_alignment", "tangent_cka"):
+        assert math.isnan(snap.value(name, "0"))
+        assert "the probe has no labels" in snap.note(name, "0")
+    assert "needs the largest eigenvalue" in snap.note("tangent_stable_rank", "0")
+    few = lambda f: f[:, :, :4]  # noqa: E731
+    mask = torch.ones(10, 3, dtype=torch.bool)
+    mask[::2, 2] = False
+    probe = richter.Probe(x, y % 4, mask=mask)
+    exact = richter.measure(model, probe, TANGENT, output=few, layers=["0"])
+    estimated(monkeypatch)
+    monkeypatch.setattr(richter.estimates, "SKETCHED", 120)
+    found = richter.measure(model, probe, TANGENT, output=few, layers=["0"])
+    for a, b in zip(found.rows, exact.rows, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-7), a
+
+
+@pytest.mark.parametrize("cotangents", [None, random_outputs(64)], ids=["without the kernel", "sketched"])
+def test_the_smallest_memory_of_an_estimate_is_stated_and_works(cotangents: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated(monkeypatch)
+    model, x = mlp([10, 12, 5], seed=0), torch.randn(20, 10)
+    probe = richter.Probe(x, torch.arange(20) % 5)
+    with pytest.raises(MemoryBudgetError, match="estimates of kernels over 20 examples") as caught:
+        richter.measure(model, probe, TANGENT, memory=100, cotangents=cotangents)
+    least = re.findall(r"works here is memory='([^']+)'", str(caught.value))[0]
+    frugal, plenty = (richter.measure(model, probe, TANGENT, memory=m, cotangents=cotangents) for m in (least, "2GiB"))
+    for a, b in zip(frugal.rows, plenty.rows, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-3, nan_ok=True)
+
+
+def test_cotangents_that_depend_on_the_outputs_meet_their_labels() -> None:
+    """The labels of combinations V(f) are <V(f), y>."""
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double(), draw(8, 4), torch.arange(8) % 3
+
+    def weighted(f: Tensor, t: Tensor | None = None) -> Tensor:
+        return (f.softmax(1) * torch.tensor([1.0, 2.0, 3.0], dtype=f.dtype))[None]
+
+    V = weighted(model(x).detach())
+    K = torch.einsum("vna,namb,wmb->nvmw", V, oracles.tangent_kernels(model, x)["0"], V)
+    Y = torch.einsum("vna,na->nv", V, F.one_hot(y, 3).double())
+    found = richter.measure(model, richter.Probe(x, y), ["tangent_cka"], cotangents=weighted)
+    assert found.value("tangent_cka", "0") == pytest.approx(oracles.tangent_cka(K, Y), rel=1e-9)
+
+
+def test_a_measure_of_kernels_and_weights_is_told_apart() -> None:
+    from richter.measures import Measure
+    from richter.measures.alignment import CENTRED_KERNEL, SAME_OUTPUT
+    from richter.statistics import WEIGHT
+    model, x, y = talker()
+    mixed = Measure("mixed", lambda c, w: 1.0, (CENTRED_KERNEL, WEIGHT))
+    both = Measure("both", lambda c, s: c.norm + s.norm.sum().item(), (CENTRED_KERNEL, SAME_OUTPUT))
+    snap = richter.measure(model, richter.Probe(x, y), [mixed, both])
+    assert "one measure cannot use both" in snap.note("mixed", WHOLE)
+    assert snap.value("both", "0") > 0
+    assert len([r for r in snap.rows if r.measure == "both"]) == 3
+
+
+class Heads(nn.Module):
+    """One linear map on [n, T, heads, d] or on [n, heads, T, d]: the same function."""
+
+    def __init__(self, inner: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.first, self.map, self.read = inner, nn.Linear(3, 8), nn.Linear(4, 4), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.first(x)).unflatten(2, (2, 4))
+        z = self.map(z.transpose(1, 2)).transpose(1, 2) if self.inner else self.map(z)
+        return self.read(torch.tanh(z).flatten(2))
+
+
+def test_a_mask_finds_its_tokens_among_heads() -> None:
+    x, mask = draw(6, 5, 3), torch.arange(5).expand(6, 5) < 3
+    probe = richter.Probe(x, torch.arange(30).reshape(6, 5) % 2, mask=mask)
+    a, b = (richter.measure(Heads(inner).double(), probe, ["nfc"]) for inner in (False, True))
+    assert a.value("nfc", "map") == pytest.approx(b.value("nfc", "map"), rel=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_convolutions_have_kernels(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    x, y = torch.randn(12, 2, 5, 5), torch.arange(12) % 3
+    single = richter.measure(model, richter.Probe(x, y))
+    half = richter.measure(model.to(dtype), richter.Probe(x.to(dtype), y))
+    for a, b in zip(half.rows, single.rows, strict=True):
+        assert a.value == pytest.approx(b.value, rel=0.05, abs=0.02, nan_ok=True)
+
+
+class Mixed(nn.Module):
+    """Half-precision layers, a norm and an output in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.read = nn.Linear(6, 8).bfloat16(), nn.LayerNorm(8), nn.Linear(8, 3).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(torch.relu(self.norm(self.first(x.bfloat16()).float())).bfloat16()).float()
+
+
+def test_layers_of_several_precisions() -> None:
+    snap = richter.measure(Mixed(), richter.Probe(torch.randn(12, 6), torch.arange(12) % 3))
+    assert all(math.isfinite(snap.value("nfc", k)) for k in ("first", "read"))
+    assert all(math.isfinite(snap.value("tangent_cka", k)) for k in ("first", "norm", "read", WHOLE))
 
 
 # ------------------------------------------------------------------------------------------------------------ snapshots

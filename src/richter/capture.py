@@ -236,7 +236,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     _seed(_BASE_SEED.get() * 1_000_003 + seed, sorted(devices))
     recorder = _Recorder(model, state, expand or {})
-    args, kwargs = arguments(model, _copied(x))
+    args, kwargs = arguments(model, copy_of(x))
     own = {name: (p, p._version) for name, p in model.named_parameters()}
     with (recorder if record else contextlib.nullcontext()), _without_checkpoints(), _parametrised_once():
         found = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
@@ -271,13 +271,13 @@ def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
         yield kept
 
 
-def _copied(x: Inputs) -> Inputs:
+def copy_of(x: Inputs) -> Inputs:
     """A model may write into its input; the probe's own examples stay as they are."""
     if isinstance(x, Tensor):
         return x.clone()
     if isinstance(x, Mapping):
-        return {k: _copied(v) for k, v in x.items()}
-    return tuple(_copied(v) for v in x) if isinstance(x, (tuple, list)) else x
+        return {k: copy_of(v) for k, v in x.items()}
+    return tuple(copy_of(v) for v in x) if isinstance(x, (tuple, list)) else x
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from richter.core import WHOLE, MemoryBudgetError, show_bytes
 from richter.cotangents import RandomOutputs
 from richter.kernels.contract import bias_gradients, gradient_tiles, steps
 from richter.kernels.ntk import Chunk, Job, shared_gradients
-from richter.kernels.planning import Unit, make_plan
+from richter.kernels.planning import Unit, least, make_plan
 from richter.layercapture import LayerCapture, check_finite, select
 from richter.measures.alignment import CentredKernel
 from richter.moments import GROUPS
@@ -68,7 +68,7 @@ def _pulled(t: Tangents, units: Sequence[Unit], Z: Tensor, y: Tensor | None) -> 
     of, names = t.of, t.parameters(units)
     places = [of.state[k] for k in names]
     dtype = t.job(units).dtype
-    B = [torch.zeros(len(Z) + 1, t.numel(), dtype=dtype, device=of.device) for t in places]
+    B = [torch.zeros(len(Z) + 1, p.numel(), dtype=dtype, device=of.device) for p in places]
     fits = of.memory // 3 // (of.itemsize * 2 * of.found.graph + 1)
     chunk = 1 if of.found.drawn else max(1, min(of.probe.chunk, t.n, fits))
     targets = None if y is None else t.centred(y)
@@ -95,6 +95,18 @@ def _off_diagonal(T: Tensor) -> float:
     """The mean of T_vw^2 over v != w."""
     q = len(T)
     return ((T.square().sum() - T.diagonal().square().sum()) / (q * (q - 1))).item() if q > 1 else math.nan
+
+
+def least_of_estimates(t: Tangents) -> int:
+    """The smallest memory for ``sketch`` or ``free``: a module's products with all vectors in a third of it, and (``free``) a
+    pair of examples in another."""
+    of = t.of
+    random = t.chosen if isinstance(t.chosen, RandomOutputs) else None
+    vectors = max(4, random.v // 2) + 1 if random else 2 * 2 * (SKETCHED + CORRECTING)
+    modules = list(t.by_module().values())
+    held = max((vectors * of.itemsize * sum(of.state[p].numel() for p in t.parameters(units)) for units in modules), default=0)
+    example = 0 if random else max((least(of.found, units, of.state, t.v, "trace", of.itemsize) for units in modules), default=0)
+    return 3 * max(held, example)
 
 
 def operations(t: Tangents) -> tuple[float, float]:
@@ -157,7 +169,7 @@ def _products(t: Tangents, Z: Mapping[str, Tensor], used: int) -> tuple[dict[str
                         found = pull.push(asked, chunk.whole, c).to(of.home, torch.float64)
                         products[u.module][:, r, c] += found[:used]
                         if whole is not None:
-                            products[WHOLE][:, r, c] += found[len(whole):len(whole) + used]
+                            products[WHOLE][:, r, c] += found[len(Z[u.module]):][:used]
                 for pull in pulls.values():
                     pull.end_of_chunk()
                 bar.update()

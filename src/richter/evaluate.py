@@ -14,7 +14,7 @@ from torch import Tensor
 
 from richter.core import WHOLE, MemoryBudgetError, Row, show_bytes
 from richter.cotangents import Cotangents, RandomOutputs, every_output, random_outputs
-from richter.estimates import free, operations, sketch
+from richter.estimates import free, least_of_estimates, operations, sketch
 from richter.measures import Measure
 from richter.measures.alignment import CENTRED_KERNEL, SAME_OUTPUT, CentredKernel, Labels
 from richter.moments import GROUPS, Halves, Kept, Stream, Sums
@@ -41,14 +41,16 @@ class Evaluation:
     def __init__(self, subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None, step: int | None) -> None:
         self.of, self.measures, self.cotangents, self.step = subject, measures, cotangents, step
         self.notes: dict[str, str] = {}
+        self.exact: dict[Cotangents, bool] = {}  # is the kernel of these cotangents formed?
 
     def rows(self) -> list[Row]:
         kernels_of = _families([m for m in self.measures if m.of_kernels], lambda m: self._chosen(m, KERNEL_OUTPUTS))
         moments_of = _families([m for m in self.measures if not m.of_kernels], lambda m: self._chosen(m, MOMENT_OUTPUTS))
         streams = {chosen: Stream(self.of, chosen, self._moments(family)) for chosen, family in moments_of.items()}
         tangents = {chosen: Tangents(self.of, chosen) for chosen in kernels_of if self.of.modules}
+        self.exact = {chosen: self._is_exact(t, kernels_of[chosen]) for chosen, t in tangents.items()}
         self._check_memory(list(streams.values()), {tangents[c]: family for c, family in kernels_of.items() if c in tangents})
-        shared = self._shared(streams, tangents, kernels_of)
+        shared = self._shared(streams, tangents)
         if shared is not None:  # the captures of the kernels' examples come out of the same stream
             streams[shared] = Stream(self.of, shared, streams[shared].moments if shared in streams else (),
                                      [k for u in self.of.wanted for k in u.maps])
@@ -98,7 +100,7 @@ class Evaluation:
     def _chosen(self, m: Measure, limit: int) -> Cotangents:
         """The cotangents to use: those that are asked for, or random ones in the place of very many."""
         chosen = self.cotangents or m.cotangents
-        if chosen is every_output and self.of.found.outputs > limit:
+        if self.cotangents is None and chosen is every_output and self.of.found.outputs > limit:
             return random_outputs(SKETCH)
         return chosen
 
@@ -121,13 +123,12 @@ class Evaluation:
         exact, estimate = operations(t)
         return t.least() <= self.of.memory and exact <= estimate
 
-    def _shared(self, streams: Mapping[Cotangents, Stream], tangents: Mapping[Cotangents, Tangents],
-                kernels_of: Mapping[Cotangents, Sequence[Measure]]) -> Cotangents | None:
+    def _shared(self, streams: Mapping[Cotangents, Stream], tangents: Mapping[Cotangents, Tangents]) -> Cotangents | None:
         """The cotangents whose captures serve moments and kernels alike, if there is room to hand them on."""
         of = self.of
         for chosen, t in tangents.items():
             maps = [k for u in of.wanted for k in u.maps]
-            if not (chosen in streams or t.n == of.probe.n) or of.found.drawn or not self._is_exact(t, kernels_of[chosen]) \
+            if not (chosen in streams or t.n == of.probe.n) or of.found.drawn or not self.exact[chosen] \
                     or not all(k in of.found.batched for k in maps):
                 continue
             moments = streams[chosen].moments if chosen in streams else ()
@@ -145,12 +146,13 @@ class Evaluation:
                 needs.append(sum(stream.sizes()))
                 what = f"the sums of {len(self.of.maps)} layers ({show_bytes(stream.sizes()[0])}) and one example"
         for t, family in tangents.items():
-            if self._is_exact(t, family):
+            if self.exact[t.chosen] or any(_needs_kernel(m) for m in family):
                 needs.append(t.least())
                 what += (", then " if what else "") + f"the kernel of one layer over {t.n} examples and {t.v} outputs"
-            elif any(SAME_OUTPUT in m.needs for m in family):
-                needs.append(t.least_single())
-                what += (", then " if what else "") + f"kernels of single outputs over {t.n} examples"
+            if not self.exact[t.chosen]:
+                needs += [least_of_estimates(t)] if any(CENTRED_KERNEL in m.needs for m in family) else []
+                needs += [t.least_single()] if any(SAME_OUTPUT in m.needs for m in family) else []
+                what += (", then " if what else "") + f"estimates of kernels over {t.n} examples"
         if max(needs) > self.of.memory:
             raise MemoryBudgetError(
                 f"memory={show_bytes(self.of.memory)} cannot hold {what}. The smallest that works here is "
@@ -160,15 +162,14 @@ class Evaluation:
     # ------------------------------------------------------------------------------------------------------ kernels
 
     def _kernel_rows(self, t: Tangents, family: Sequence[Measure], kept: Kept | None) -> Iterator[Row]:
-        if self._is_exact(t, family):
+        if self.exact[t.chosen]:
             labels = t.labels()
             for name, K in t.exact(kept):
                 values = _Values(self.of, name, {}, K, labels)
                 yield from (self._row(m, name, values, min(GROUPS, t.n), self._said(t.chosen)) for m in family)
             return
         random = t.chosen if isinstance(t.chosen, RandomOutputs) else None
-        centred = [m for m in family if CENTRED_KERNEL in m.needs and not _needs_kernel(m)]
-        single = [m for m in family if SAME_OUTPUT in m.needs and not _needs_kernel(m)]
+        centred, single = ([m for m in family if m.needs == (s,)] for s in (CENTRED_KERNEL, SAME_OUTPUT))
         if centred:
             for name, found in sketch(t, random) if random else free(t):
                 yield from (self._estimated(m, name, CENTRED_KERNEL, found) for m in centred)
@@ -186,8 +187,10 @@ class Evaluation:
         values = _Values(self.of, name, {})
         values.known = {(s.name, None): found.value, **{(s.name, g): v for g, v in enumerate(found.leaving)}}
         row = self._row(m, name, values, len(found.leaving), found.said)
-        unknown = isinstance(found.value, CentredKernel) and math.isnan(found.value.top) and found.value.norm > 0
-        return replace(row, note=found.lacking) if math.isnan(row.value) and unknown and self.of.Y is not None else row
+        c = found.value
+        lacks = math.isnan(row.value) and isinstance(c, CentredKernel) and math.isnan(c.top) \
+            and math.isfinite(m.compute(replace(c, top=1.0)))  # it is the eigenvalue that it lacks
+        return replace(row, note=found.lacking) if lacks else row
 
     # ---------------------------------------------------------------------------------------------------- evaluating
 
@@ -217,7 +220,7 @@ def _families(measures: Sequence[Measure], chosen: Any) -> dict[Cotangents, list
 
 def _needs_kernel(m: Measure) -> bool:
     """Does it look at the kernel in another way than through what can be estimated?"""
-    return any(isinstance(leaf, Gram) for s in m.needs if s not in (CENTRED_KERNEL, SAME_OUTPUT) for leaf in leaves([s]))
+    return m.needs not in ((CENTRED_KERNEL,), (SAME_OUTPUT,))
 
 
 class _Values:
@@ -248,6 +251,8 @@ class _Values:
         if isinstance(s, Moment):
             if s.initial and self.of.then is None:
                 raise Missing(NO_INITIAL)
+            if (s.name, self.name) not in self.sums:
+                raise Missing(APART)
             found = self.sums[s.name, self.name].mean(without)
             if found is None:
                 raise Missing("no example of the probe reached this layer")
@@ -264,6 +269,8 @@ class _Values:
         return self.labels if without is None else Labels(self.labels.Y[rows], None if keep is None else keep[rows])
 
     def _of_weight(self, s: OfWeight) -> Any:
+        if self.name not in self.of.maps:
+            raise Missing(APART)
         W, W0 = self.of.pair(self.name)
         if s.initial and W0 is None:
             raise Missing(NO_INITIAL)
@@ -273,6 +280,7 @@ class _Values:
         return s.compute(W, W0)
 
 
+APART = "kernels belong to modules, weights and moments to linear maps: one measure cannot use both"
 NO_INITIAL = "needs the initial weights: pass initial=state_dict, or use an Observer from the first step"
 
 

@@ -109,6 +109,7 @@ class LayerCapture:
     g0: Tensor | None = None
     f: Tensor | None = None  # "n k"
     calls: tuple[int, ...] = ()  # how many of the positions belong to each call
+    shapes: tuple[torch.Size, ...] = ()  # of what each call wrote, as the layer saw it
 
     def take(self, rows: slice | Tensor) -> LayerCapture:
         """The same for some of the examples."""
@@ -167,7 +168,8 @@ class Recording:
             h, g = self.reads(name) if reads else self.f[:, :0], stacked[name]
             wrote = max(1, sum(c.shape.numel() for c in calls) // max(1, g.shape[2]))  # numbers at one position
             captured[name] = LayerCapture(calls[0].map.kind, calls[0].map.matrix(calls[0].module, calls[0].weight.detach()), h,
-                                          g, f=self.f, calls=tuple(c.shape.numel() // wrote for c in calls))
+                                          g, f=self.f, calls=tuple(c.shape.numel() // wrote for c in calls),
+                                          shapes=tuple(c.shape for c in calls))
         return captured
 
     def trimmed(self, name: str, c: LayerCapture) -> LayerCapture:

@@ -36,12 +36,20 @@ class Sums:
 
     sums: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)
     counts: list[int] = field(default_factory=lambda: [0] * GROUPS)
+    chunk: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)  # of the chunk in hand, in its own precision
 
     def add(self, group: int, value: Tensor, number: int) -> None:
-        value = value.cpu() if value.device.type == "mps" else value
-        before = self.sums[group]
-        self.sums[group] = value.double() if before is None else before.add_(value)  # adds up in float64
+        before = self.chunk[group]
+        self.chunk[group] = value.clone() if before is None else before.add_(value)
         self.counts[group] += number
+
+    def settle(self) -> None:
+        """The chunk is done: chunks are added up in float64."""
+        for g, value in enumerate(self.chunk):
+            if value is not None:
+                value, before = value.cpu() if value.device.type == "mps" else value, self.sums[g]
+                self.sums[g] = value.double() if before is None else before.add_(value)
+        self.chunk = [None] * GROUPS
 
     def mean(self, without: int | None = None) -> Tensor | None:
         chosen = [s for g, s in enumerate(self.sums) if g != without and s is not None]
@@ -55,6 +63,10 @@ class Halves:
 
     even: Sums = field(default_factory=Sums)
     odd: Sums = field(default_factory=Sums)
+
+    def settle(self) -> None:
+        self.even.settle()
+        self.odd.settle()
 
     def mean(self, without: int | None = None) -> Sketched | None:
         first, second = self.even.mean(without), self.odd.mean(without)
@@ -156,6 +168,8 @@ class Stream:
             for start in range(0, v, block):
                 self._block(sums, kept, seen, rows, slice(start, min(start + block, v)))
                 bar.update()
+            for into in sums.values():
+                into.settle()
         bar.close()
         return sums, kept
 
@@ -212,7 +226,12 @@ class Stream:
         if mask is None or any(s % mask.shape[1] for s in c.calls):
             return None
         real = mask[rows].to(c.g.device)
-        return torch.cat([real.repeat_interleave(s // mask.shape[1], 1) for s in c.calls], 1)
+        n, T = real.shape
+        parts = []
+        for s, shape in zip(c.calls, c.shapes, strict=True):
+            outer = shape[0] == n and len(shape) > 2 and shape[1] == T  # [n, T, heads, d]; else [n, heads, T, d] and the like
+            parts.append(real.repeat_interleave(s // T, 1) if outer else real.repeat(1, s // T))
+        return torch.cat(parts, 1)
 
 
 def flat(c: LayerCapture) -> LayerCapture:

@@ -112,7 +112,7 @@ class Subject:
     def _check_labels(self) -> None:
         """Labels of every output, and random combinations of them, are whole arrays: a vocabulary times a text is not small."""
         n, k = self.probe.n, self.found.outputs
-        need = 8 * k * n
+        need = 8 * k * n if self.probe.y is not None else 0
         if need > max(self.memory, 2 ** 26):  # smaller arrays are not what a bound is about
             raise MemoryBudgetError(
                 f"memory={show_bytes(self.memory)} cannot hold the labels of {k:,} outputs for {n} examples. The smallest that "

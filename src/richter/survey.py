@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from richter.capture import Call, Inputs, Output, Pass, State, forward, kept_for_backward, state_of, written
+from richter.capture import Call, Inputs, Output, Pass, State, copy_of, forward, kept_for_backward, state_of, written
 from richter.core import CaptureError, MixingError
 from richter.layercapture import MapInfo, Survey, by_example, check_finite, count, grouped, select
 from richter.layers import Kind
@@ -23,6 +23,11 @@ SURVEYED = 8  # examples
 def tolerance(dtype: torch.dtype) -> float:
     """How far two right computations of one gradient may differ."""
     return {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 5e-2)
+
+
+def coarsest(state: State, f: Tensor) -> torch.dtype:
+    """Of the precisions that a model computes in: half-precision layers before a float32 output round as they do."""
+    return max({f.dtype, *(t.dtype for t in state.values() if t.is_floating_point())}, key=lambda d: torch.finfo(d).eps)
 
 
 def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
@@ -37,22 +42,25 @@ def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
     return g.new_zeros(d_in, g.shape[-1]).index_add(0, flat[keep], g.reshape(-1, g.shape[-1])[keep]).T
 
 
-_LAST: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Inputs, set[str], Survey]] = weakref.WeakKeyDictionary()
+_LAST: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Inputs, Tensor, set[str], Survey]] = weakref.WeakKeyDictionary()
 
 
 def surveyed(model: nn.Module, x: Inputs, output: Output | None = None) -> tuple[set[str], State, Survey]:
     """(parameters that the forward pass writes into, aliases of all, the survey). The same model with the same weights on
-    the same examples is surveyed once."""
+    the same examples is surveyed once; that it gives the same outputs is looked at."""
     now = _fingerprint(model, output)
     known = _LAST.get(model)
     if now is not None and known is not None and known[0] == now and _equal(known[1], x):
-        copied, found = known[2:]
-        return copied, state_of(model, copied=copied), replace(found, notes=dict(found.notes))
+        _, _, f, copied, found = known
+        state = state_of(model, copied=copied)
+        if _equal(f, forward(model, x, state, output=output, record=False).f.detach()):
+            return copied, state, replace(found, notes=dict(found.notes))
     copied = written(model, x, output)
     state = state_of(model, copied=copied)
     found = survey(model, x, state, output)
     if now is not None:
-        _LAST[model] = (now, x, copied, replace(found, notes=dict(found.notes)))
+        f = forward(model, x, state, output=output, record=False).f.detach().clone()
+        _LAST[model] = (now, copy_of(x), f, copied, replace(found, notes=dict(found.notes)))
     return copied, state, found
 
 
@@ -90,7 +98,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
         part = forward(model, select(x, inner), state, output=output)
     off = max(_check_outputs(whole, part, n, inner), *(_alone(model, x, state, output, whole, i) for i in (0, n - 1)))
     drawn = False
-    if off > math.sqrt(torch.finfo(whole.f.dtype).eps):
+    if off > math.sqrt(torch.finfo(coarsest(state, whole.f)).eps):
         again = forward(model, x, state, output=output, record=False, seed=1)
         drawn = not torch.equal(again.f, whole.f)  # dropout: outputs differ from pass to pass anyway
         if not drawn:
@@ -202,7 +210,7 @@ def _expanded(model: nn.Module, x: Inputs, inner: slice, state: State, output: O
 def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found: Survey, n: int, m: int,
             parameters: dict[int, str], names: dict[int, str], drawn: bool) -> tuple[Tensor, dict[int, Tensor]]:
     """Rebuild gradients of a random output from h and g; keep what agrees with autograd, say what does not."""
-    f, tol = whole.f, tolerance(whole.f.dtype)
+    f, tol = whole.f, tolerance(coarsest(whole.aliases, whole.f))
     draw = torch.Generator().manual_seed(0)
     R = torch.randn(n, f[0].numel(), generator=draw, dtype=torch.float64).to(f.device, f.dtype)
     first = R.clone()
@@ -240,7 +248,7 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
         index = c.map.matrix(c.module, torch.arange(c.weight.numel(), device=g.device).view(c.weight.shape))
         h = h if c.map.kind == "lookup" else h.to(g.dtype)
         gradient = map_gradient(c.map.kind, h, g, index.shape[-1])
-        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), _fitting(c, gradient, index))
+        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), _fitting(c, gradient, index).to(rebuilt[id(c.weight)].dtype))
         size = g.flatten(2).norm(dim=-1) * (h.flatten(2).norm(dim=-1) if c.map.kind != "lookup" else 1.0)
         scale[id(c.weight)] += size.square().sum().item()
         total, squares = summed.get(c.name, (g.new_zeros(()), 0.0))
@@ -287,13 +295,13 @@ def _verify_single(one: Pass, single: list[str], found: Survey) -> None:
         index = c.map.matrix(c.module, torch.arange(c.weight.numel(), device=d.device).view(c.weight.shape))
         h = c.inputs() if c.map.kind == "lookup" else c.inputs().to(d.dtype)
         gradient = map_gradient(c.map.kind, h, c.map.outputs(c.module, d), index.shape[-1])
-        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), _fitting(c, gradient, index))
+        rebuilt[id(c.weight)].index_add_(0, index.reshape(-1), _fitting(c, gradient, index).to(rebuilt[id(c.weight)].dtype))
     for name in single:
         calls = grouped(one.calls).get(name, [])
         for w, e in zip(weights, exact, strict=True):
             if calls and calls[0].weight is w:
                 error = ((rebuilt[id(w)] - e.reshape(-1)).norm() / (e.norm() + 1e-300)).item()
-                if error > tolerance(one.f.dtype) and e.norm() > 0:
+                if error > tolerance(coarsest(one.aliases, one.f)) and e.norm() > 0:
                     found.notes[name] = _blind(name, len(calls), error)
                     found.maps.pop(name, None)
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from richter.capture import to_device
+from richter.capture import forward, to_device
 from richter.core import WHOLE
 from richter.cotangents import Cotangents, RandomOutputs, every_output
-from richter.kernels.contract import Outputs, mirror
+from richter.kernels.contract import Outputs, mirror, steps
 from richter.kernels.ntk import Block, Chunk, Job, kernels
 from richter.kernels.planning import Unit, least
 from richter.layercapture import select
@@ -129,8 +129,11 @@ class Tangents:
         Y, keep = unknown if of.Y is None else of.Y[self.rows], None if of.counted is None else of.counted[self.rows]
         if self.chosen is every_output:
             return Labels(Y.to(of.home), None if keep is None else keep.to(of.home))
-        V = self.chosen(torch.zeros(self.n, k, dtype=torch.float64), None if of.Y is None else Y)
-        return Labels(torch.einsum("vnk,nk->nv", V.to(Y), Y).to(of.home))
+        f = torch.cat([forward(of.model, to_device(select(self.x, r), of.device), of.state, output=of.output, record=False,
+                               seed=r.start).f.detach().reshape(r.stop - r.start, k)
+                       for r in steps(self.n, 1 if of.found.drawn else of.probe.chunk)])  # cotangents may depend on it
+        V = of.rowwise(self.chosen, among=self.rows)(f, slice(0, self.n)).to(of.home, torch.float64)
+        return Labels(torch.einsum("vnk,nk->nv", V, Y.to(of.home)))
 
     # ----------------------------------------------------------------------------------- what estimates are made of
 
@@ -160,21 +163,18 @@ class Tangents:
             yield group
 
     def parameters(self, units: Sequence[Unit]) -> list[str]:
+        """A shared one belongs to the first module that has it."""
         modules = {u.module for u in units}
-        shared: set[int] = set()
-        names = []
-        for name, p in self.of.model.named_parameters():  # a shared one belongs to the first module that has it
-            if p.requires_grad and p.is_floating_point() and name.rpartition(".")[0] in modules and id(p) not in shared:
-                names.append(name)
-            shared.add(id(p))
-        return names
+        return [name for name, p in self.of.model.named_parameters()
+                if p.requires_grad and p.is_floating_point() and name.rpartition(".")[0] in modules]
 
     # --------------------------------------------------------------------------------------------- one output at a time
 
     def same_output(self, sample: bool) -> Iterator[tuple[str, Estimate]]:
         """Each output's own kernels: of all outputs, or of some drawn from those that have labels."""
         of, k, said = self.of, self.of.found.outputs, ""
-        Y = self.labels().Y if self.chosen is every_output or of.Y is None else of.Y[self.rows].to(of.home)
+        Y = torch.full((self.n, k), math.nan, dtype=torch.float64) if of.Y is None else of.Y[self.rows]
+        Y = Y.to(of.home)
         chosen = self.chosen
         picked = torch.arange(k)
         if sample:

@@ -7,7 +7,7 @@ the model's precision; sums over outputs, tiles and parameters are added up in t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -57,18 +57,22 @@ def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
     reading = 1 if z.kind == "lookup" else z.d_in
     if outputs != "full" or z.s == z.t == 1:
         by_pairs = half * 2 * z.n * z.m * z.s * z.t * (reading + v2 * z.d_out)
-        held = 2 * z.n * z.m * z.s * z.t
+        held = (z.v + 1 if outputs == "diagonal" else 2) * z.n * z.m * z.s * z.t
     else:
         by_pairs = half * 2 * z.n * z.m * z.s * (z.t * reading + z.t * z.v * z.d_out + v2 * z.d_out)
         held = z.v * z.v * z.n * z.m + 2 * z.v * z.m * z.s * z.d_out * _moved(z.n, z.v * z.m * z.s * z.d_out)
     return {"pairs": (by_pairs, held), "gradients": (by_gradients, tile)}
 
 
+def widths(kind: str, shape: Sequence[int]) -> tuple[int, int, int]:
+    """(d_in, d_out, groups) of a map with a matrix of this shape."""
+    if kind == "grouped":
+        return shape[0] * shape[2], shape[0] * shape[1], shape[0]
+    return (1 if kind == "diagonal" else shape[-1]), shape[0], 1
+
+
 def size_of(a: LayerCapture, b: LayerCapture, v: int) -> Size:
-    groups = a.W.shape[0] if a.kind == "grouped" else 1
-    d_out = a.W.shape[0] * a.W.shape[1] if a.kind == "grouped" else a.W.shape[0]
-    d_in = 1 if a.kind == "diagonal" else a.W.shape[-1] * groups
-    return Size(a.kind, a.g.shape[1], b.g.shape[1], a.g.shape[2], b.g.shape[2], v, d_in, d_out, groups, b is a)
+    return Size(a.kind, a.g.shape[1], b.g.shape[1], a.g.shape[2], b.g.shape[2], v, *widths(a.kind, a.W.shape), b is a)
 
 
 def cheapest(z: Size, outputs: Outputs) -> Way:
@@ -313,6 +317,8 @@ class Sum:
                 add_full_pairs(self.K, a, b, self.bias)
             else:
                 self._add_pairs(a, b)
+            if self.outputs == "diagonal":  # it came whole
+                self.close()
             return
         if way == "gradients" and a.kind == "dense" and self._add_pooled(a, b):
             return

@@ -98,11 +98,10 @@ class Chunk:
 
 
 def widened(c: LayerCapture) -> LayerCapture:
-    """Half precision is read as it is and summed in float32."""
-    if c.g.dtype in (torch.float32, torch.float64):
-        return c
-    h = c.h.float() if c.h.is_floating_point() else c.h
-    return replace(c, W=c.W.float(), h=h, g=c.g.float())
+    """Half precision is read as it is and summed in float32; what is read and what is asked have one precision."""
+    dtype = c.g.dtype if c.g.dtype in (torch.float32, torch.float64) else torch.float32
+    h = c.h.to(dtype) if c.h.is_floating_point() else c.h
+    return c if c.g.dtype == dtype and h is c.h else replace(c, W=c.W.to(dtype), h=h, g=c.g.to(dtype))
 
 
 class Block:

@@ -11,7 +11,7 @@ from torch import nn
 
 from richter.capture import State
 from richter.core import MemoryBudgetError, show_bytes
-from richter.kernels.contract import Outputs, Size, cheapest, costs
+from richter.kernels.contract import Outputs, Size, cheapest, costs, widths
 from richter.layercapture import MapInfo, Survey
 
 
@@ -69,7 +69,8 @@ class Plan:
     kind: Outputs
     chunk: int  # examples at a time on each side
     block: int  # cotangents at a time
-    passes: int  # forward passes over a chunk; each is followed by one backward pass for every output
+    passes: int  # forward passes of a chunk
+    backward: int  # backward passes of a chunk, to the layers' outputs
     bytes: int  # at most, beyond the kernels themselves
     result: int  # bytes of the kernels
     operations: float
@@ -82,8 +83,8 @@ class Plan:
         return "\n".join([
             f"{self.kind} kernel of {n} x {m} examples, {self.outputs} outputs: {self.operations / 1e9:.3g} GFLOP, "
             f"{show_bytes(self.bytes)} beside {show_bytes(self.result)} of kernels",
-            f"{self.passes} forward passes of {self.chunk} examples, each with {self.outputs} backward passes to the layers' "
-            f"outputs, {self.block} held at a time", *table])
+            f"{self.passes} forward and {self.backward} backward passes of {self.chunk} examples, to the layers' outputs; what "
+            f"{self.block} of them ask is held at a time", *table])
 
     def _rows(self) -> list[list[str]]:
         return [[u.unit or u.module, u.way, str(u.positions), f"{u.operations / 1e9:.3g}"] for u in self.lines]
@@ -100,10 +101,8 @@ def positions(info: MapInfo) -> int:
 
 
 def size(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
-    s, groups = positions(info), info.shape[0] if info.kind == "grouped" else 1
-    d_out = info.shape[0] * info.shape[1] if info.kind == "grouped" else info.shape[0]
-    d_in = 1 if info.kind == "diagonal" else info.shape[-1] * groups
-    return Size(info.kind, n, m, s, s, v, d_in, d_out, groups, same)
+    s = positions(info)
+    return Size(info.kind, n, m, s, s, v, *widths(info.kind, info.shape), same)
 
 
 def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int, v: int, outputs: Outputs, itemsize: int,
@@ -130,10 +129,12 @@ def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int
         c = min(c - 1, math.ceil(c / 1.25))
     chunks = (math.ceil(n / c), math.ceil(m / c))
     passes = chunks[0] * (chunks[0] + 1) // 2 if same else chunks[0] * (1 + chunks[1])
+    backward = v * (chunks[0] ** 2 if same else 2 * chunks[0] * chunks[1])  # both sides of every pair of chunks
     lines = tuple(_line(found, u, state, n, m, v, outputs, same) for u in units)
     through = 2 * sum(0 if info.kind == "lookup" else info.width * info.shape[-1] for info in found.maps.values())
-    through *= c * (1 + v) * passes
-    return Plan((n, m), v, outputs, c, block, passes, need(c), result, through + sum(u.operations for u in lines), lines)
+    through *= c * (passes + backward)
+    operations = through + sum(u.operations for u in lines)
+    return Plan((n, m), v, outputs, c, block, passes, backward, need(c), result, operations, lines)
 
 
 def least(found: Survey, units: Sequence[Unit], state: State, v: int, outputs: Outputs, itemsize: int) -> int:
