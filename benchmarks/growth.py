@@ -50,6 +50,32 @@ def exponent(x: list[int], y: list[float]) -> float:
     return sum((a - mu) * (b - mv) for a, b in zip(u, v, strict=True)) / sum((a - mu) ** 2 for a in u)
 
 
+def draw(found: dict[str, dict[str, list[float]]], file: Path) -> None:
+    """found: {title: {"seconds": [...], "bytes": [...]}} at the values of SWEEPS."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter, NullLocator
+    figure, panels = plt.subplots(2, len(SWEEPS), figsize=(13, 5.6), sharex="col", sharey="row")
+    for column, (title, (_, values)) in enumerate(SWEEPS.items()):
+        for row, (what, unit) in enumerate((("seconds", 1.0), ("bytes", 2.0 ** 20))):
+            y = [v / unit for v in found[title][what]]
+            panel = panels[row, column]
+            panel.loglog(values, y, "o-", color=f"C{row}")
+            panel.set_title(f"{title}: exponent {exponent(values, y):.2f}" if row == 0 else f"exponent {exponent(values, y):.2f}",
+                            fontsize=10)
+            panel.set_xticks(values, [str(v) for v in values])
+            panel.xaxis.set_minor_locator(NullLocator())
+            panel.yaxis.set_minor_formatter(NullFormatter())
+            panel.grid(alpha=0.3)
+        panels[1, column].set_xlabel(title)
+    panels[0, 0].set_ylabel("seconds")
+    panels[1, 0].set_ylabel("peak MiB")
+    figure.suptitle("Layerwise trace kernels: MLP 784-256x3-10 (n = 128), and a GPT of 2 blocks for T (n = 16)")
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--figure", type=Path, default=Path("growth.png"))
@@ -58,28 +84,15 @@ def main() -> None:
     if asked.point:
         print(json.dumps(point(json.loads(asked.point))))
         return
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    figure, panels = plt.subplots(2, len(SWEEPS), figsize=(13, 5.6), sharex="col")
-    for column, (title, (key, values)) in enumerate(SWEEPS.items()):
-        found = [json.loads(subprocess.run([sys.executable, __file__, "--point", json.dumps({key: v})], check=True,
-                                           capture_output=True, text=True).stdout.splitlines()[-1]) for v in values]
-        for row, (what, unit) in enumerate((("seconds", 1.0), ("bytes", 2.0 ** 20))):
-            y = [f[what] / unit for f in found]
-            slope = exponent(values, y)
-            panel = panels[row, column]
-            panel.loglog(values, y, "o-", color=f"C{row}")
-            panel.set_title(f"{title}: exponent {slope:.2f}" if row == 0 else f"exponent {slope:.2f}", fontsize=10)
-            panel.grid(alpha=0.3, which="both")
-            points = ", ".join(f"{v}: {t:.3g}" for v, t in zip(values, y, strict=True))
-            print(f"{what} over {title}: exponent {slope:.2f}  ({points})", flush=True)
-        panels[1, column].set_xlabel(title)
-    panels[0, 0].set_ylabel("seconds")
-    panels[1, 0].set_ylabel("peak MiB")
-    figure.suptitle("Layerwise trace kernels: MLP 784-256x3-10 (n = 128), and a GPT of 2 blocks for T (n = 16)")
-    figure.tight_layout()
-    figure.savefig(asked.figure, dpi=120)
+    found: dict[str, dict[str, list[float]]] = {}
+    for title, (key, values) in SWEEPS.items():
+        points = [json.loads(subprocess.run([sys.executable, __file__, "--point", json.dumps({key: v})], check=True,
+                                            capture_output=True, text=True).stdout.splitlines()[-1]) for v in values]
+        found[title] = {what: [p[what] for p in points] for what in ("seconds", "bytes")}
+        for what, y in found[title].items():
+            shown = ", ".join(f"{v}: {t:.3g}" for v, t in zip(values, y, strict=True))
+            print(f"{what} over {title}: exponent {exponent(values, y):.2f}  ({shown})", flush=True)
+    draw(found, asked.figure)
 
 
 if __name__ == "__main__":

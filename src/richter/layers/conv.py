@@ -12,8 +12,6 @@ from richter.layers import LinearMap, View, register
 def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
     """Patches [n, positions, channels * prod(size)] of a padded signal [n, channels, *space], any number of axes."""
     n, channels, axes = x.shape[0], x.shape[1], len(size)
-    if axes == 2 and x.dtype in (torch.float32, torch.float64):
-        return F.unfold(x, size, dilation=dilation, stride=stride).transpose(1, 2)  # the same, two to four times faster
     for axis, (k, step, gap) in enumerate(zip(size, stride, dilation, strict=True)):
         x = x.unfold(2 + axis, gap * (k - 1) + 1, step)[..., ::gap]  # one new axis at the end for each spatial axis
     order = (0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes))
@@ -24,9 +22,11 @@ def patches(m: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     if x.dim() == len(m.kernel_size) + 1:
         x = x.unsqueeze(0)
-    mode = "constant" if m.padding_mode == "zeros" else m.padding_mode
-    if any(m._reversed_padding_repeated_twice):  # also what padding="same" comes to
-        x = F.pad(x, m._reversed_padding_repeated_twice, mode=mode)
+    mode, pad = "constant" if m.padding_mode == "zeros" else m.padding_mode, m._reversed_padding_repeated_twice
+    if len(pad) == 4 and mode == "constant" and pad[::2] == pad[1::2] and x.dtype in (torch.float32, torch.float64):
+        return F.unfold(x, m.kernel_size, m.dilation, (pad[2], pad[0]), m.stride).transpose(1, 2)  # two to four times faster
+    if any(pad):  # also what padding="same" comes to
+        x = F.pad(x, pad, mode=mode)
     return unfold(x, m.kernel_size, m.stride, m.dilation)
 
 
