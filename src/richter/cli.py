@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help="train a small network on digits, watch it, and say which layers learned")
     demo.add_argument("--picture", type=Path, default=Path("richter-demo.png"), help="where the curves are drawn")
-    demo.add_argument("--steps", type=int, default=6000)
+    demo.add_argument("--steps", type=int, default=10000)
     demo.add_argument("--scale", type=float, default=0.5, help="of the initial weights: small is rich, large is lazy")
     demo.add_argument("--seed", type=int, default=0)
     commands.add_parser("list", help="the measures, what they say, and where they come from")

@@ -143,7 +143,9 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
         return
     n, m = A.shape[1], B.shape[1]
     for rows, columns in _below(n, m, _few(n, rows_each) * rows_each if rows_each > 1 else ROWS, same):
-        if outputs == "trace":
+        if outputs == "trace" and len(A) > 1 and A.shape[2] <= ROWS:  # one long product is faster than many short ones
+            P = A[:, rows].transpose(0, 1).flatten(1) @ B[:, columns].transpose(0, 1).flatten(1).T
+        elif outputs == "trace":
             P = A[0, rows] @ B[0, columns].T
             for a, b in zip(A[1:], B[1:], strict=True):
                 P.addmm_(a[rows], b[columns].T)

@@ -90,6 +90,7 @@ class Plan:
         return [[u.unit or u.module, u.way, str(u.positions), f"{u.operations / 1e9:.3g}"] for u in self.lines]
 
 
+AT_ONCE = 2 ** 24  # bytes of what several backward passes ask that are held together in a trace
 HEAD = ("layer", "contraction", "positions", "GFLOP")
 
 
@@ -113,7 +114,7 @@ def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int
     pairs = n * m * {"trace": 1, "diagonal": v, "full": v * v}[outputs]
     result = (modules if per_layer else 1) * pairs * (itemsize if outputs == "full" else 8)
 
-    def need(c: int) -> int:
+    def need(c: int, block: int = block) -> int:
         alone = same and c >= n
         return itemsize * _numbers(found, units, state, c, min(c, m), v, block, outputs, alone)
 
@@ -127,6 +128,10 @@ def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int
     c = 1 if found.drawn else c
     while c > 1 and need(c) > memory:
         c = min(c - 1, math.ceil(c / 1.25))
+    if outputs == "trace":  # several cotangents at a time where they are small: longer products, fewer calls
+        asked = sum(found.maps[k].width for k in dict.fromkeys(k for u in units for k in u.maps))
+        several = max(1, min(v, AT_ONCE // max(1, itemsize * c * asked)))
+        block = several if need(c, several) <= memory else 1
     chunks = (math.ceil(n / c), math.ceil(m / c))
     passes = chunks[0] * (chunks[0] + 1) // 2 if same else chunks[0] * (1 + chunks[1])
     backward = v * (chunks[0] ** 2 if same else 2 * chunks[0] * chunks[1])  # both sides of every pair of chunks
@@ -134,7 +139,7 @@ def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int
     through = 2 * sum(0 if info.kind == "lookup" else info.width * info.shape[-1] for info in found.maps.values())
     through *= c * (passes + backward)
     operations = through + sum(u.operations for u in lines)
-    return Plan((n, m), v, outputs, c, block, passes, backward, need(c), result, operations, lines)
+    return Plan((n, m), v, outputs, c, block, passes, backward, need(c, block), result, operations, lines)
 
 
 def least(found: Survey, units: Sequence[Unit], state: State, v: int, outputs: Outputs, itemsize: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from richter.models import mlp
-from richter.observe import Observer, log_spaced
+from richter.observe import Observer
 from richter.probe import Probe
 from richter.report.figures import curves
 from richter.snapshot import Snapshot, shown
@@ -19,15 +19,15 @@ from richter.tasks import digits
 from richter.workflows.diagnose import Diagnosis, diagnose
 
 
-def demo(picture: Path | None, steps: int = 6000, scale: float = 0.5, seed: int = 0) -> Diagnosis:
+def demo(picture: Path | None, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Diagnosis:
     """The README's example: everything a user does is in these lines."""
     data = digits(seed=seed)
     model = mlp([64, 256, 256, 10], scale=scale, seed=seed)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.02)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     draw = torch.Generator().manual_seed(seed)
 
     probe = Probe(data.x[:256], data.y[:256], kernel=32)
-    watch = Observer(model, probe, when=log_spaced(steps, 24))
+    watch = Observer(model, probe, when=max(1, steps // 100))
 
     layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     print(f"{'step':>6} {'loss':>7} {'test':>6}   {'   '.join(f'nfc {k}'.rjust(9) for k in layers)}   {'tangent_cka':>11}")
