@@ -166,7 +166,8 @@ def _numbers(found: Survey, units: Sequence[Unit], state: State, n: int, m: int,
     maps = dict.fromkeys(k for u in units for k in u.maps)
     asked = sum(found.maps[k].width for k in maps)
     read = sum(found.maps[k].unfolded for k in maps)
-    held = sides * (found.graph + read + (block + 1) * asked) * 5 // 4  # a quarter for what passes through a backward pass
+    blocks = block + (2 if outputs == "trace" else 1)  # one on its way, and in a trace the first one (see Sum.pooled)
+    held = sides * (found.graph + read + blocks * asked) * 5 // 4  # a quarter for what passes through a backward pass
     moment, sums = 0, 0
     for u in units:
         if u.parameter:
