@@ -114,13 +114,13 @@ def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copi
     return state
 
 
-def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[str]:
+def written(model: nn.Module, x: Inputs, output: Output | None = None) -> tuple[set[str], Tensor]:
     """Names of the parameters that a forward pass changes in place (``max_norm`` of an embedding, a hand-made
-    projection): rehearsed on copies, so that nothing of the model's own is touched."""
+    projection): rehearsed on copies, so that nothing of the model's own is touched; and the outputs."""
     state = state_of(model, copied=None)
     before = {name: t._version for name, t in state.items()}
-    forward(model, x, state, output=output, record=False)
-    return {name for name, t in state.items() if t._version != before[name]}
+    f = forward(model, x, state, output=output, record=False).f.detach()
+    return {name for name, t in state.items() if t._version != before[name]}, f
 
 
 def device_of(model: nn.Module) -> torch.device:

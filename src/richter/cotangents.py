@@ -49,6 +49,11 @@ class RandomOutputs:
         """How many combinations of its own an example gets in an average over examples: neighbours share the work."""
         return math.ceil(self.v / NEIGHBOURS)
 
+    @property
+    def vectors(self) -> int:
+        """How many random vectors of all examples and outputs the norm of a kernel is estimated from."""
+        return max(4, self.v // 2)
+
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
         """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing."""
         found = np.empty((len(drawn), len(examples), k), dtype=np.int8)

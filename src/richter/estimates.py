@@ -36,7 +36,7 @@ UNRESOLVED_TOP = ("the largest eigenvalue of so large a kernel was not resolved:
 
 def sketch(t: Tangents, random: RandomOutputs) -> Iterator[tuple[str, Estimate]]:
     """Of |C K C|_F, from random vectors of all examples and outputs; y~^T K y~ exactly."""
-    of, k, q = t.of, t.of.found.outputs, max(4, random.v // 2)
+    of, k, q = t.of, t.of.found.outputs, random.vectors
     need = t.n * k * q
     if need > max(of.memory, SMALL):
         raise MemoryBudgetError(f"memory={show_bytes(of.memory)} cannot hold {q} random vectors of {k:,} outputs for "
@@ -102,7 +102,7 @@ def least_of_estimates(t: Tangents) -> int:
     pair of examples in another."""
     of = t.of
     random = t.chosen if isinstance(t.chosen, RandomOutputs) else None
-    vectors = max(4, random.v // 2) + 1 if random else 2 * 2 * (SKETCHED + CORRECTING)
+    vectors = random.vectors + 1 if random else 2 * 2 * (SKETCHED + CORRECTING)
     modules = list(t.by_module().values())
     held = max((vectors * of.itemsize * sum(of.state[p].numel() for p in t.parameters(units)) for units in modules), default=0)
     example = 0 if random else max((least(of.found, units, of.state, t.v, "trace", of.itemsize) for units in modules), default=0)
@@ -211,20 +211,22 @@ class Pull:
     def _one_position(self, c: LayerCapture) -> bool:
         return c.kind == "dense" and c.g.shape[2] == 1
 
-    def _features(self, asked: dict[str, LayerCapture], whole: dict[str, Tensor]) -> Iterator[Tensor]:
-        """Gradients "n p" of one cotangent, some parameters at a time."""
+    def _own(self, asked: dict[str, LayerCapture]) -> LayerCapture | None:
+        """What is asked of the map, if the unit is one."""
+        return None if self.unit.parameter else asked[self.unit.maps[0]]
+
+    def _features(self, asked: dict[str, LayerCapture], whole: dict[str, Tensor], c: int) -> Iterator[Tensor]:
+        """Gradients "n p" of output c, some parameters at a time."""
         u = self.unit
         if u.parameter:
-            yield (shared_gradients(self.job, u, asked) if u.maps else whole[u.parameter])[0]
+            yield shared_gradients(self.job, u, asked)[0] if u.maps else whole[u.parameter][c]
         elif u.weight:
             for A in gradient_tiles(asked[u.maps[0]]):
                 yield A[0]
 
     def add(self, asked: dict[str, LayerCapture], whole: dict[str, Tensor], rows: slice, c: int) -> None:
         u, z = self.unit, self.Z[:, rows, c]
-        mine = asked.get(u.maps[0]) if u.maps and not u.parameter else None
-        if u.parameter and not u.maps:
-            whole = {u.parameter: whole[u.parameter][c:c + 1]}
+        mine = self._own(asked)
         if mine is not None and u.bias:
             b = z @ bias_gradients(mine)[0]
             self.b = b if self.b is None else self.b.add_(b)
@@ -232,7 +234,7 @@ class Pull:
             part = z[:, :, None] * mine.g[0, :, 0]
             self.asked, self.h = part if self.asked is None else self.asked.add_(part), mine.h[:, 0]
             return
-        found = [z @ A for A in self._features(asked, whole)]
+        found = [z @ A for A in self._features(asked, whole, c)]
         if found:
             B = torch.cat(found, 1)
             self.B = B if self.B is None else self.B.add_(B)
@@ -247,9 +249,7 @@ class Pull:
     def push(self, asked: dict[str, LayerCapture], whole: dict[str, Tensor], c: int) -> Tensor:
         """J B of one output of a chunk, "q n"."""
         u, q = self.unit, len(self.Z)
-        mine = asked.get(u.maps[0]) if u.maps and not u.parameter else None
-        if u.parameter and not u.maps:
-            whole = {u.parameter: whole[u.parameter][c:c + 1]}
+        mine = self._own(asked)
         found: Tensor | float = 0.0
         if mine is not None and u.bias:
             assert self.b is not None
@@ -260,7 +260,7 @@ class Pull:
                 self.moved = torch.matmul(mine.h[:, 0], self.B.view(q, *mine.W.shape).mT)  # "q n o"
             return found + (self.moved * mine.g[0, :, 0]).sum(2)
         start = 0
-        for A in self._features(asked, whole):
+        for A in self._features(asked, whole, c):
             assert self.B is not None
             found = found + self.B[:, start:start + A.shape[1]] @ A.T
             start += A.shape[1]

@@ -162,14 +162,9 @@ class Evaluation:
     # ------------------------------------------------------------------------------------------------------ kernels
 
     def _kernel_rows(self, t: Tangents, family: Sequence[Measure], kept: Kept | None) -> Iterator[Row]:
-        if self.exact[t.chosen]:
-            labels = t.labels()
-            for name, K in t.exact(kept):
-                values = _Values(self.of, name, {}, K, labels)
-                yield from (self._row(m, name, values, min(GROUPS, t.n), self._said(t.chosen)) for m in family)
-            return
         random = t.chosen if isinstance(t.chosen, RandomOutputs) else None
-        centred, single = ([m for m in family if m.needs == (s,)] for s in (CENTRED_KERNEL, SAME_OUTPUT))
+        centred, single = ([] if self.exact[t.chosen] else [m for m in family if m.needs == (s,)]
+                           for s in (CENTRED_KERNEL, SAME_OUTPUT))
         if centred:
             for name, found in sketch(t, random) if random else free(t):
                 yield from (self._estimated(m, name, CENTRED_KERNEL, found) for m in centred)
@@ -179,7 +174,7 @@ class Evaluation:
         rest = [m for m in family if m not in centred and m not in single]
         if rest:
             labels = t.labels()
-            for name, K in t.exact():
+            for name, K in t.exact(kept):
                 values = _Values(self.of, name, {}, K, labels)
                 yield from (self._row(m, name, values, min(GROUPS, t.n), self._said(t.chosen)) for m in rest)
 

@@ -55,11 +55,10 @@ def surveyed(model: nn.Module, x: Inputs, output: Output | None = None) -> tuple
         state = state_of(model, copied=copied)
         if _equal(f, forward(model, x, state, output=output, record=False).f.detach()):
             return copied, state, replace(found, notes=dict(found.notes))
-    copied = written(model, x, output)
+    copied, f = written(model, x, output)
     state = state_of(model, copied=copied)
     found = survey(model, x, state, output)
     if now is not None:
-        f = forward(model, x, state, output=output, record=False).f.detach().clone()
         _LAST[model] = (now, copy_of(x), f, copied, replace(found, notes=dict(found.notes)))
     return copied, state, found
 

@@ -122,18 +122,23 @@ class Tangents:
             job = self.job(units, outputs, chosen)
             yield from kernels(job, self.x, None, of.memory - each * len(job.modules), True, of.probe.chunk).items()
 
+    def targets(self) -> Tensor:
+        """Labels "n k" of every output; NaN when the probe has none."""
+        of = self.of
+        Y = torch.full((self.n, of.found.outputs), math.nan, dtype=torch.float64) if of.Y is None else of.Y[self.rows]
+        return Y.to(of.home)
+
     def labels(self) -> Labels:
         """Targets beside the kernel's rows: the labels themselves, or the same combinations of them."""
         of, k = self.of, self.of.found.outputs
-        unknown = torch.full((self.n, k), math.nan, dtype=torch.float64)
-        Y, keep = unknown if of.Y is None else of.Y[self.rows], None if of.counted is None else of.counted[self.rows]
+        Y = self.targets()
         if self.chosen is every_output:
-            return Labels(Y.to(of.home), None if keep is None else keep.to(of.home))
+            return Labels(Y, None if of.counted is None else of.counted[self.rows].to(of.home))
         f = torch.cat([forward(of.model, to_device(select(self.x, r), of.device), of.state, output=of.output, record=False,
                                seed=r.start).f.detach().reshape(r.stop - r.start, k)
                        for r in steps(self.n, 1 if of.found.drawn else of.probe.chunk)])  # cotangents may depend on it
         V = of.rowwise(self.chosen, among=self.rows)(f, slice(0, self.n)).to(of.home, torch.float64)
-        return Labels(torch.einsum("vnk,nk->nv", V, Y.to(of.home)))
+        return Labels(torch.einsum("vnk,nk->nv", V, Y))
 
     # ----------------------------------------------------------------------------------- what estimates are made of
 
@@ -173,9 +178,7 @@ class Tangents:
     def same_output(self, sample: bool) -> Iterator[tuple[str, Estimate]]:
         """Each output's own kernels: of all outputs, or of some drawn from those that have labels."""
         of, k, said = self.of, self.of.found.outputs, ""
-        Y = torch.full((self.n, k), math.nan, dtype=torch.float64) if of.Y is None else of.Y[self.rows]
-        Y = Y.to(of.home)
-        chosen = self.chosen
+        Y, chosen = self.targets(), self.chosen
         picked = torch.arange(k)
         if sample:
             known = torch.arange(k) if of.Y is None else (Y != 0).any(0).nonzero().flatten().cpu()
@@ -190,11 +193,11 @@ class Tangents:
         for name, K in self._anew("diagonal", chosen):
             if of.layers is None:
                 total = K.clone() if total is None else total.add_(K)
-            yield name, self._same(K, Y, sample, said)
+            yield name, self._same(K, Y, said)
         if total is not None:
-            yield WHOLE, self._same(total, Y, sample, said)
+            yield WHOLE, self._same(total, Y, said)
 
-    def _same(self, K: Tensor, Y: Tensor, sample: bool, said: str) -> Estimate:
+    def _same(self, K: Tensor, Y: Tensor, said: str) -> Estimate:
         value = of_diagonal(K, Y)
         if not said:
             return Estimate(value, of_diagonal_leaving(K, Y, min(GROUPS, self.n)), said)

@@ -142,7 +142,7 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
                 K[v, rows, w, columns] += P
         return
     n, m = A.shape[1], B.shape[1]
-    for rows, columns in _below(n, m, _few(n, rows_each) * rows_each if rows_each > 1 else ROWS, same):
+    for rows, columns in _below(n, m, _few(n, rows_each) * rows_each, same):
         if outputs == "trace" and len(A) > 1 and A.shape[2] <= ROWS:  # one long product is faster than many short ones
             P = A[:, rows].transpose(0, 1).flatten(1) @ B[:, columns].transpose(0, 1).flatten(1).T
         elif outputs == "trace":
@@ -272,15 +272,10 @@ def multiples(g: Tensor, base: Tensor) -> Tensor | None:
     where every output asks the same of a unit, up to its weight: the outputs then leave the product over examples."""
     size = base.square().sum((0, 1))
     c = torch.stack([(k * base).sum((0, 1)) for k in g]) / torch.where(size > 0, size, 1.0)
-    for k, ck in zip(g, c, strict=True):
-        if (k - ck * base).norm() > 16 * torch.finfo(g.dtype).eps * k.norm():
-            return None
-    return c
+    return c if are_multiples(g, c, base) else None
 
 
-def _same_multiples(c: Tensor, g: Tensor, base: Tensor | None = None) -> bool:
-    """Are these the multiples of the other batch, too?"""
-    base = g[0] if base is None else base
+def are_multiples(g: Tensor, c: Tensor, base: Tensor) -> bool:
     return all((k - ck * base).norm() <= 16 * torch.finfo(g.dtype).eps * k.norm() for k, ck in zip(g, c, strict=True))
 
 
@@ -331,7 +326,7 @@ class Sum:
         if self.outputs == "full" and len(a.g) > 1:
             base = replace(a, g=a.g[:1]), replace(b, g=b.g[:1])
             c = multiples(a.g, a.g[0])
-            if c is None or (b is not a and not _same_multiples(c, b.g)):
+            if c is None or (b is not a and not are_multiples(b.g, c, b.g[0])):
                 return False
             add_multiples(self.K, c, base[0], base[0] if b is a else base[1], self.bias)
             return True
@@ -342,7 +337,7 @@ class Sum:
             return True
         first, second, weights = self.pooled
         c = multiples(a.g, first.g[0]) if a.g.shape == first.g.shape else None
-        if c is None or (b is not a and (b.g.shape != second.g.shape or not _same_multiples(c, b.g, second.g[0]))):
+        if c is None or (b is not a and (b.g.shape != second.g.shape or not are_multiples(b.g, c, second.g[0]))):
             self._close_pooled()
             return False
         self.pooled = (first, second, weights + c[0].square())

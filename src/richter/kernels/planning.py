@@ -78,16 +78,14 @@ class Plan:
 
     def __str__(self) -> str:
         n, m = self.examples
-        widths = [max([len(k), *(len(row[i]) for row in self._rows())]) for i, k in enumerate(HEAD)]
-        table = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [list(HEAD), *self._rows()]]
+        rows = [list(HEAD), *([u.unit, u.way, str(u.positions), f"{u.operations / 1e9:.3g}"] for u in self.lines)]
+        columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(c.ljust(w) for c, w in zip(row, columns, strict=True)).rstrip() for row in rows]
         return "\n".join([
             f"{self.kind} kernel of {n} x {m} examples, {self.outputs} outputs: {self.operations / 1e9:.3g} GFLOP, "
             f"{show_bytes(self.bytes)} beside {show_bytes(self.result)} of kernels",
             f"{self.passes} forward and {self.backward} backward passes of {self.chunk} examples, to the layers' outputs; what "
             f"{self.block} of them ask is held at a time", *table])
-
-    def _rows(self) -> list[list[str]]:
-        return [[u.unit or u.module, u.way, str(u.positions), f"{u.operations / 1e9:.3g}"] for u in self.lines]
 
 
 AT_ONCE = 2 ** 24  # bytes of what several backward passes ask that are held together in a trace
