@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["CaptureError", "Interval", "MemoryBudgetError", "MixingError", "ProbeError", "Ref", "RichterError", "Row",
-           "SelectionError", "parse_bytes", "show_bytes"]
+__all__ = ["CaptureError", "DataError", "Interval", "MemoryBudgetError", "MixingError", "ProbeError", "Ref", "RichterError",
+           "Row", "SelectionError", "parse_bytes", "show_bytes"]
 
 WHOLE = "*"  # the row of a snapshot that speaks of the whole model
 
@@ -23,6 +23,10 @@ class ProbeError(RichterError, ValueError):
 
 class SelectionError(RichterError, ValueError):
     """A layer, measure or option that does not exist was asked for."""
+
+
+class DataError(RichterError, OSError):
+    """A data set is not there, cannot be fetched, or is not what it should be."""
 
 
 class CaptureError(RichterError, RuntimeError):
