@@ -31,10 +31,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "estimates": ("core", "capture", "cotangents", "layercapture", "kernels", "measures", "moments", "tangents"),
     "evaluate": ("core", "cotangents", "estimates", "measures", "moments", "statistics", "subject", "tangents"),
     "observe": ("core", "capture", "checks", "cotangents", "evaluate", "measures", "probe", "snapshot", "subject"),
-    "report": ("core", "report"), "tasks": ("core", "tasks"), "models": ("core", "models"),
+    "runs": ("core", "runs", "snapshot"), "verdict": ("core", "snapshot"),
+    "report": ("core", "report", "runs", "snapshot", "verdict"), "tasks": ("core", "tasks"), "models": ("core", "models"),
     "testing": ("capture", "layercapture", "survey", "layers", "kernels", "measures", "observe", "probe", "models"),
-    "workflows": ("core", "observe", "probe", "snapshot", "models", "tasks", "report", "workflows"),
-    "cli": ("measures", "workflows"), "": ("core", "evaluate", "observe", "probe", "snapshot", "workflows"),
+    "workflows": ("core", "observe", "probe", "snapshot", "models", "tasks", "report", "verdict", "workflows"),
+    "cli": ("measures", "workflows"), "": ("core", "evaluate", "observe", "probe", "snapshot", "verdict"),
 }
 
 
@@ -62,7 +63,7 @@ def test_imports_point_downwards(path: Path) -> None:
         assert any(wanted == k or wanted.startswith(f"{k}.") for k in rule), f"{name} must not import richter.{wanted}"
 
 
-@pytest.mark.parametrize("code", ["import richter", "import richter.report.figures", "import richter.cli",
+@pytest.mark.parametrize("code", ["import richter", "import richter.report.figures", "import richter.cli", "import richter.runs",
                                   "from richter.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"])
 def test_import_is_light(code: str) -> None:
     check = f"{code}\nimport sys\nassert not [m for m in ('torch', 'pandas', 'matplotlib', 'sklearn') if m in sys.modules]"

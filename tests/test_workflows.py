@@ -17,7 +17,7 @@ from richter.models import mlp
 from richter.report.figures import curves
 from richter.snapshot import Snapshot, shown
 from richter.tasks import digits
-from richter.workflows.diagnose import diagnose
+from richter.verdict import diagnose
 
 
 def snapshot(shares: dict[str, float], note: str = "") -> Snapshot:
@@ -79,10 +79,10 @@ def test_lazy_and_rich_training_are_told_apart() -> None:
 
 
 def test_what_cannot_be_diagnosed() -> None:
-    with pytest.raises(SelectionError, match="takes a Snapshot or an Observer, not int"):
+    with pytest.raises(SelectionError, match="takes a Snapshot, an Observer or a Run, not int"):
         diagnose(3)  # type: ignore[arg-type]
     watch = richter.Observer(mlp([3, 2], seed=0), richter.Probe(torch.eye(3), torch.arange(3) % 2))
-    with pytest.raises(SelectionError, match="has not measured yet"):
+    with pytest.raises(SelectionError, match="nothing has been measured yet"):
         diagnose(watch)
 
 

@@ -15,9 +15,9 @@ __version__ = "0.1.0"
 _WHERE = {
     "Probe": "richter.probe", "Snapshot": "richter.snapshot", "Observer": "richter.observe", "measure": "richter.observe",
     "every": "richter.observe", "epochs": "richter.observe", "log_spaced": "richter.observe",
-    "diagnose": "richter.workflows.diagnose", "RichterError": "richter.core", "RichterWarning": "richter.evaluate",
+    "diagnose": "richter.verdict", "RichterError": "richter.core", "RichterWarning": "richter.evaluate",
 }
-_PARTS = ("core", "cotangents", "kernels", "layers", "measures", "models", "statistics", "tasks", "testing", "workflows")
+_PARTS = ("core", "cotangents", "kernels", "layers", "measures", "models", "runs", "statistics", "tasks", "testing", "workflows")
 
 __all__ = [*_WHERE, *_PARTS]
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from richter.observe import Observer, epochs, every, log_spaced, measure
     from richter.probe import Probe
     from richter.snapshot import Snapshot
-    from richter.workflows.diagnose import diagnose
+    from richter.verdict import diagnose
 
 
 def __getattr__(name: str) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 __all__ = ["CaptureError", "DataError", "Interval", "MemoryBudgetError", "MixingError", "ProbeError", "Ref", "RichterError",
-           "Row", "SelectionError", "parse_bytes", "show_bytes"]
+           "Row", "SelectionError", "StoreError", "parse_bytes", "show_bytes", "unknown"]
 
 WHOLE = "*"  # the row of a snapshot that speaks of the whole model
 
@@ -39,6 +40,19 @@ class MixingError(CaptureError):
 
 class MemoryBudgetError(RichterError, MemoryError):
     """``memory=`` cannot hold the smallest piece of work."""
+
+
+class StoreError(RichterError, OSError):
+    """A run could not be written or read; what was written before is intact."""
+
+
+def unknown(owner: str, what: str, name: str, known: Iterable[str], of: str = "") -> SelectionError:
+    """Something was asked for by a name that does not exist: say which are close, and which there are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return SelectionError(f"{owner} has no {what} {name!r}{of}. "
+                          + (f"Close to it: {', '.join(map(repr, near))}. " if near else "")
+                          + f"It has: {', '.join(map(repr, known)) or 'none'}.")
 
 
 @dataclass(frozen=True)

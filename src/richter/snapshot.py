@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from richter.core import WHOLE, Row, SelectionError
+from richter.core import WHOLE, Row, unknown
 
 if TYPE_CHECKING:
     import pandas
@@ -24,6 +23,7 @@ class Snapshot:
     seconds: float = math.nan
     examples: int = 0
     passes: float = math.nan  # what it cost, in forward-backward passes of the probe (each as long as three forward passes)
+    arrays: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)  # by (layer, name): nfm, agop; if asked for
 
     @property
     def layers(self) -> list[str]:
@@ -37,13 +37,10 @@ class Snapshot:
         for r in self.rows:
             if r.measure == measure and r.layer == layer:
                 return r
-        what, name, known = ("measure", measure, self.measures) if measure not in self.measures else \
-            ("layer", layer, [r.layer for r in self.rows if r.measure == measure])
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        raise SelectionError(f"this snapshot has no {what} {name!r}"
-                             + (f" for {measure!r}" if what == "layer" else "") + ". "
-                             + (f"Close to it: {', '.join(map(repr, near))}. " if near else "")
-                             + f"It has: {', '.join(map(repr, known))}.")
+        if measure not in self.measures:
+            raise unknown("this snapshot", "measure", measure, self.measures)
+        raise unknown("this snapshot", "layer", layer, [r.layer for r in self.rows if r.measure == measure],
+                      of=f" for {measure!r}")
 
     def value(self, measure: str, layer: str = WHOLE) -> float:
         """One number, e.g. ``snap.value("nfc", "0")``; ``"*"`` is the whole model."""

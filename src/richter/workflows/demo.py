@@ -16,7 +16,7 @@ from richter.probe import Probe
 from richter.report.figures import curves
 from richter.snapshot import Snapshot, shown
 from richter.tasks import digits
-from richter.workflows.diagnose import Diagnosis, diagnose
+from richter.verdict import Diagnosis, diagnose
 
 
 def demo(picture: Path | None, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Diagnosis:

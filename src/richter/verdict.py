@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from richter.core import WHOLE, SelectionError
-from richter.observe import Observer
 from richter.snapshot import Snapshot
 
 # Thresholds on c_uc_ratio, the share of a layer's feature correlation that its weight change carries. In the networks of
 # [nfa, Fig. 4] lazy training ends at .004, training that learns features at .65 to 1.00.
 LAZY, RICH = 0.05, 0.5
+
+
+class Watched(Protocol):
+    """An Observer or a Run: something with measurements."""
+
+    @property
+    def snapshots(self) -> Sequence[Snapshot]: ...
 
 
 @dataclass(frozen=True)
@@ -46,13 +53,13 @@ class Diagnosis:
                           *(f"Evidence: {e}" for e in self.evidence), *(f"Advice: {a}" for a in self.advice)])
 
 
-def diagnose(found: Snapshot | Observer) -> Diagnosis:
-    """Read a Snapshot (measured with ``initial=``) or an Observer: verdict, evidence, advice."""
-    snapshots = [found] if isinstance(found, Snapshot) else list(found.snapshots) if isinstance(found, Observer) else None
-    if snapshots is None:
-        raise SelectionError(f"diagnose takes a Snapshot or an Observer, not {type(found).__name__}.")
+def diagnose(found: Snapshot | Watched) -> Diagnosis:
+    """Read a Snapshot (measured with ``initial=``), an Observer or a Run: verdict, evidence, advice."""
+    if not isinstance(found, Snapshot) and not hasattr(found, "snapshots"):
+        raise SelectionError(f"diagnose takes a Snapshot, an Observer or a Run, not {type(found).__name__}.")
+    snapshots = [found] if isinstance(found, Snapshot) else list(found.snapshots)
     if not snapshots:
-        raise SelectionError("the Observer has not measured yet: call it in the training loop first.")
+        raise SelectionError("nothing has been measured yet: call the Observer in the training loop first.")
     last = snapshots[-1]
     layers = tuple(_layer(last, name) for name in last.layers if name != WHOLE and _has(last, "nfc", name))
     known = [v for v in layers if v.verdict != "unknown"]

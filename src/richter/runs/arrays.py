@@ -1,0 +1,168 @@
+"""Arrays as bytes and back: compressed where that pays, symmetric positive semi-definite ones as leading eigenpairs, and
+large ones as files named by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import StoreError
+
+LARGE = 2 ** 20  # bytes; above, an array is a file of its own
+KINDS = "biufc"  # booleans, integers, floats, complex: never objects
+
+
+class Encoded(NamedTuple):
+    """How an array is kept: ``form`` is plain, zlib or eigen (rank, then values, then vectors)."""
+
+    form: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:
+    """``keep``: a symmetric positive semi-definite matrix by its leading eigenpairs, up to that share of its trace."""
+    if a.dtype.kind not in KINDS:
+        raise StoreError(f"arrays of numbers can be stored; this one has dtype {a.dtype}.")
+    if keep is not None:
+        values, vectors = leading(a, keep)
+        if len(values) * (len(a) + 1) < a.size:
+            packed = np.concatenate([values[:, None], vectors.T], 1).astype(a.dtype)
+            return Encoded("eigen", a.dtype.newbyteorder("<").str, a.shape, _deflated(_bytes(packed), a.dtype.itemsize))
+    raw = _bytes(a)
+    small = _deflated(raw, a.dtype.itemsize)
+    form, data = ("zlib", small) if len(small) < 0.9 * len(raw) else ("plain", raw)
+    return Encoded(form, a.dtype.newbyteorder("<").str, a.shape, data)
+
+
+def decode(form: str, dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
+    kind = np.dtype(dtype)
+    if kind.kind not in KINDS or kind.itemsize > 32 or len(shape) > 32 or any(k < 0 for k in shape):
+        raise StoreError(f"an array of dtype {dtype!r} and shape {shape} is nothing that Richter writes.")
+    size = math.prod(shape) * kind.itemsize
+    if form == "plain":
+        return _array(data, kind, shape)
+    if form == "zlib":
+        return _array(_unshuffled(_inflated(data, size), kind.itemsize), kind, shape)
+    if form == "eigen" and len(shape) == 2 and shape[0] == shape[1]:
+        values, vectors = eigenpairs(dtype, shape, data)
+        return ((vectors * values) @ vectors.T).astype(kind)
+    raise StoreError(f"an array of form {form!r} and shape {shape} is nothing that Richter writes.")
+
+
+def eigenpairs(dtype: str, shape: tuple[int, ...], data: bytes) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Values [r] and vectors [d, r] of a matrix that is kept by them, without forming it."""
+    kind, d = np.dtype(dtype), shape[0]
+    raw = _unshuffled(_inflated(data, (d + 1) * d * kind.itemsize), kind.itemsize)
+    if len(raw) % ((d + 1) * kind.itemsize):
+        raise StoreError("a stored matrix is damaged: its eigenpairs have the wrong size.")
+    packed = np.frombuffer(raw, kind).reshape(-1, d + 1)
+    return packed[:, 0].copy(), packed[:, 1:].T.copy()
+
+
+def leading(a: NDArray[Any], share: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The largest eigenvalues [r] and their vectors [d, r] that make up ``share`` of the trace."""
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or not np.allclose(a, a.T, rtol=1e-4, atol=1e-6 * (np.abs(a).max(initial=0) or 1)):
+        raise StoreError(f"only a symmetric matrix has eigenpairs to keep; this array has shape {a.shape}"
+                         + (" and is not symmetric." if a.ndim == 2 and a.shape[0] == a.shape[1] else "."))
+    values, vectors = np.linalg.eigh((a + a.T).astype(np.float64) / 2)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    if values[-1:].sum() < -1e-6 * max(values[:1].sum(), 0):
+        raise StoreError("a matrix with negative eigenvalues cannot be kept by its leading ones; store it whole (eigen=None).")
+    total = np.cumsum(values.clip(0))
+    rank = int(np.searchsorted(total, share * total[-1], side="left")) + 1 if len(total) and total[-1] > 0 else 0
+    return values[:rank], vectors[:, :rank]
+
+
+def keep_object(folder: Path, write: Callable[[Path], object]) -> str:
+    """A file under the SHA-256 of what ``write`` puts into it: written aside, flushed, then renamed."""
+    folder.mkdir(exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+    os.close(handle)
+    try:
+        write(Path(aside))
+        with open(aside, "rb") as f:
+            name = _digest(f)
+            os.fsync(f.fileno())
+        os.chmod(aside, 0o644)
+        os.replace(aside, folder / f"{name}.safetensors")
+    finally:
+        Path(aside).unlink(missing_ok=True)
+    return name
+
+
+def object_path(folder: Path, name: str, verify: bool = True) -> Path:
+    """Where an object lies; its name is a digest, so it cannot lead out of the folder, and its content is checked."""
+    if not re.fullmatch(r"[0-9a-f]{64}", name):
+        raise StoreError(f"{name!r} is not the name of a stored object.")
+    path = folder / f"{name}.safetensors"
+    if path.is_symlink() or not path.is_file():
+        raise StoreError(f"the object {name[:12]}... of this run is missing from {folder}. It was deleted, or not copied along.")
+    if verify:
+        with open(path, "rb") as f:
+            if _digest(f) != name:
+                raise StoreError(f"the object {name[:12]}... in {folder} has other content than was written. It is damaged.")
+    return path
+
+
+def to_file(path: Path, e: Encoded) -> None:
+    from safetensors.numpy import save_file
+    save_file({"data": np.frombuffer(e.data, np.uint8)}, path,
+              metadata={"form": e.form, "dtype": e.dtype, "shape": json.dumps(e.shape)})
+
+
+def from_file(path: Path) -> bytes:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+    try:
+        return load_file(path)["data"].tobytes()
+    except (SafetensorError, KeyError, OSError, ValueError, TypeError) as why:
+        raise StoreError(f"the stored array {path} cannot be read: {why}.") from why
+
+
+def _bytes(a: NDArray[Any]) -> bytes:
+    return np.ascontiguousarray(a, a.dtype.newbyteorder("<")).tobytes()
+
+
+def _deflated(raw: bytes, itemsize: int) -> bytes:
+    """Bytes of equal weight side by side (exponents with exponents), then deflated."""
+    return zlib.compress(np.frombuffer(raw, np.uint8).reshape(-1, itemsize).T.tobytes(), 1)
+
+
+def _unshuffled(raw: bytes, itemsize: int) -> bytes:
+    if len(raw) % itemsize:
+        raise StoreError("a stored array is damaged: its bytes are no whole number of entries.")
+    return np.frombuffer(raw, np.uint8).reshape(itemsize, -1).T.tobytes()
+
+
+def _inflated(data: bytes, most: int) -> bytes:
+    """Never more than was announced: a small file cannot fill the memory."""
+    try:
+        return zlib.decompressobj().decompress(data, most + 1)[:most + 1]
+    except zlib.error as why:
+        raise StoreError(f"a stored array is damaged: {why}.") from why
+
+
+def _array(raw: bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if len(raw) != math.prod(shape) * kind.itemsize:
+        raise StoreError(f"a stored array is damaged: {len(raw)} bytes for shape {shape} of {kind}.")
+    return np.frombuffer(raw, kind).reshape(shape).copy()
+
+
+def _digest(f: Any) -> str:
+    found = hashlib.sha256()
+    for block in iter(lambda: f.read(2 ** 20), b""):
+        found.update(block)
+    return found.hexdigest()

@@ -1,0 +1,86 @@
+"""What a run should say of itself: versions, revision, hardware, the command, and its settings as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from richter.core import StoreError
+
+PACKAGES = ("richter", "torch", "numpy", "transformers", "scikit-learn")
+
+
+def provenance() -> dict[str, Any]:
+    """Of this process, now."""
+    return {"command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [], "python": platform.python_version(),
+            "versions": versions(), "revision": revision(), "hardware": hardware(), "pid": os.getpid(), "host": platform.node()}
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def revision(folder: Path | None = None) -> str | None:
+    """The git revision of the working folder, with + when files differ from it; None outside a repository."""
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=5, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "HEAD")
+    return None if head is None else head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores, memory, and the GPU if torch is at work and sees one. Never loads torch itself."""
+    found: dict[str, Any] = {"machine": platform.machine(), "processor": _processor(), "cores": os.cpu_count()}
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def plain(settings: Any, where: str = "settings") -> Any:
+    """A dataclass or mapping of settings as what JSON can hold; what it cannot is refused, not turned into text."""
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        return {f.name: plain(getattr(settings, f.name), f"{where}.{f.name}") for f in dataclasses.fields(settings)}
+    if isinstance(settings, Mapping):
+        return {str(k): plain(v, f"{where}[{k!r}]") for k, v in settings.items()}
+    if isinstance(settings, (list, tuple, set, frozenset)):
+        return [plain(v, f"{where}[{i}]") for i, v in enumerate(settings)]
+    if isinstance(settings, enum.Enum):
+        return plain(settings.value, where)
+    if isinstance(settings, Path):
+        return str(settings)
+    if settings is None or isinstance(settings, (bool, int, float, str)):
+        return settings
+    if hasattr(settings, "item") and getattr(settings, "size", 0) == 1:  # a number of numpy
+        return plain(settings.item(), where)
+    raise StoreError(f"{where} is a {type(settings).__name__}, which cannot be kept in the record of a run. Settings are "
+                     f"numbers, texts, lists and dataclasses of them.")

@@ -1,0 +1,331 @@
+"""Reading a run, also while it is being written: rows, curves, arrays, claims, figures. Loads what is asked for, no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import WHOLE, Row, SelectionError, StoreError, unknown
+from richter.runs import arrays, lock
+from richter.runs.format import DATABASE, LATEST, LOCK, OBJECTS, explained, readable
+from richter.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import pandas
+
+
+ROWS = f"""SELECT step, layer, name, value, error, coalesce(text, '') FROM ({LATEST.format(where='')}) AS found
+    JOIN series ON series.id = found.series LEFT JOIN notes ON notes.id = note WHERE kind = 'row' ORDER BY step, series.id"""
+
+
+class Series(NamedTuple):
+    """One curve: steps, values and their standard errors."""
+
+    step: NDArray[np.int64]
+    value: NDArray[np.float64]
+    error: NDArray[np.float64]
+
+
+class Session(NamedTuple):
+    """One process that wrote the run: when, how it ended, and on what."""
+
+    begun: float
+    ended: float | None
+    how: str | None
+    provenance: dict[str, Any]
+
+
+class Run:
+    """A run on disk.
+
+    >>> run = richter.runs.open("runs/demo")
+    >>> run.status, run.measures, run.layers
+    >>> run.series("nfc", "0")             # steps, values, errors
+    >>> run.frame                          # pandas: step, layer, measure, value, error, note
+    >>> run.array("agop", layer="0", step=100)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.name = self.path.resolve().name
+        self._guard = threading.RLock()
+        self._db  # noqa: B018  opened at once, so that an error comes where it belongs
+
+    @cached_property
+    def _db(self) -> sqlite3.Connection:
+        return readable(self.path)
+
+    def close(self) -> None:
+        with self._guard:
+            if "_db" in self.__dict__:
+                self.__dict__.pop("_db").close()
+
+    def _ask(self, question: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._guard, explained(self.path, "read"):
+            return self._db.execute(question, values).fetchall()
+
+    def _said(self, key: str, default: Any = None) -> Any:
+        found = self._ask("SELECT value FROM meta WHERE key = ?", (key,))
+        return _json(found[0][0]) if found else default
+
+    # -------------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def settings(self) -> Any:
+        return self._said("settings")
+
+    @property
+    def seeds(self) -> dict[str, int]:
+        return dict(self._said("seeds") or {})
+
+    @property
+    def sessions(self) -> list[Session]:
+        return [Session(float(a), b, c, dict(_json(d) or {})) for a, b, c, d in
+                self._ask("SELECT begun, ended, how, provenance FROM sessions ORDER BY id")]
+
+    @property
+    def status(self) -> str:
+        """running, finished, interrupted (its process has gone), or failed with the reason."""
+        if lock.held(self.path / LOCK):
+            return "running"
+        last = self.sessions[-1:]
+        return str(last[0].how) if last and last[0].how else "interrupted"
+
+    @property
+    def changed(self) -> tuple[int, int]:
+        """Something that differs when the run has new data: cheap to ask again and again."""
+        rows = self._ask("SELECT coalesce(max(rowid), 0) FROM snapshots")[0][0]
+        return self._ask("PRAGMA data_version")[0][0], rows
+
+    # --------------------------------------------------------------------------------------------------------- rows
+
+    @property
+    def measures(self) -> list[str]:
+        return [r[0] for r in self._ask("SELECT name FROM series WHERE kind = 'row' GROUP BY name ORDER BY min(id)")]
+
+    @property
+    def layers(self) -> list[str]:
+        """In the order in which they were measured, the whole model (``"*"``) last."""
+        found = [r[0] for r in self._ask("SELECT layer FROM series WHERE kind = 'row' GROUP BY layer ORDER BY min(id)")]
+        return [k for k in found if k != WHOLE] + [k for k in found if k == WHOLE]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the scalars."""
+        return [r[0] for r in self._ask("SELECT name FROM series WHERE kind = 'scalar' ORDER BY id")]
+
+    @property
+    def steps(self) -> list[int]:
+        """At which it was measured."""
+        return [r[0] for r in self._ask("SELECT step FROM snapshots ORDER BY step")]
+
+    @property
+    def last(self) -> int | None:
+        """The last step that anything was written for."""
+        return self._ask("SELECT max(s) FROM (SELECT (SELECT max(step) FROM rows WHERE series = series.id) AS s FROM series "
+                         "UNION ALL SELECT max(step) FROM recent)")[0][0]
+
+    def has(self, measure: str, layer: str = WHOLE) -> bool:
+        return self._id("row", layer, measure) is not None
+
+    def series(self, measure: str, layer: str = WHOLE, *, after: int | None = None) -> Series:
+        """One measure of one layer over time; ``after``: only later steps."""
+        if (number := self._id("row", layer, measure)) is None:
+            self._absent(measure, layer)
+        return self._series(number, after)
+
+    def scalar(self, name: str, *, after: int | None = None) -> Series:
+        if (number := self._id("scalar", "", name)) is None:
+            raise unknown(f"the run {self.name}", "scalar", name, self.names)
+        return self._series(number, after)
+
+    def _series(self, number: int | None, after: int | None) -> Series:
+        where = "WHERE series = ?" if after is None else "WHERE series = ? AND step > ?"
+        found = [r[1:4] for r in self._ask(LATEST.format(where=where) + " ORDER BY step",
+                                           ((number,) if after is None else (number, after)) * 2)]
+        try:
+            table = np.array(found, dtype=np.float64).reshape(-1, 3)  # NULL, which stands for NaN, becomes NaN again
+            return Series(np.array([r[0] for r in found], dtype=np.int64), table[:, 1], table[:, 2])
+        except (ValueError, TypeError, OverflowError) as why:
+            raise StoreError(f"the run {self.path} holds something else than numbers: {why}. It is damaged.") from why
+
+    def _id(self, kind: str, layer: str, name: str) -> int | None:
+        found = self._ask("SELECT id FROM series WHERE kind = ? AND layer = ? AND name = ?", (kind, layer, name))
+        return found[0][0] if found else None
+
+    def _absent(self, measure: str, layer: str) -> None:
+        known = self.measures
+        if measure not in known:
+            raise unknown(f"the run {self.name}", "measure", measure, known)
+        has = [r[0] for r in self._ask("SELECT layer FROM series WHERE kind = 'row' AND name = ? ORDER BY id", (measure,))]
+        raise unknown(f"the run {self.name}", "layer", layer, has, of=f" for {measure!r}")
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """All rows: step, layer, measure, value, error, note."""
+        import pandas as pd
+        frame = pd.DataFrame(self._ask(ROWS), columns=["step", "layer", "measure", "value", "error", "note"])
+        return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
+
+    @property
+    def scalars(self) -> pandas.DataFrame:
+        """The user's curves: a column for each name, by step."""
+        import pandas as pd
+        found = pd.DataFrame({name: pd.Series(s.value, index=s.step) for name in self.names for s in [self.scalar(name)]})
+        return found.rename_axis("step").reset_index()
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """What was measured, as it was returned then (without the matrices)."""
+        rows: dict[int, list[Row]] = {}
+        for step, *rest in self._ask(ROWS):
+            layer, name, value, error, note = rest
+            rows.setdefault(step, []).append(Row(step, layer, name, _number(value), _number(error), note))
+        costs = {s: rest for s, *rest in self._ask("SELECT step, seconds, passes, examples, notes FROM snapshots")}
+        found = []
+        for step, mine in rows.items():
+            seconds, passes, examples, notes = costs.get(step, (None, None, 0, "{}"))
+            found.append(Snapshot(tuple(mine), step, dict(_json(notes)), _number(seconds), examples or 0, _number(passes)))
+        return found
+
+    # ------------------------------------------------------------------------------------- arrays, claims, figures
+
+    @property
+    def arrays(self) -> list[tuple[str, str, int]]:
+        """(layer, name, step) of every array; none is loaded."""
+        return [tuple(r) for r in self._ask("SELECT layer, name, step FROM arrays ORDER BY step, id")]
+
+    def array(self, name: str, layer: str = WHOLE, step: int | None = None) -> NDArray[Any]:
+        """One array; of the last step if none is given. A matrix kept by eigenpairs is put together again."""
+        form, dtype, shape, data = self._stored(name, layer, step)
+        return arrays.decode(form, dtype, shape, data)
+
+    def eigenpairs(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Leading eigenvalues [r] and vectors [d, r] of a symmetric matrix, however it is kept."""
+        form, dtype, shape, data = self._stored(name, layer, step)
+        if form == "eigen":
+            return arrays.eigenpairs(dtype, shape, data)
+        return arrays.leading(arrays.decode(form, dtype, shape, data), 1.0)
+
+    def _stored(self, name: str, layer: str, step: int | None) -> tuple[str, str, tuple[int, ...], bytes]:
+        found = self._ask("SELECT form, dtype, shape, bytes, object FROM arrays WHERE layer = ? AND name = ?"
+                          + (" AND step = ?" if step is not None else " ORDER BY step DESC LIMIT 1"),
+                          (layer, name) if step is None else (layer, name, step))
+        if not found:
+            known = [f"{n} of {k} at step {s}" for k, n, s in self.arrays]
+            raise SelectionError(f"the run {self.name} has no array {name!r} of layer {layer!r}"
+                                 + (f" at step {step}" if step is not None else "") + ". It has: "
+                                 + (", ".join(known[:20]) + (", ..." if len(known) > 20 else "") if known else "none") + ".")
+        form, dtype, shape, data, stored = found[0]
+        try:
+            sizes = tuple(int(k) for k in _json(shape))
+            np.dtype(dtype)
+        except (TypeError, ValueError) as why:
+            raise StoreError(f"the array {name!r} of the run {self.path} is damaged: {why}.") from why
+        if stored is not None:
+            data = arrays.from_file(arrays.object_path(self.path / OBJECTS, str(stored)))
+        if not isinstance(data, bytes):
+            raise StoreError(f"the array {name!r} of the run {self.path} has no bytes. It is damaged.")
+        return str(form), str(dtype), sizes, data
+
+    @property
+    def initial(self) -> Path | None:
+        """The safetensors file of the weights at initialisation, its content checked."""
+        name = self._said("initial")
+        return None if name is None else arrays.object_path(self.path / OBJECTS, str(name))
+
+    @property
+    def claims(self) -> dict[str, dict[str, Any]]:
+        return {name: dict(_json(record)) for name, record in self._ask("SELECT name, record FROM claims ORDER BY rowid")}
+
+    @property
+    def figures(self) -> list[tuple[str, str]]:
+        return [tuple(r) for r in self._ask("SELECT name, kind FROM figures ORDER BY id")]
+
+    def figure(self, name: str, kind: str = "svg") -> bytes:
+        found = self._ask("SELECT bytes FROM figures WHERE name = ? AND kind = ?", (name, kind))
+        if not found:
+            raise unknown(f"the run {self.name}", "figure", f"{name}.{kind}", [".".join(f) for f in self.figures])
+        return bytes(found[0][0])
+
+    # ------------------------------------------------------------------------------------------------------- export
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """All rows and scalars (as measure = name, layer empty) as a table."""
+        self.table.to_csv(path, index=False)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise StoreError("writing Parquet needs pyarrow: pip install 'richter[parquet]'. CSV needs nothing.") from None
+        self.table.to_parquet(path, index=False)
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """Rows and scalars in one long table."""
+        import pandas as pd
+        mine = self.scalars.melt("step", var_name="measure").dropna(subset="value") if self.names else None
+        parts = [self.frame] if mine is None else [self.frame, mine.assign(layer="", error=np.nan, note="")]
+        parts = [p for p in parts if len(p)] or parts[:1]
+        return pd.concat(parts, ignore_index=True)[["step", "layer", "measure", "value", "error", "note"]]
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}: {self.status}, {len(self.steps)} measurements of {len(self.layers)} layers)"
+
+    def _repr_html_(self) -> str:
+        last = self.snapshots[-1:]
+        return f"<p>{_escaped(repr(self))}</p>" + (last[0]._repr_html_() if last else "")
+
+
+def find(store: str | os.PathLike[str], depth: int = 3) -> Iterator[Run]:
+    """The runs below a folder, by name; what cannot be read is left out. Links are not followed."""
+    for path in paths(Path(store), depth):
+        try:
+            yield Run(path)
+        except StoreError:
+            continue
+
+
+def paths(folder: Path, depth: int) -> Iterator[Path]:
+    """Folders that hold a run's database."""
+    if (folder / DATABASE).is_file():
+        yield folder
+    elif depth and folder.is_dir():
+        for below in sorted(folder.iterdir()):
+            if below.is_dir() and not below.is_symlink() and below.name != OBJECTS:
+                yield from paths(below, depth - 1)
+
+
+def inside(store: str | os.PathLike[str], name: str) -> Path:
+    """The folder of a run by its name relative to a store; a name cannot lead out of it."""
+    root = Path(store).resolve()
+    path = (root / name).resolve()
+    if path != root and root not in path.parents:
+        raise StoreError(f"{name!r} leads out of the store {store}.")
+    return path
+
+
+def _number(v: Any) -> float:
+    return float("nan") if v is None else float(v)
+
+
+def _json(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as why:
+        raise StoreError(f"a record of this run is damaged: {why}.") from why
+
+
+def _escaped(text: str) -> str:
+    import html
+    return html.escape(text)
