@@ -6,8 +6,10 @@ import contextlib
 import inspect
 import math
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -366,9 +368,83 @@ def test_initial_weights_do_not_move_with_the_model() -> None:
     assert snap.value("weight_change", "0") > 0.01
 
 
-def test_runs_cannot_be_stored_yet(tmp_path: Path) -> None:
-    with pytest.raises(RichterError, match=r"runs cannot be stored yet.*watch\.frame\.to_csv"):
-        richter.Observer(mlp(), probe(), run=str(tmp_path))
+def trained(watch: richter.Observer, steps: range) -> None:
+    model = watch.model
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in steps:
+        loss = F.cross_entropy(model(examples()[0]), examples()[1])
+        watch(step, loss=loss)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def test_a_run_holds_what_the_observer_saw(tmp_path: Path) -> None:
+    with richter.Observer(mlp(), probe(), run=tmp_path, when=2, budget=None, settings={"lr": 0.05}) as watch:
+        trained(watch, range(5))
+        assert watch.writer is not None
+        assert watch.writer.run.status == "running"
+    run = richter.runs.open(tmp_path)
+    assert run.status == "finished"
+    assert run.settings == {"lr": 0.05}
+    assert run.about["parameters"] == sum(p.numel() for p in mlp().parameters())
+    pd.testing.assert_frame_equal(run.frame, watch.frame)
+    pd.testing.assert_frame_equal(run.scalars, watch.scalars)
+    assert repr(run.snapshots) == repr(watch.snapshots)  # NaN and all
+    assert [str(s) for s in run.snapshots] == [str(s) for s in watch.snapshots]
+    assert richter.diagnose(run) == richter.diagnose(watch)
+    W = mlp()[0].weight.detach()
+    assert np.allclose(run.array("nfm", "0", 0), W.T @ W, atol=1e-6)
+    F_, G = (run.array(name, "0", 4).astype(float) for name in ("nfm", "agop"))
+    assert (F_ * G).sum() / np.linalg.norm(F_) / np.linalg.norm(G) == pytest.approx(run.series("nfc", "0").value[-1], abs=1e-4)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_resumed_run_goes_on_from_its_own_initial_weights(tmp_path: Path, lost: int) -> None:
+    """As if it had never stopped, also when training goes back to an earlier checkpoint."""
+    straight = richter.Observer(mlp(), probe(), when=1, budget=None)
+    trained(straight, range(6))
+    first = richter.Observer(mlp(), probe(), run=tmp_path, when=1, budget=None)
+    trained(first, range(3))
+    first.close()
+    model = mlp(seed=5)  # not what the run began with: the weights come from a checkpoint
+    with torch.no_grad():
+        model.load_state_dict({k: v.clone() for k, v in mlp().state_dict().items()})
+    trained(richter.Observer(model, probe(), when=99), range(3 - lost))
+    second = richter.Observer(model, probe(), run=tmp_path, when=1, budget=None, resume=True)
+    assert len(second.snapshots) == 3
+    trained(second, range(3 - lost, 6))
+    second.close()
+    assert second.curve("weight_change", "0") == straight.curve("weight_change", "0")
+    pd.testing.assert_frame_equal(richter.runs.open(tmp_path).frame, straight.frame)
+    assert len(richter.runs.open(tmp_path).sessions) == 2
+
+
+def test_what_a_run_refuses(tmp_path: Path) -> None:
+    richter.Observer(mlp(), probe(), run=tmp_path / "a").close()
+    with pytest.raises(RichterError, match="there is already a run in .*resume=True"):
+        richter.Observer(mlp(), probe(), run=tmp_path / "a")
+    with pytest.raises(RichterError, match=r"another architecture: '4\.weight' has shape \(2, 6\) in this model and \(3, 6\)"):
+        richter.Observer(mlp(outputs=2), probe(), run=tmp_path / "a", resume=True)
+    with pytest.raises(RichterError, match="initial weights of its own; leave initial= out"):
+        richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True, initial=state(mlp()))
+    with pytest.raises(RichterError, match="settings= and resume= are of a run on disk"):
+        richter.Observer(mlp(), probe(), resume=True)
+    with pytest.raises(RichterError, match="matrices=-1"):
+        richter.Observer(mlp(), probe(), run=tmp_path / "b", matrices=-1)
+    with richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True), \
+            pytest.raises(RichterError, match="another process is writing"):
+        richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True)
+
+
+def test_half_precision_and_tied_weights_survive_the_disk(tmp_path: Path) -> None:
+    model = mlp().bfloat16()
+    model[2].weight = nn.Parameter(draw(6, 8).bfloat16().T.contiguous().T)  # not contiguous in memory
+    model[4] = nn.Linear(6, 3, dtype=torch.bfloat16)
+    model.register_parameter("again", model[0].weight)
+    richter.Observer(model, probe(), run=tmp_path).close()
+    kept = richter.Observer(model, probe(), run=tmp_path, resume=True).initial
+    assert all(torch.equal(kept[k], v) and kept[k].dtype == v.dtype for k, v in model.state_dict().items())
 
 
 def test_an_observer_measures_what_measure_measures() -> None:
@@ -1219,6 +1295,7 @@ MEASURE_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "mode": lambda: both(*(value(richter.measure(dropout(), probe(), mode=m)) for m in ("eval", "train"))),
     "seed": lambda: both(*(value(richter.measure(dropout(), probe(), mode="train", seed=s)) for s in (0, 1))),
     "step": lambda: both(*(richter.measure(mlp(), probe(), ["nfc"], step=s).rows[0].step for s in (None, 3))),
+    "matrices": lambda: both(*(set(richter.measure(mlp(), probe(), ["nfc"], matrices=m).arrays) for m in (0, 5))),
 }  # fmt: skip
 
 
@@ -1229,18 +1306,30 @@ def seen(**options: Any) -> list[int]:
     return watch.frame.step.unique().tolist()
 
 
-def rejected(run: str | None) -> bool:
+def stored(times: int = 1, **options: Any) -> SimpleNamespace:
+    """A run on disk, opened so many times."""
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(times):
+            watch = richter.Observer(mlp(), probe(), run=folder, **options)
+            watch(0)
+            watch.close()
+        return SimpleNamespace(settings=(run := richter.runs.open(folder)).settings, arrays=run.arrays, sessions=len(run.sessions))
+
+
+def refused_twice(resume: bool) -> bool:
     try:
-        richter.Observer(mlp(), probe(), run=run)
+        return stored(2, resume=resume).sessions == 2
     except RichterError:
-        return True
-    return False
+        return False
 
 
 OBSERVER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "model": lambda: both(*(value(richter.Observer(mlp(seed), probe())(0)) for seed in (0, 1))),
     "probe": lambda: both(*(value(richter.Observer(mlp(), probe(n))(0)) for n in (20, 24))),
-    "run": lambda: both(*map(rejected, (None, "runs/demo"))),
+    "run": lambda: both(0 if richter.Observer(mlp(), probe()).writer is None else 1, stored().sessions),
+    "settings": lambda: both(*(stored(settings={"lr": lr}).settings for lr in (0.1, 0.2))),
+    "resume": lambda: both(*map(refused_twice, (False, True))),
+    "matrices": lambda: both(*(len(stored(matrices=m).arrays) for m in (5, 6))),
     "when": lambda: both(seen(when=2), seen(when=3)),
     "measures": lambda: both(*(richter.Observer(mlp(), probe(), measures=m)(0).measures for m in (None, ["nfc"]))),
     "initial": lambda: both(*(value(richter.Observer(mlp(), probe(), initial=i)(0), "weight_change")

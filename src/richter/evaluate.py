@@ -3,13 +3,16 @@ measure is evaluated on each layer, and again with parts of what it rests on lef
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import WHOLE, MemoryBudgetError, Row, show_bytes
@@ -18,7 +21,7 @@ from richter.estimates import free, least_of_estimates, operations, sketch
 from richter.measures import Measure
 from richter.measures.alignment import CENTRED_KERNEL, SAME_OUTPUT, CentredKernel, Labels
 from richter.moments import GROUPS, Halves, Kept, Stream, Sums
-from richter.statistics import Derived, Gram, Moment, OfProbe, OfWeight, Statistic, leaves
+from richter.statistics import AGOP, NFM, Derived, Gram, Moment, OfProbe, OfWeight, Statistic, leaves
 from richter.subject import Subject
 from richter.tangents import SMALL, Estimate, Tangents
 
@@ -38,9 +41,11 @@ class Missing(Exception):
 class Evaluation:
     """One measurement in the making. ``rows()`` does the work."""
 
-    def __init__(self, subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None, step: int | None) -> None:
-        self.of, self.measures, self.cotangents, self.step = subject, measures, cotangents, step
+    def __init__(self, subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None, step: int | None,
+                 matrices: int = 0) -> None:
+        self.of, self.measures, self.cotangents, self.step, self.matrices = subject, measures, cotangents, step, matrices
         self.notes: dict[str, str] = {}
+        self.arrays: dict[tuple[str, str], NDArray[np.float32]] = {}
         self.exact: dict[Cotangents, bool] = {}  # is the kernel of these cotangents formed?
 
     def rows(self) -> list[Row]:
@@ -63,6 +68,7 @@ class Evaluation:
                 values = _Values(self.of, name, sums)
                 rows += [self._row(m, name, values, min(GROUPS, self.of.probe.n), self._said(chosen))
                          for m in moments_of.get(chosen, [])]
+                self._keep(name, values)
         for chosen, of_kernels in tangents.items():
             rows += self._kernel_rows(of_kernels, kernels_of[chosen], kept if chosen is shared else None)
         order = {name: i for i, name in enumerate(self._ordered({r.layer for r in rows}))}
@@ -188,6 +194,13 @@ class Evaluation:
         return replace(row, note=found.lacking) if lacks else row
 
     # ---------------------------------------------------------------------------------------------------- evaluating
+
+    def _keep(self, name: str, values: _Values) -> None:
+        """The feature matrices themselves, of layers with at most ``matrices`` inputs."""
+        if self.of.W[name].shape[-1] <= self.matrices:
+            for s in (NFM, AGOP):
+                with contextlib.suppress(Missing):
+                    self.arrays[name, s.name] = values.get(s).dense().float().cpu().numpy()
 
     def _row(self, m: Measure, name: str, values: _Values, groups: int, said: str) -> Row:
         try:

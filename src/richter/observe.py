@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from richter.capture import Output, quiet, unwrap
 from richter.checks import check_initial, check_weights
-from richter.core import WHOLE, RichterError, SelectionError, parse_bytes
+from richter.core import WHOLE, SelectionError, parse_bytes
 from richter.cotangents import Cotangents
 from richter.evaluate import Evaluation
 from richter.measures import Measure, resolve
 from richter.probe import Probe
+from richter.runs import Writer, create
 from richter.snapshot import Snapshot
 from richter.subject import Subject
 
@@ -25,13 +31,15 @@ if TYPE_CHECKING:
     import pandas
 
 Schedule = Callable[[int], bool]
+MATRICES = 256  # inputs; feature matrices of larger layers are not kept in a run unless asked for
 When = SupportsIndex | Iterable[SupportsIndex] | Schedule  # every so many steps, these steps, or a rule
 
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
             initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | None = None,
             layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
-            output: Output | None = None, mode: str = "eval", seed: int = 0, step: int | None = None) -> Snapshot:
+            output: Output | None = None, mode: str = "eval", seed: int = 0, step: int | None = None,
+            matrices: int = 0) -> Snapshot:
     """Measure ``model`` on ``probe``, layer by layer. The model is left exactly as it was.
 
     >>> snap = richter.measure(model, richter.Probe(x, y))
@@ -39,7 +47,8 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
 
     ``initial``: a state_dict at initialisation, for centred measures; ``layers``: names or patterns ("h.*.attn.*");
     ``output``: picks the tensor from what the model returns; ``memory`` bounds what is used beyond the result;
-    ``mode="train"`` keeps dropout on, drawn from a generator of its own seeded by ``seed``.
+    ``mode="train"`` keeps dropout on, drawn from a generator of its own seeded by ``seed``; ``matrices``: also keep the
+    feature matrices themselves (``snap.arrays["0", "nfm"]``, ``"agop"``) of layers with at most so many inputs.
     """
     begun = time.perf_counter()
     model, chosen, bytes_ = unwrap(model), resolve(measures), parse_bytes(memory)
@@ -53,10 +62,10 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
         raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
     with quiet(model, mode, seed):
         subject = Subject(model, probe, initial, wanted, bytes_, output)
-        work = Evaluation(subject, chosen, cotangents, step)
+        work = Evaluation(subject, chosen, cotangents, step, matrices)
         rows = work.rows()
     seconds = time.perf_counter() - begun
-    return Snapshot(tuple(rows), step, work.notes, seconds, probe.n, seconds / subject.pass_seconds)
+    return Snapshot(tuple(rows), step, work.notes, seconds, probe.n, seconds / subject.pass_seconds, work.arrays)
 
 
 def every(k: SupportsIndex) -> Schedule:
@@ -108,20 +117,25 @@ class Observer:
     ``richter.epochs(loader)``); the first call always measures. ``budget``: the share of wall time that measuring may
     take after the first measurement; a step that is due and has no budget is put off until there is some, and the room of
     one measurement is kept for ``watch.now(step)``, which measures regardless, e.g. after the last step. None: no limit.
-    ``watch.share`` is the share that was taken. Everything else is as in ``richter.measure``.
+    ``watch.share`` is the share that was taken.
+
+    ``run="runs/demo"`` keeps everything on disk as it is measured: rows, scalars, the initial weights, the feature matrices of
+    layers with at most ``matrices`` inputs, and ``settings`` (a dataclass or mapping of yours). After a crash ``resume=True``
+    goes on with the run and its initial weights. Everything else is as in ``richter.measure``.
     """
 
-    def __init__(self, model: nn.Module, probe: Probe, *, run: str | None = None,
+    def __init__(self, model: nn.Module, probe: Probe, *, run: str | os.PathLike[str] | Writer | None = None,
+                 settings: Any = None, resume: bool = False, matrices: int | None = None,
                  when: When = 100, measures: Iterable[str | Measure] | None = None,
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05, **options: Any) -> None:
-        if run is not None:
-            raise RichterError(f"run={str(run)!r}: runs cannot be stored yet in this version. Leave run= out: rows are kept in "
-                               f"memory, and watch.frame.to_csv(...) saves them.")
         if budget is not None and not (isinstance(budget, (int, float)) and 0 < budget <= 1):
             raise SelectionError(f"budget={budget}: a share of wall time in (0, 1], or None for no limit.")
         self.model, self.probe = unwrap(model), probe
         self.measures = resolve(measures)
         self.when, self.budget, self.options = schedule(when), budget, options
+        if matrices is not None and matrices < 0:
+            raise SelectionError(f"matrices={matrices}: the largest number of inputs of layers whose matrices are kept; 0 for none.")
+        self.options["matrices"] = matrices if matrices is not None else MATRICES if run is not None else 0
         check_weights(self.model)
         given = check_initial(self.model, initial) if initial is not None else self.model.state_dict()
         with torch.inference_mode(False):
@@ -132,14 +146,44 @@ class Observer:
         self._owed = False
         self._begun: float | None = None
         self._spent = 0.0
+        self._first: float | None = None  # seconds of this process's first measurement; a resumed run has earlier ones
+        self._last: float | None = None  # of the last, if it is another
+        self.writer = self._opened(run, settings, resume, initial is not None)
+
+    def _opened(self, run: str | os.PathLike[str] | Writer | None, settings: Any, resume: bool, given: bool) -> Writer | None:
+        """The run that is written; one that was begun before hands over its initial weights and measurements."""
+        if run is None:
+            if settings is not None or resume:
+                raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
+            return None
+        writer = run if isinstance(run, Writer) else create(run, settings, resume=resume)
+        try:
+            kept = writer.run.initial
+            if kept is None:
+                writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in self.initial.items()}, path))
+            elif given:
+                raise SelectionError(f"the run {writer.path} has initial weights of its own; leave initial= out to resume it.")
+            else:
+                self.initial = _fitting(self.model, load_file(kept), writer.path)
+            self.snapshots = writer.run.snapshots
+            self._scalars = [{k: v for k, v in row.items() if v == v} for row in writer.run.scalars.to_dict("records")]
+            writer.describe(model=type(self.model).__name__, parameters=sum(p.numel() for p in self.model.parameters()),
+                            examples=self.probe.n, budget=self.budget, measures=[m.name for m in self.measures])
+        except BaseException:
+            if writer is not run:
+                writer.close()
+            raise
+        return writer
 
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
         self._begun = time.perf_counter() if self._begun is None else self._begun
         if scalars:
-            self._scalars.append({"step": step, **{k: float(v.detach() if isinstance(v, Tensor) else v)
-                                                   for k, v in scalars.items()}})
-        return self.now(step) if not self.snapshots or self._due(step) else None
+            values = {k: float(v.detach() if isinstance(v, Tensor) else v) for k, v in scalars.items()}
+            self._scalars.append({"step": step, **values})
+            if self.writer is not None:
+                self.writer.scalars(step, values)
+        return self.now(step) if self._first is None or self._due(step) else None
 
     def now(self, step: int) -> Snapshot:
         """Measure at once, whatever the schedule and the budget say."""
@@ -148,20 +192,24 @@ class Observer:
         self._owed = False
         try:
             snap = measure(self.model, self.probe, self.measures, initial=self.initial, step=step, **self.options)
+            if self.writer is not None:
+                self.writer.snapshot(snap)
+                snap = replace(snap, arrays={})  # they are on disk
         finally:
             self._spent += time.perf_counter() - start
-        self.snapshots.append(snap)
+        self._first, self._last = (snap.seconds, None) if self._first is None else (self._first, snap.seconds)
+        self.snapshots = [*(s for s in self.snapshots if s.step != step), snap]  # a step that is measured again replaces
         return snap
 
     def _due(self, step: int) -> bool:
         due = self.when(step)
         if not (due or self._owed):
             return False
-        if self.budget is None or self._begun is None:
+        if self.budget is None or self._begun is None or self._first is None:
             return True
-        first = self.snapshots[0].seconds  # not optional, and it pays for what is loaded once
+        first = self._first  # not optional, and it pays for what is loaded once
         elapsed = time.perf_counter() - self._begun
-        expected = self.snapshots[-1].seconds if len(self.snapshots) > 1 else first / 5  # a guess, until there is a second
+        expected = first / 5 if self._last is None else self._last  # a guess, until there is a second
         if self._spent - first + 2 * expected <= self.budget * (elapsed - first + expected):  # one in reserve, for now()
             return True
         if due:
@@ -173,10 +221,9 @@ class Observer:
     def share(self) -> float:
         """The share of wall time that went into measuring, since the first measurement (which is not optional, and pays for
         what is loaded once)."""
-        if self._begun is None or not self.snapshots:
+        if self._begun is None or self._first is None:
             return 0.0
-        first = self.snapshots[0].seconds
-        return (self._spent - first) / (time.perf_counter() - self._begun - first)
+        return (self._spent - self._first) / (time.perf_counter() - self._begun - self._first)
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -195,8 +242,26 @@ class Observer:
         """Steps and values of one measure of one layer."""
         return [s.step or 0 for s in self.snapshots], [s.value(name, layer) for s in self.snapshots]
 
+    def close(self) -> None:
+        """Finish the run on disk, if there is one. The end of the process does so too."""
+        if self.writer is not None:
+            self.writer.finish()
+
     def __enter__(self) -> Observer:
         return self
 
-    def __exit__(self, *exc: Any) -> None:
-        return None
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.writer is not None:
+            self.writer.__exit__(kind, error, trace)
+
+
+def _fitting(model: nn.Module, kept: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The initial weights of a run, if they are of this architecture."""
+    own = {k: tuple(v.shape) for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    other = {k: tuple(v.shape) for k, v in kept.items()}
+    if own != other:
+        name = next(k for k in {**own, **other} if own.get(k) != other.get(k))
+        raise SelectionError(f"the run {path} was begun with another architecture: {name!r} has shape "
+                             f"{own.get(name, 'none')} in this model and {other.get(name, 'none')} in the run. A run is of one "
+                             f"model; choose another name for this one.")
+    return {k: v.to(model.state_dict()[k].device) for k, v in kept.items()}

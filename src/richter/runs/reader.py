@@ -88,6 +88,11 @@ class Run:
         return dict(self._said("seeds") or {})
 
     @property
+    def about(self) -> dict[str, Any]:
+        """What it is of: model, parameters, examples, measures."""
+        return dict(self._said("about") or {})
+
+    @property
     def sessions(self) -> list[Session]:
         return [Session(float(a), b, c, dict(_json(d) or {})) for a, b, c, d in
                 self._ask("SELECT begun, ended, how, provenance FROM sessions ORDER BY id")]

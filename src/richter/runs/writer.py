@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
 import os
 import sqlite3
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from richter.core import WHOLE, Row, StoreError
 from richter.runs import arrays, lock
@@ -25,6 +27,7 @@ from richter.runs.provenance import plain, provenance
 from richter.runs.reader import Run
 from richter.snapshot import Snapshot
 
+ENDED = "UPDATE sessions SET ended = ?, how = ? WHERE id = ?"
 EIGEN = 0.9999  # the share of the trace that a matrix kept by eigenpairs has by default
 
 
@@ -78,6 +81,8 @@ class Writer:
             self._session = db.execute("INSERT INTO sessions (begun, provenance) VALUES (?, ?)",
                                        (time.time(), json.dumps(provenance()))).lastrowid
         self.run = Run(folder)
+        # a program that ends without a word has finished, or failed; one that is killed says nothing and was interrupted
+        self._ending = weakref.finalize(self, _end, database, handle, self._session, os.getpid())
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -127,6 +132,11 @@ class Writer:
         with self._transaction("written") as db:
             db.execute("INSERT OR REPLACE INTO figures (name, kind, bytes) VALUES (?, ?, ?)", (name, kind, data))
 
+    def describe(self, **facts: Any) -> None:
+        """What the run is of: model, parameters, examples, ... (``run.about``)."""
+        with self._transaction("written") as db:
+            self._put(db, {"about": plain({**self.run.about, **facts})})
+
     def keep_state(self, write: Callable[[Path], object]) -> str:
         """The initial state, once: ``write(path)`` puts a safetensors file there. Returns its digest."""
         with explained(self.path, "written"):
@@ -142,13 +152,13 @@ class Writer:
     def close(self, how: str | None = None) -> None:
         """Let the run go; it can be resumed."""
         with self._guard:
-            if self._handle < 0:
+            if self._ending.detach() is None:
                 return
             try:
                 if how is not None:
                     with self._transaction("ended") as db:
                         self._settle(db)
-                        db.execute("UPDATE sessions SET ended = ?, how = ? WHERE id = ?", (time.time(), how, self._session))
+                        db.execute(ENDED, (time.time(), how, self._session))
             finally:
                 self._database.close()
                 os.close(self._handle)
@@ -164,7 +174,7 @@ class Writer:
 
     # ------------------------------------------------------------------------------------------------------- inside
 
-    @contextmanager
+    @contextlib.contextmanager
     def _transaction(self, done: str) -> Iterator[sqlite3.Connection]:
         with self._guard, explained(self.path, done):
             if self._handle < 0:
@@ -210,7 +220,7 @@ class Writer:
             (self._notes[text],) = db.execute("SELECT id FROM notes WHERE text = ?", (text,)).fetchone()
         return self._notes[text]
 
-    def _encoded(self, a: np.ndarray[Any, Any], eigen: float | None) -> tuple[arrays.Encoded, str | None]:
+    def _encoded(self, a: NDArray[Any], eigen: float | None) -> tuple[arrays.Encoded, str | None]:
         """With the name of its file, if it is large enough to have one."""
         e = arrays.encode(a, eigen)
         if len(e.data) < arrays.LARGE:
@@ -222,6 +232,19 @@ class Writer:
         db.execute("INSERT OR REPLACE INTO arrays (layer, name, step, form, dtype, shape, bytes, object) "
                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                    (layer, name, step, e.form, e.dtype, json.dumps(e.shape), None if stored else e.data, stored))
+
+
+def _end(database: sqlite3.Connection, handle: int, session: int | None, process: int) -> None:
+    """When the writer or the whole process goes: how it ended, as far as can be told."""
+    if os.getpid() != process:  # a child that was forked; the run is its parent's
+        return
+    error = getattr(sys, "last_value", None)
+    how = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else \
+        f"failed: {type(error).__name__}: {error}"[:500]
+    with contextlib.suppress(sqlite3.Error):
+        database.execute(ENDED, (time.time(), how, session))
+    database.close()
+    os.close(handle)
 
 
 def _step(step: Any) -> int:
