@@ -1,7 +1,40 @@
-"""Data: what the papers' experiments and the demo are run on."""
+"""Data: what the papers' experiments and the demo are run on.
+
+    data = richter.tasks.mnist(n=5000, n_test=1000)     # after `richter data fetch mnist`
+    data.x, data.y, data.x_test, data.y_test
+"""
 
 from __future__ import annotations
 
-from richter.tasks.digits import digits
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["digits"]
+_WHERE = {
+    "Images": "images", "Split": "images", "split": "images", "digits": "images", "mnist": "images", "mnist_5k": "images",
+    "fashion_mnist": "images", "cifar10": "images",
+    "shakespeare": "text", "corpus": "text", "analogies": "text", "tables": "tabular", "table_names": "tabular",
+    "chain_monomial": "synthetic",
+}
+_PARTS = ("augment", "files", "registry", "store")
+
+__all__ = [*_WHERE, *_PARTS]
+
+if TYPE_CHECKING:  # what type checkers see of the lazy names
+    from richter.tasks import augment, files, registry, store  # noqa: F401
+    from richter.tasks.images import Images, Split, cifar10, digits, fashion_mnist, mnist, mnist_5k, split  # noqa: F401
+    from richter.tasks.synthetic import chain_monomial  # noqa: F401
+    from richter.tasks.tabular import table_names, tables  # noqa: F401
+    from richter.tasks.text import analogies, corpus, shakespeare  # noqa: F401
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used, so that the registry and the store need no torch."""
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"richter.tasks.{_WHERE[name]}"), name)
+    if name in _PARTS:
+        return importlib.import_module(f"richter.tasks.{name}")
+    raise AttributeError(f"module 'richter.tasks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

