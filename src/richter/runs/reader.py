@@ -6,7 +6,8 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     import pandas
 
 
-ROWS = f"""SELECT step, layer, name, value, error, coalesce(text, '') FROM ({LATEST.format(where='')}) AS found
+NAMED = f"""SELECT step, layer, name, value, error, coalesce(text, '') FROM ({LATEST}) AS found
     JOIN series ON series.id = found.series LEFT JOIN notes ON notes.id = note WHERE kind = 'row' ORDER BY step, series.id"""
+ROWS = NAMED.format(where="")
 
 
 class Series(NamedTuple):
@@ -153,13 +155,50 @@ class Run:
             raise unknown(f"the run {self.name}", "scalar", name, self.names)
         return self._series(number, after)
 
+    def curves(self, measures: Iterable[str], layers: Iterable[str]) -> dict[tuple[str, str], tuple[Series, str]]:
+        """Those of these measures and layers that there are, in one question: by (measure, layer), the series and the note
+        of its last row."""
+        return self._curves("row", {(name, layer) for name in measures for layer in layers})
+
+    def scalar_curves(self, names: Iterable[str]) -> dict[str, Series]:
+        """Those of these scalars that there are."""
+        return {name: series for (name, _), (series, _) in self._curves("scalar", {(name, "") for name in names}).items()}
+
+    def _curves(self, kind: str, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, str]]:
+        known = {number: (name, layer) for number, layer, name in
+                 self._ask("SELECT id, layer, name FROM series WHERE kind = ? ORDER BY id", (kind,)) if (name, layer) in wanted}
+        where = f"WHERE series IN ({', '.join(map(str, known))})"  # SQLite's own row numbers
+        found = self._ask(f"SELECT series, step, value, error, note, 0 FROM rows {where} UNION ALL "
+                          f"SELECT series, step, value, error, note, id FROM recent {where}")
+        notes = dict(self._ask("SELECT id, text FROM notes"))
+        with self._numbers():
+            columns = list(zip(*found, strict=True)) or [()] * 6
+            number, step, age = (np.array(columns[i], dtype=np.int64) for i in (0, 1, 5))
+            value, error = (np.array(columns[i], dtype=np.float64) for i in (2, 3))
+        order = np.lexsort((age, step, number))  # what LATEST does, and faster than SQLite sorts
+        same = (np.diff(number[order]) == 0) & (np.diff(step[order]) == 0)
+        order = order[~np.append(same, False)[:len(order)]]  # of rows for the same step, the latest
+        curves = {}
+        for k, key in known.items():
+            mine = order[np.searchsorted(number[order], k):np.searchsorted(number[order], k, side="right")]
+            said = notes.get(columns[4][mine[-1]], "") if len(mine) else ""
+            curves[key] = Series(step[mine], value[mine], error[mine]), str(said)
+        return curves
+
     def _series(self, number: int | None, after: int | None) -> Series:
         where = "WHERE series = ?" if after is None else "WHERE series = ? AND step > ?"
-        found = [r[1:4] for r in self._ask(LATEST.format(where=where) + " ORDER BY step",
-                                           ((number,) if after is None else (number, after)) * 2)]
+        return self._table([r[1:4] for r in self._ask(LATEST.format(where=where) + " ORDER BY step",
+                                                      ((number,) if after is None else (number, after)) * 2)])
+
+    def _table(self, rows: list[Any]) -> Series:
+        with self._numbers():
+            table = np.array([r[1:3] for r in rows], dtype=np.float64).reshape(-1, 2)  # NULL, which is NaN, becomes NaN again
+            return Series(np.array([r[0] for r in rows], dtype=np.int64), table[:, 0], table[:, 1])
+
+    @contextmanager
+    def _numbers(self) -> Iterator[None]:
         try:
-            table = np.array(found, dtype=np.float64).reshape(-1, 3)  # NULL, which stands for NaN, becomes NaN again
-            return Series(np.array([r[0] for r in found], dtype=np.int64), table[:, 1], table[:, 2])
+            yield
         except (ValueError, TypeError, OverflowError) as why:
             raise StoreError(f"the run {self.path} holds something else than numbers: {why}. It is damaged.") from why
 
@@ -191,8 +230,18 @@ class Run:
     @property
     def snapshots(self) -> list[Snapshot]:
         """What was measured, as it was returned then (without the matrices)."""
+        return self._snapshots(self._ask(ROWS))
+
+    @property
+    def ends(self) -> list[Snapshot]:
+        """The first and the last measurement: what a verdict needs, without reading what lies between."""
+        steps = self._ask("SELECT min(step), max(step) FROM snapshots")[0]
+        where = "WHERE series IN (SELECT id FROM series) AND step IN (?, ?)"  # by the key (series, step), without a scan
+        return self._snapshots(self._ask(NAMED.format(where=where), [*steps] * 2))
+
+    def _snapshots(self, found_rows: list[Any]) -> list[Snapshot]:
         rows: dict[int, list[Row]] = {}
-        for step, *rest in self._ask(ROWS):
+        for step, *rest in found_rows:
             layer, name, value, error, note = rest
             rows.setdefault(step, []).append(Row(step, layer, name, _number(value), _number(error), note))
         costs = {s: rest for s, *rest in self._ask("SELECT step, seconds, passes, examples, notes FROM snapshots")}
@@ -213,6 +262,10 @@ class Run:
         """One array; of the last step if none is given. A matrix kept by eigenpairs is put together again."""
         form, dtype, shape, data = self._stored(name, layer, step)
         return arrays.decode(form, dtype, shape, data)
+
+    def shape(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[int, ...]:
+        """Of an array, as its run says, before it is put together."""
+        return self._stored(name, layer, step)[2]
 
     def eigenpairs(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
         """Leading eigenvalues [r] and vectors [d, r] of a symmetric matrix, however it is kept."""
@@ -306,9 +359,16 @@ def paths(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / DATABASE).is_file():
         yield folder
     elif depth and folder.is_dir():
-        for below in sorted(folder.iterdir()):
+        for below in _within(folder):
             if below.is_dir() and not below.is_symlink() and below.name != OBJECTS:
                 yield from paths(below, depth - 1)
+
+
+def _within(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:  # deleted meanwhile, or not for us to read
+        return []
 
 
 def inside(store: str | os.PathLike[str], name: str) -> Path:
