@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 from richter.core import StoreError
 
 LARGE = 2 ** 20  # bytes; above, an array is a file of its own
+MOST = 2 ** 32  # bytes; no array of a run is larger, so that a small file cannot ask for all the memory there is
 KINDS = "biufc"  # booleans, integers, floats, complex: never objects
+DTYPE = re.compile(rf"[<|][{KINDS}](1|2|4|8|16|32)")
+DIMENSIONS = 32
 
 
 class Encoded(NamedTuple):
@@ -36,9 +39,17 @@ def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:
     """``keep``: a symmetric positive semi-definite matrix by its leading eigenpairs, up to that share of its trace."""
     if a.dtype.kind not in KINDS:
         raise StoreError(f"arrays of numbers can be stored; this one has dtype {a.dtype}.")
+    if not _fits(a.shape, a.dtype.itemsize):
+        raise StoreError(f"an array of shape {a.shape} and dtype {a.dtype} is too large for a run, which keeps up to 4 GiB and "
+                         f"{DIMENSIONS} dimensions in one. Store a part of it, or keep it elsewhere.")
     if keep is not None:
+        if not 0 < keep <= 1:
+            raise StoreError(f"eigen={keep!r}: the share of the trace to keep is above 0 and at most 1.")
+        if a.dtype.kind != "f":
+            raise StoreError(f"only a matrix of real floating-point numbers is kept by eigenpairs; this one has dtype {a.dtype}. "
+                             f"Store it whole (eigen=None).")
         values, vectors = leading(a, keep)
-        if len(values) * (len(a) + 1) < a.size:
+        if a.dtype.itemsize > 2 and len(values) * (len(a) + 1) < a.size:  # half precision would spoil the vectors
             packed = np.concatenate([values[:, None], vectors.T], 1).astype(a.dtype)
             return Encoded("eigen", a.dtype.newbyteorder("<").str, a.shape, _deflated(_bytes(packed), a.dtype.itemsize))
     raw = _bytes(a)
@@ -48,23 +59,26 @@ def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:
 
 
 def decode(form: str, dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
-    kind = np.dtype(dtype)
-    if kind.kind not in KINDS or kind.itemsize > 32 or len(shape) > 32 or any(k < 0 for k in shape):
-        raise StoreError(f"an array of dtype {dtype!r} and shape {shape} is nothing that Richter writes.")
-    size = math.prod(shape) * kind.itemsize
-    if form == "plain":
-        return _array(data, kind, shape)
-    if form == "zlib":
-        return _array(_unshuffled(_inflated(data, size), kind.itemsize), kind, shape)
-    if form == "eigen" and len(shape) == 2 and shape[0] == shape[1]:
-        values, vectors = eigenpairs(dtype, shape, data)
-        return ((vectors * values) @ vectors.T).astype(kind)
-    raise StoreError(f"an array of form {form!r} and shape {shape} is nothing that Richter writes.")
+    kind = _kind(dtype, shape)
+    try:
+        if form == "plain":
+            return _array(data, kind, shape)
+        if form == "zlib":
+            return _array(_unshuffled(_inflated(data, math.prod(shape) * kind.itemsize), kind.itemsize), kind, shape)
+        if form == "eigen":
+            values, vectors = eigenpairs(dtype, shape, data)
+            return ((vectors * values) @ vectors.T).astype(kind)
+    except MemoryError:
+        raise StoreError(f"an array of dtype {dtype} and shape {shape} is larger than the memory that is free.") from None
+    raise StoreError(f"an array of form {form!r} is nothing that Richter writes.")
 
 
 def eigenpairs(dtype: str, shape: tuple[int, ...], data: bytes) -> tuple[NDArray[Any], NDArray[Any]]:
     """Values [r] and vectors [d, r] of a matrix that is kept by them, without forming it."""
-    kind, d = np.dtype(dtype), shape[0]
+    kind = _kind(dtype, shape)
+    if kind.kind != "f" or len(shape) != 2 or shape[0] != shape[1]:
+        raise StoreError(f"eigenpairs of an array of dtype {dtype!r} and shape {shape} are nothing that Richter writes.")
+    d = shape[0]
     raw = _unshuffled(_inflated(data, (d + 1) * d * kind.itemsize), kind.itemsize)
     if len(raw) % ((d + 1) * kind.itemsize):
         raise StoreError("a stored matrix is damaged: its eigenpairs have the wrong size.")
@@ -74,21 +88,26 @@ def eigenpairs(dtype: str, shape: tuple[int, ...], data: bytes) -> tuple[NDArray
 
 def leading(a: NDArray[Any], share: float) -> tuple[NDArray[Any], NDArray[Any]]:
     """The largest eigenvalues [r] and their vectors [d, r] that make up ``share`` of the trace."""
-    if a.ndim != 2 or a.shape[0] != a.shape[1] or not np.allclose(a, a.T, rtol=1e-4, atol=1e-6 * (np.abs(a).max(initial=0) or 1)):
-        raise StoreError(f"only a symmetric matrix has eigenpairs to keep; this array has shape {a.shape}"
-                         + (" and is not symmetric." if a.ndim == 2 and a.shape[0] == a.shape[1] else "."))
-    values, vectors = np.linalg.eigh((a + a.T).astype(np.float64) / 2)
+    if a.ndim != 2 or a.shape[0] != a.shape[1]:
+        raise StoreError(f"only a symmetric matrix has eigenpairs to keep; this array has shape {a.shape}.")
+    if a.dtype.kind == "c" or not np.isfinite(a).all():
+        raise StoreError("only a real matrix without NaN and infinity has eigenpairs to keep; store it whole (eigen=None).")
+    a = a.astype(np.float64)
+    if not np.allclose(a, a.T, rtol=1e-4, atol=1e-6 * np.abs(a).max(initial=0)):
+        raise StoreError(f"only a symmetric matrix has eigenpairs to keep; this array of shape {a.shape} is not symmetric.")
+    values, vectors = np.linalg.eigh(a / 2 + a.T / 2)
     values, vectors = values[::-1], vectors[:, ::-1]
-    if values[-1:].sum() < -1e-6 * max(values[:1].sum(), 0):
-        raise StoreError("a matrix with negative eigenvalues cannot be kept by its leading ones; store it whole (eigen=None).")
     total = np.cumsum(values.clip(0))
+    if -values.clip(max=0).sum() > 1e-5 * total[-1:].sum():  # more than the rounding of single precision leaves
+        raise StoreError("a matrix with negative eigenvalues cannot be kept by its leading ones; store it whole (eigen=None).")
     rank = int(np.searchsorted(total, share * total[-1], side="left")) + 1 if len(total) and total[-1] > 0 else 0
     return values[:rank], vectors[:, :rank]
 
 
 def keep_object(folder: Path, write: Callable[[Path], object]) -> str:
     """A file under the SHA-256 of what ``write`` puts into it: written aside, flushed, then renamed."""
-    folder.mkdir(exist_ok=True)
+    from safetensors import SafetensorError
+    _own(folder).mkdir(exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
     os.close(handle)
     try:
@@ -98,16 +117,24 @@ def keep_object(folder: Path, write: Callable[[Path], object]) -> str:
             os.fsync(f.fileno())
         os.chmod(aside, 0o644)
         os.replace(aside, folder / f"{name}.safetensors")
+    except SafetensorError as why:  # its word for a full disk
+        raise StoreError(f"{folder} could not be written: {why}. Is the disk full? What was written before is intact.") from why
     finally:
         Path(aside).unlink(missing_ok=True)
     return name
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed writer has left half written. For the one writer."""
+    for part in _own(folder).glob(".*.part"):
+        part.unlink(missing_ok=True)
 
 
 def object_path(folder: Path, name: str, verify: bool = True) -> Path:
     """Where an object lies; its name is a digest, so it cannot lead out of the folder, and its content is checked."""
     if not re.fullmatch(r"[0-9a-f]{64}", name):
         raise StoreError(f"{name!r} is not the name of a stored object.")
-    path = folder / f"{name}.safetensors"
+    path = _own(folder) / f"{name}.safetensors"
     if path.is_symlink() or not path.is_file():
         raise StoreError(f"the object {name[:12]}... of this run is missing from {folder}. It was deleted, or not copied along.")
     if verify:
@@ -132,6 +159,27 @@ def from_file(path: Path) -> bytes:
         raise StoreError(f"the stored array {path} cannot be read: {why}.") from why
 
 
+def _own(folder: Path) -> Path:
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a link. The objects of a run lie in its own folder; nothing elsewhere is read or written.")
+    return folder
+
+
+def _fits(shape: tuple[int, ...], itemsize: int) -> bool:
+    return len(shape) <= DIMENSIONS and math.prod(max(k, 1) for k in shape) * itemsize <= MOST
+
+
+def _kind(dtype: str, shape: tuple[int, ...]) -> np.dtype[Any]:
+    """The announced dtype, if arrays of it and of this shape are written at all."""
+    try:
+        kind = np.dtype(dtype) if DTYPE.fullmatch(dtype) else None
+    except TypeError:
+        kind = None  # e.g. a float of 8 bits
+    if kind is None or any(k < 0 for k in shape) or not _fits(shape, kind.itemsize):
+        raise StoreError(f"an array of dtype {dtype!r} and shape {shape} is nothing that Richter writes.")
+    return kind
+
+
 def _bytes(a: NDArray[Any]) -> bytes:
     return np.ascontiguousarray(a, a.dtype.newbyteorder("<")).tobytes()
 
@@ -148,11 +196,15 @@ def _unshuffled(raw: bytes, itemsize: int) -> bytes:
 
 
 def _inflated(data: bytes, most: int) -> bytes:
-    """Never more than was announced: a small file cannot fill the memory."""
+    """Never more than was announced, and the whole stream, whose end holds its checksum."""
+    stream = zlib.decompressobj()
     try:
-        return zlib.decompressobj().decompress(data, most + 1)[:most + 1]
+        raw = stream.decompress(data, most + 1)
     except zlib.error as why:
         raise StoreError(f"a stored array is damaged: {why}.") from why
+    if not stream.eof:
+        raise StoreError("a stored array is damaged: its bytes end too early, or are more than its shape says.")
+    return raw
 
 
 def _array(raw: bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from richter.core import StoreError
+from richter.runs import lock
 
 DATABASE, LOCK, OBJECTS = "run.db", "writer.lock", "objects"
 APPLICATION = 0x52434854  # "RCHT", in the file's header
@@ -41,7 +42,7 @@ LATEST = """SELECT series, step, value, error, note, max(id) FROM (
     SELECT series, step, value, error, note, id FROM recent {where}) GROUP BY series, step"""
 SETTLE = """INSERT OR REPLACE INTO rows SELECT series, step, value, error, note FROM (
     SELECT series, step, value, error, note, max(id) FROM recent GROUP BY series, step)"""
-RECENT = 10_000  # rows before they are moved
+RECENT = 30_000  # rows before they are moved
 
 # from one format to the next: what turns a file of format k into one of format k + 1, inside a transaction
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
@@ -50,8 +51,11 @@ MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 def writable(folder: Path) -> sqlite3.Connection:
     """The database of a run that this process alone writes; made, or brought to today's format, if need be."""
     with explained(folder, "opened for writing"):
-        connection = sqlite3.connect(folder / DATABASE, timeout=30, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(_own(folder / DATABASE), timeout=30, isolation_level=None, check_same_thread=False)
         try:
+            _guarded(connection)
+            if began(connection):
+                _check(connection, folder)  # before anything in the file is changed
             connection.execute("PRAGMA journal_mode=WAL")  # where the file system cannot, SQLite stays with a journal
             connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing; a power cut the last seconds
             connection.execute("PRAGMA foreign_keys=OFF")
@@ -62,31 +66,53 @@ def writable(folder: Path) -> sqlite3.Connection:
                 connection.execute(f"PRAGMA application_id={APPLICATION}")
                 connection.execute(f"PRAGMA user_version={FORMAT}")
                 connection.execute("COMMIT")
-            _check(connection, folder)
             migrate(connection)
+            _check(connection, folder)
         except BaseException:
             connection.close()
             raise
         return connection
 
 
+def close(connection: sqlite3.Connection) -> None:
+    """By the writer: what is left is one file that can be read from anywhere, unless somebody reads it just now."""
+    with contextlib.suppress(sqlite3.Error):
+        connection.execute("PRAGMA busy_timeout=1000")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("PRAGMA busy_timeout=0")
+        connection.execute("PRAGMA journal_mode=DELETE")
+    connection.close()
+
+
+def begun(folder: Path) -> bool:
+    """Is there a run? One whose process ended before its first write is none."""
+    with explained(folder, "read"):
+        if not (folder / DATABASE).is_file():
+            return False
+        with contextlib.closing(_connect(_own(folder / DATABASE))) as connection:
+            return began(connection)
+
+
 def readable(folder: Path) -> sqlite3.Connection:
     """The database of a run for reading, also while another process writes it, and from a folder that is read-only."""
     path = folder / DATABASE
-    if not path.is_file():
-        raise StoreError(f"{folder} holds no run (there is no {DATABASE} in it). `richter runs FOLDER` lists those of a store.")
     with explained(folder, "read"):
-        connection = _connect(path)
+        if not path.is_file():
+            raise StoreError(f"{folder} holds no run (there is no {DATABASE} in it). `richter runs FOLDER` lists those of a "
+                             f"store.")
+        connection = _connect(_own(path))
         try:
             if not began(connection):
-                raise StoreError(f"the run {folder} was never begun: its process ended before the first write. Delete it.")
+                raise StoreError(f"the run {folder} is just being made. Wait a moment." if lock.held(folder / LOCK) else
+                                 f"the run {folder} was never begun: its process ended before the first write. Delete it.")
             _check(connection, folder)
             if _version(connection) < FORMAT:  # an old file is brought up to date in memory; the file stays as it is
                 copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
                 connection.backup(copy)
                 connection.close()
-                connection = copy
+                connection = _guarded(copy)
                 migrate(connection)
+                _check(connection, folder)
             connection.execute("PRAGMA query_only=ON")
         except BaseException:
             connection.close()
@@ -98,22 +124,52 @@ def readable(folder: Path) -> sqlite3.Connection:
 def _connect(path: Path) -> sqlite3.Connection:
     """Read-only. A write-ahead log in a folder that may not be written is read from a copy."""
     try:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30, isolation_level=None,
-                                     check_same_thread=False)
-        connection.execute("PRAGMA trusted_schema=OFF")
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        connection = _guarded(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30, isolation_level=None,
+                                              check_same_thread=False))
+        try:
+            began(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
     except sqlite3.OperationalError as why:
         if "unable to open" not in str(why) and "readonly" not in str(why):
             raise
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with tempfile.TemporaryDirectory(prefix="richter-") as folder:
-        for part in path.parent.glob(f"{DATABASE}*"):
-            if part.name in (DATABASE, f"{DATABASE}-wal") and part.is_file() and not part.is_symlink():
-                shutil.copyfile(part, Path(folder) / part.name)
+        for part in (path, *_beside(path)):
+            if part.is_file():
+                shutil.copyfile(_own(part), Path(folder) / part.name)
         with contextlib.closing(sqlite3.connect(Path(folder) / DATABASE)) as source:
             source.backup(copy)
-    return copy
+    return _guarded(copy)
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    """What SQLite reads together with a database: its write-ahead log, or the journal of a write that was cut off."""
+    return path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")
+
+
+def _own(path: Path) -> Path:
+    """A file of the run's own folder: no link leads out of it."""
+    for part in (path, *_beside(path)):
+        if part.is_symlink():
+            raise StoreError(f"{part} is a link. The files of a run lie in its own folder; nothing elsewhere is read or written.")
+    return path
+
+
+def _guarded(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """With SQLite's own care for files of unknown origin."""
+    connection.execute("PRAGMA trusted_schema=OFF")
+    connection.execute("PRAGMA cell_size_check=ON")
+    return connection
+
+
+def bounded(connection: sqlite3.Connection) -> None:
+    """The next question ends, whatever the file is: pages that lead to each other in circles could keep it busy for ever."""
+    (pages,), (size,) = connection.execute("PRAGMA page_count").fetchone(), connection.execute("PRAGMA page_size").fetchone()
+    left = iter(range(20 + pages * size // 2000))  # in 100,000 operations of SQLite; an honest question takes far fewer
+    connection.set_progress_handler(lambda: next(left, None) is None, 100_000)
 
 
 def began(connection: sqlite3.Connection) -> bool:
@@ -129,7 +185,8 @@ def migrate(connection: sqlite3.Connection) -> None:
             connection.execute(f"PRAGMA user_version={version + 1}")
             connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             raise
 
 
@@ -174,6 +231,7 @@ def explained(folder: Path, done: str) -> Iterator[None]:
                  "disk I/O": "The disk refused to write (is it full, or gone?). Continue with resume=True when it is back",
                  "readonly": "The folder is read-only. Choose another place for runs",
                  "unable to open": "The folder cannot be written or does not exist. Choose another place for runs",
+                 "interrupted": "It asks for more work than a file of its size can: it is damaged, or was made to do harm",
                  "locked": "Another process holds it. Wait for it, or look at `richter runs`",
                  "malformed": "The file is damaged. `sqlite3 run.db .recover` may save what is left",
                  "not a database": "The file is not a database"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -71,8 +72,13 @@ def plain(settings: Any, where: str = "settings") -> Any:
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         return {f.name: plain(getattr(settings, f.name), f"{where}.{f.name}") for f in dataclasses.fields(settings)}
     if isinstance(settings, Mapping):
-        return {str(k): plain(v, f"{where}[{k!r}]") for k, v in settings.items()}
-    if isinstance(settings, (list, tuple, set, frozenset)):
+        found = {str(k): plain(v, f"{where}[{k!r}]") for k, v in settings.items()}
+        if len(found) < len(settings):
+            raise StoreError(f"{where} has keys that are the same as text: {list(settings)}. A record keeps them as text.")
+        return found
+    if isinstance(settings, (set, frozenset)):
+        return sorted((plain(v, f"{where}[{v!r}]") for v in settings), key=json.dumps)  # the order of a set is not its own
+    if isinstance(settings, (list, tuple)):
         return [plain(v, f"{where}[{i}]") for i, v in enumerate(settings)]
     if isinstance(settings, enum.Enum):
         return plain(settings.value, where)

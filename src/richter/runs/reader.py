@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import sqlite3
 import threading
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from richter.core import WHOLE, Row, SelectionError, StoreError, unknown
 from richter.runs import arrays, lock
-from richter.runs.format import DATABASE, LATEST, LOCK, OBJECTS, explained, readable
+from richter.runs.format import DATABASE, LATEST, LOCK, OBJECTS, bounded, explained, readable
 from richter.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 
 
 NAMED = f"""SELECT step, layer, name, value, error, coalesce(text, '') FROM ({LATEST}) AS found
-    JOIN series ON series.id = found.series LEFT JOIN notes ON notes.id = note WHERE kind = 'row' ORDER BY step, series.id"""
-ROWS = NAMED.format(where="")
+    JOIN series ON series.id = found.series LEFT JOIN notes ON notes.id = note
+    WHERE kind {{kind}} ORDER BY kind, step, series.id"""
+COLUMNS = ["step", "layer", "measure", "value", "error", "note"]
+# what a column must hold, by a letter: a file of unknown origin can hold anything anywhere
+EXPECTED: dict[str, set[type]] = {"i": {int}, "n": {int, float, type(None)}, "t": {str}, "?": {str, type(None)}, "b": {bytes}}
 
 
 class Series(NamedTuple):
@@ -58,9 +62,9 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.name = self.path.resolve().name
         self._guard = threading.RLock()
         self._db  # noqa: B018  opened at once, so that an error comes where it belongs
+        self.name = self.path.resolve().name
 
     @cached_property
     def _db(self) -> sqlite3.Connection:
@@ -71,13 +75,32 @@ class Run:
             if "_db" in self.__dict__:
                 self.__dict__.pop("_db").close()
 
-    def _ask(self, question: str, values: Sequence[Any] = ()) -> list[Any]:
+    def _ask(self, question: str, values: Sequence[Any] = (), kinds: str = "") -> list[Any]:
+        """``kinds``: a letter of EXPECTED for each column."""
         with self._guard, explained(self.path, "read"):
-            return self._db.execute(question, values).fetchall()
+            bounded(self._db)
+            try:
+                rows = self._db.execute(question, values).fetchall()
+            except (OverflowError, UnicodeEncodeError) as why:
+                raise SelectionError(f"no run can hold what was asked for ({', '.join(map(repr, values))}): {why}.") from why
+        for column, kind in enumerate(kinds):
+            if other := {type(row[column]) for row in rows} - EXPECTED[kind]:
+                raise StoreError(f"the run {self.path} holds {other.pop().__name__} where something else belongs. It is damaged.")
+        return rows
 
-    def _said(self, key: str, default: Any = None) -> Any:
-        found = self._ask("SELECT value FROM meta WHERE key = ?", (key,))
-        return _json(found[0][0]) if found else default
+    @contextmanager
+    def _moment(self) -> Iterator[None]:
+        """Several questions about one state of a run that is being written."""
+        with self._guard:
+            self._ask("BEGIN")
+            try:
+                yield
+            finally:
+                self._ask("COMMIT")
+
+    def _said(self, key: str) -> Any:
+        found = self._ask("SELECT value FROM meta WHERE key = ?", (key,), "t")
+        return _json(found[0][0]) if found else None
 
     # -------------------------------------------------------------------------------------------------- what it is
 
@@ -87,17 +110,17 @@ class Run:
 
     @property
     def seeds(self) -> dict[str, int]:
-        return dict(self._said("seeds") or {})
+        return _record(self._said("seeds"))
 
     @property
     def about(self) -> dict[str, Any]:
         """What it is of: model, parameters, examples, measures."""
-        return dict(self._said("about") or {})
+        return _record(self._said("about"))
 
     @property
     def sessions(self) -> list[Session]:
-        return [Session(float(a), b, c, dict(_json(d) or {})) for a, b, c, d in
-                self._ask("SELECT begun, ended, how, provenance FROM sessions ORDER BY id")]
+        return [Session(_number(a), b, c, _record(_json(d))) for a, b, c, d in
+                self._ask("SELECT begun, ended, how, provenance FROM sessions ORDER BY id", kinds="nn?t")]
 
     @property
     def status(self) -> str:
@@ -117,18 +140,20 @@ class Run:
 
     @property
     def measures(self) -> list[str]:
-        return [r[0] for r in self._ask("SELECT name FROM series WHERE kind = 'row' GROUP BY name ORDER BY min(id)")]
+        return [r[0] for r in 
+                self._ask("SELECT name FROM series WHERE kind = 'row' GROUP BY name ORDER BY min(id)", kinds="t")]
 
     @property
     def layers(self) -> list[str]:
         """In the order in which they were measured, the whole model (``"*"``) last."""
-        found = [r[0] for r in self._ask("SELECT layer FROM series WHERE kind = 'row' GROUP BY layer ORDER BY min(id)")]
+        found = [r[0] for r in
+                 self._ask("SELECT layer FROM series WHERE kind = 'row' GROUP BY layer ORDER BY min(id)", kinds="t")]
         return [k for k in found if k != WHOLE] + [k for k in found if k == WHOLE]
 
     @property
     def names(self) -> list[str]:
         """Of the scalars."""
-        return [r[0] for r in self._ask("SELECT name FROM series WHERE kind = 'scalar' ORDER BY id")]
+        return [r[0] for r in self._ask("SELECT name FROM series WHERE kind = 'scalar' AND layer = '' ORDER BY id", kinds="t")]
 
     @property
     def steps(self) -> list[int]:
@@ -138,8 +163,11 @@ class Run:
     @property
     def last(self) -> int | None:
         """The last step that anything was written for."""
-        return self._ask("SELECT max(s) FROM (SELECT (SELECT max(step) FROM rows WHERE series = series.id) AS s FROM series "
-                         "UNION ALL SELECT max(step) FROM recent)")[0][0]
+        found = [r[0] for r in self._ask(
+            "SELECT (SELECT max(step) FROM rows WHERE series = series.id) FROM series UNION ALL SELECT max(step) FROM recent "
+            "UNION ALL SELECT max(step) FROM snapshots UNION ALL SELECT max(step) FROM arrays") if r[0] is not None]
+        with self._numbers():
+            return max(map(operator.index, found), default=None)
 
     def has(self, measure: str, layer: str = WHOLE) -> bool:
         return self._id("row", layer, measure) is not None
@@ -165,8 +193,8 @@ class Run:
         return {name: series for (name, _), (series, _) in self._curves("scalar", {(name, "") for name in names}).items()}
 
     def _curves(self, kind: str, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, str]]:
-        known = {number: (name, layer) for number, layer, name in
-                 self._ask("SELECT id, layer, name FROM series WHERE kind = ? ORDER BY id", (kind,)) if (name, layer) in wanted}
+        every = self._ask("SELECT id, layer, name FROM series WHERE kind = ? ORDER BY id", (kind,), "itt")
+        known = {number: (name, layer) for number, layer, name in every if (name, layer) in wanted}
         where = f"WHERE series IN ({', '.join(map(str, known))})"  # SQLite's own row numbers
         found = self._ask(f"SELECT series, step, value, error, note, 0 FROM rows {where} UNION ALL "
                           f"SELECT series, step, value, error, note, id FROM recent {where}")
@@ -210,53 +238,58 @@ class Run:
         known = self.measures
         if measure not in known:
             raise unknown(f"the run {self.name}", "measure", measure, known)
-        has = [r[0] for r in self._ask("SELECT layer FROM series WHERE kind = 'row' AND name = ? ORDER BY id", (measure,))]
+        has = [r[0] for r in self._ask("SELECT layer FROM series WHERE kind = 'row' AND name = ? ORDER BY id", (measure,), "t")]
         raise unknown(f"the run {self.name}", "layer", layer, has, of=f" for {measure!r}")
 
     @property
     def frame(self) -> pandas.DataFrame:
         """All rows: step, layer, measure, value, error, note."""
+        return self._frame("= 'row'")
+
+    def _frame(self, kind: str) -> pandas.DataFrame:
         import pandas as pd
-        frame = pd.DataFrame(self._ask(ROWS), columns=["step", "layer", "measure", "value", "error", "note"])
-        return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
+        found = pd.DataFrame(self._ask(NAMED.format(where="", kind=kind), kinds="ittnnt"), columns=COLUMNS)
+        return found.astype({"step": "int64", "value": "float64", "error": "float64"})
 
     @property
     def scalars(self) -> pandas.DataFrame:
         """The user's curves: a column for each name, by step."""
         import pandas as pd
-        found = pd.DataFrame({name: pd.Series(s.value, index=s.step) for name in self.names for s in [self.scalar(name)]})
-        return found.rename_axis("step").reset_index()
+        found = pd.DataFrame({name: pd.Series(s.value, index=s.step) for name, s in self.scalar_curves(self.names).items()})
+        return found.rename_axis("step").reset_index(allow_duplicates=True)
 
     @property
     def snapshots(self) -> list[Snapshot]:
         """What was measured, as it was returned then (without the matrices)."""
-        return self._snapshots(self._ask(ROWS))
+        return self._snapshots()
 
     @property
     def ends(self) -> list[Snapshot]:
         """The first and the last measurement: what a verdict needs, without reading what lies between."""
-        steps = self._ask("SELECT min(step), max(step) FROM snapshots")[0]
-        where = "WHERE series IN (SELECT id FROM series) AND step IN (?, ?)"  # by the key (series, step), without a scan
-        return self._snapshots(self._ask(NAMED.format(where=where), [*steps] * 2))
+        return self._snapshots(self._ask("SELECT min(step), max(step) FROM snapshots", kinds="nn")[0])
 
-    def _snapshots(self, found_rows: list[Any]) -> list[Snapshot]:
-        rows: dict[int, list[Row]] = {}
-        for step, *rest in found_rows:
-            layer, name, value, error, note = rest
-            rows.setdefault(step, []).append(Row(step, layer, name, _number(value), _number(error), note))
-        costs = {s: rest for s, *rest in self._ask("SELECT step, seconds, passes, examples, notes FROM snapshots")}
-        found = []
+    def _snapshots(self, steps: Sequence[int] = ()) -> list[Snapshot]:
+        only = "step IN (?, ?)" if steps else "true"
+        where = f"WHERE series IN (SELECT id FROM series) AND {only}" if steps else ""  # by the key, without a scan
+        with self._moment():
+            found = self._ask(NAMED.format(where=where, kind="= 'row'"), [*steps] * 2, "ittnnt")
+            costs = {s: rest for s, *rest in self._ask(
+                f"SELECT step, seconds, passes, examples, notes FROM snapshots WHERE {only}", steps, "innnt")}
+        rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *(r[0] for r in found)})}
+        for step, layer, name, value, error, note in found:
+            rows[step].append(Row(step, layer, name, _number(value), _number(error), note))
+        snapshots = []
         for step, mine in rows.items():
             seconds, passes, examples, notes = costs.get(step, (None, None, 0, "{}"))
-            found.append(Snapshot(tuple(mine), step, dict(_json(notes)), _number(seconds), examples or 0, _number(passes)))
-        return found
+            snapshots.append(Snapshot(tuple(mine), step, _record(_json(notes)), _number(seconds), examples or 0, _number(passes)))
+        return snapshots
 
     # ------------------------------------------------------------------------------------- arrays, claims, figures
 
     @property
     def arrays(self) -> list[tuple[str, str, int]]:
         """(layer, name, step) of every array; none is loaded."""
-        return [tuple(r) for r in self._ask("SELECT layer, name, step FROM arrays ORDER BY step, id")]
+        return [tuple(r) for r in self._ask("SELECT layer, name, step FROM arrays ORDER BY step, id", kinds="tti")]
 
     def array(self, name: str, layer: str = WHOLE, step: int | None = None) -> NDArray[Any]:
         """One array; of the last step if none is given. A matrix kept by eigenpairs is put together again."""
@@ -284,16 +317,14 @@ class Run:
                                  + (f" at step {step}" if step is not None else "") + ". It has: "
                                  + (", ".join(known[:20]) + (", ..." if len(known) > 20 else "") if known else "none") + ".")
         form, dtype, shape, data, stored = found[0]
-        try:
-            sizes = tuple(int(k) for k in _json(shape))
-            np.dtype(dtype)
-        except (TypeError, ValueError) as why:
-            raise StoreError(f"the array {name!r} of the run {self.path} is damaged: {why}.") from why
+        sizes = _json(shape)
+        if not isinstance(sizes, list) or {type(k) for k in sizes} - {int}:
+            raise StoreError(f"the array {name!r} of the run {self.path} is damaged: its shape is {shape!r}.")
         if stored is not None:
             data = arrays.from_file(arrays.object_path(self.path / OBJECTS, str(stored)))
         if not isinstance(data, bytes):
             raise StoreError(f"the array {name!r} of the run {self.path} has no bytes. It is damaged.")
-        return str(form), str(dtype), sizes, data
+        return str(form), str(dtype), tuple(sizes), data
 
     @property
     def initial(self) -> Path | None:
@@ -303,17 +334,18 @@ class Run:
 
     @property
     def claims(self) -> dict[str, dict[str, Any]]:
-        return {name: dict(_json(record)) for name, record in self._ask("SELECT name, record FROM claims ORDER BY rowid")}
+        return {name: _record(_json(record)) for name, record in
+                self._ask("SELECT name, record FROM claims ORDER BY rowid", kinds="tt")}
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        return [tuple(r) for r in self._ask("SELECT name, kind FROM figures ORDER BY id")]
+        return [tuple(r) for r in self._ask("SELECT name, kind FROM figures ORDER BY id", kinds="tt")]
 
     def figure(self, name: str, kind: str = "svg") -> bytes:
-        found = self._ask("SELECT bytes FROM figures WHERE name = ? AND kind = ?", (name, kind))
+        found = self._ask("SELECT bytes FROM figures WHERE name = ? AND kind = ?", (name, kind), "b")
         if not found:
             raise unknown(f"the run {self.name}", "figure", f"{name}.{kind}", [".".join(f) for f in self.figures])
-        return bytes(found[0][0])
+        return found[0][0]
 
     # ------------------------------------------------------------------------------------------------------- export
 
@@ -325,17 +357,13 @@ class Run:
         try:
             import pyarrow  # noqa: F401
         except ImportError:
-            raise StoreError("writing Parquet needs pyarrow: pip install 'richter[parquet]'. CSV needs nothing.") from None
+            raise StoreError("writing Parquet needs pyarrow: pip install pyarrow. CSV needs nothing.") from None
         self.table.to_parquet(path, index=False)
 
     @property
     def table(self) -> pandas.DataFrame:
-        """Rows and scalars in one long table."""
-        import pandas as pd
-        mine = self.scalars.melt("step", var_name="measure").dropna(subset="value") if self.names else None
-        parts = [self.frame] if mine is None else [self.frame, mine.assign(layer="", error=np.nan, note="")]
-        parts = [p for p in parts if len(p)] or parts[:1]
-        return pd.concat(parts, ignore_index=True)[["step", "layer", "measure", "value", "error", "note"]]
+        """Rows and then scalars in one long table."""
+        return self._frame("IN ('row', 'scalar')")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.status}, {len(self.steps)} measurements of {len(self.layers)} layers)"
@@ -356,11 +384,11 @@ def find(store: str | os.PathLike[str], depth: int = 3) -> Iterator[Run]:
 
 def paths(folder: Path, depth: int) -> Iterator[Path]:
     """Folders that hold a run's database."""
-    if (folder / DATABASE).is_file():
+    if os.path.isfile(folder / DATABASE):  # unlike Path's, False where one may not look
         yield folder
-    elif depth and folder.is_dir():
+    elif depth and os.path.isdir(folder):
         for below in _within(folder):
-            if below.is_dir() and not below.is_symlink() and below.name != OBJECTS:
+            if os.path.isdir(below) and not below.is_symlink() and below.name != OBJECTS:
                 yield from paths(below, depth - 1)
 
 
@@ -373,8 +401,11 @@ def _within(folder: Path) -> list[Path]:
 
 def inside(store: str | os.PathLike[str], name: str) -> Path:
     """The folder of a run by its name relative to a store; a name cannot lead out of it."""
-    root = Path(store).resolve()
-    path = (root / name).resolve()
+    try:
+        root = Path(store).resolve()
+        path = (root / name).resolve()
+    except (OSError, ValueError, RuntimeError) as why:  # too long; a zero byte; links in a circle
+        raise StoreError(f"{name!r} is no name of a run in {store}: {why}.") from why
     if path != root and root not in path.parents:
         raise StoreError(f"{name!r} leads out of the store {store}.")
     return path
@@ -389,6 +420,12 @@ def _json(text: Any) -> Any:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as why:
         raise StoreError(f"a record of this run is damaged: {why}.") from why
+
+
+def _record(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict | None):
+        raise StoreError(f"a record of this run is damaged: it is a {type(found).__name__}.")
+    return found or {}
 
 
 def _escaped(text: str) -> str:
