@@ -526,3 +526,21 @@ def tangent_correlation(K: Tensor, Y: Tensor) -> float:
     for i in range(len(eigenvalues)):
         total += float(eigenvalues[i] / eigenvalues.max() * (u[:, i] @ (y / y.norm())) ** 2)
     return total
+
+
+# ------------------------------------------------------------------------------------------------ the chain monomial
+
+
+def chain_monomial(x: Tensor, r: int) -> Tensor:
+    """sum over k = 1..r of x_{k mod r} x_{(k+1) mod r}, of x[n,d]."""
+    return torch.stack([sum((row[k % r] * row[(k + 1) % r] for k in range(1, r + 1)), row.new_zeros(())) for row in x])
+
+
+def chain_egop(d: int, r: int) -> list[list[int]]:
+    """E[df/dx_i df/dx_j] in whole numbers: df/dx_i is a sum of variables, and E[x_a x_b] = 1 if a = b, else 0."""
+    slopes: list[list[int]] = [[] for _ in range(d)]  # the variables whose sum is df/dx_i
+    for k in range(1, r + 1):
+        a, b = k % r, (k + 1) % r
+        slopes[a].append(b)
+        slopes[b].append(a)
+    return [[sum(a == b for a, b in itertools.product(slopes[i], slopes[j])) for j in range(d)] for i in range(d)]
