@@ -422,7 +422,7 @@ def test_a_resumed_run_goes_on_from_its_own_initial_weights(tmp_path: Path, lost
 
 def test_what_a_run_refuses(tmp_path: Path) -> None:
     richter.Observer(mlp(), probe(), run=tmp_path / "a").close()
-    with pytest.raises(RichterError, match="there is already a run in .*resume=True"):
+    with pytest.raises(RichterError, match=r"there is already a run in .*resume=True"):
         richter.Observer(mlp(), probe(), run=tmp_path / "a")
     with pytest.raises(RichterError, match=r"another architecture: '4\.weight' has shape \(2, 6\) in this model and \(3, 6\)"):
         richter.Observer(mlp(outputs=2), probe(), run=tmp_path / "a", resume=True)
@@ -433,7 +433,7 @@ def test_what_a_run_refuses(tmp_path: Path) -> None:
     with pytest.raises(RichterError, match="matrices=-1"):
         richter.Observer(mlp(), probe(), run=tmp_path / "b", matrices=-1)
     with richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True), \
-            pytest.raises(RichterError, match="another process is writing"):
+            pytest.raises(RichterError, match="another process is writing the run"):
         richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True)
 
 
@@ -1313,7 +1313,8 @@ def stored(times: int = 1, **options: Any) -> SimpleNamespace:
             watch = richter.Observer(mlp(), probe(), run=folder, **options)
             watch(0)
             watch.close()
-        return SimpleNamespace(settings=(run := richter.runs.open(folder)).settings, arrays=run.arrays, sessions=len(run.sessions))
+        run = richter.runs.open(folder)
+        return SimpleNamespace(settings=run.settings, arrays=run.arrays, sessions=len(run.sessions))
 
 
 def refused_twice(resume: bool) -> bool:

@@ -3,51 +3,72 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from richter import __version__
+from richter.commands import command, data, experiments, runs
+
+CONTENTS = """\
+start
+  demo        train a small network on digits, watch it, say which layers learned, write a report
+
+look at runs
+  runs        what is in a store: status, last step, model
+  report      one HTML file with the verdict, curves, matrices and settings of one or more runs
+  serve       a live dashboard of a store
+  doctor      lazy or rich, which layers learn, what to turn
+  export      rows and scalars as CSV or Parquet
+
+reproduce papers
+  list        experiments with their cost, and measures with their references
+  run         one experiment, at the small or at the paper's scale
+  check       run experiments and compare every claim with its bar
+  ledger      write docs/claims.md from the stored records
+  cite        BibTeX of an experiment, a measure or a paper
+
+data
+  data        fetch, list and find the data sets
+
+  completion  for bash, zsh and tcsh
+
+`richter COMMAND --help` shows the options and examples of each."""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="richter", usage="richter COMMAND ...", epilog=CONTENTS,
+                                  description="Richter measures how rich training is.",
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--version", action="version", version=f"richter {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    for part in (runs, experiments, data):
+        part.add(commands)
+    shell = command(commands, "completion", "print a completion script", _completion,
+                    ["source <(richter completion bash)", "richter completion zsh > ~/.zfunc/_richter"])
+    shell.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="richter", description="Measure how rich training is.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="train a small network on digits, watch it, and say which layers learned")
-    demo.add_argument("--picture", type=Path, default=Path("richter-demo.png"), help="where the curves are drawn")
-    demo.add_argument("--steps", type=int, default=10000)
-    demo.add_argument("--scale", type=float, default=0.5, help="of the initial weights: small is rich, large is lazy")
-    demo.add_argument("--seed", type=int, default=0)
-    commands.add_parser("list", help="the measures, what they say, and where they come from")
-    given = parser.parse_args(arguments)
+    given = parser().parse_args(arguments)
+    from richter.core import RichterError
     try:
-        return _demo(given) if given.command == "demo" else _list()
+        return int(given.do(given))
+    except RichterError as why:
+        print(f"richter {given.command}: {why}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted; what was finished is kept", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # e.g. `richter list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
-def _demo(given: argparse.Namespace) -> int:
-    if given.steps < 2 or given.scale <= 0:
-        print("richter demo: --steps must be at least 2 and --scale positive.", file=sys.stderr)
-        return 2
-    if not given.picture.parent.is_dir():
-        print(f"richter demo: the folder {given.picture.parent} does not exist; --picture cannot be written there.",
-              file=sys.stderr)
-        return 2
-    import torch
-
-    from richter.workflows.demo import demo
-    torch.set_num_threads(1)  # the matrices are small: more threads would mostly wait for each other
-    demo(given.picture, given.steps, given.scale, given.seed)
-    return 0
-
-
-def _list() -> int:
-    from richter.measures import DEFAULT, catalogue
-    for name, m in catalogue().items():
-        mark = "*" if name in DEFAULT else " "
-        said = (m.compute.__doc__ or "").split("  [")[0].split("\n")[0]
-        print(f"{mark} {name:22} {m.ref!s:22} {said}")
-    print("\n* measured by default")
+def _completion(given: argparse.Namespace) -> int:
+    import shtab
+    print(shtab.complete(parser(), shell=given.shell))
     return 0
 
 

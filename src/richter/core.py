@@ -76,6 +76,11 @@ class Interval:
     def __contains__(self, x: float) -> bool:
         return self.low <= x <= self.high
 
+    def __str__(self) -> str:
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            return f"[{self.low:g}, {self.high:g}]"
+        return f">= {self.low:g}" if math.isfinite(self.low) else f"<= {self.high:g}" if math.isfinite(self.high) else "any"
+
     def widened(self, slack: float) -> Interval:
         return Interval(self.low - slack, self.high + slack)
 

@@ -134,7 +134,7 @@ class Observer:
         self.measures = resolve(measures)
         self.when, self.budget, self.options = schedule(when), budget, options
         if matrices is not None and matrices < 0:
-            raise SelectionError(f"matrices={matrices}: the largest number of inputs of layers whose matrices are kept; 0 for none.")
+            raise SelectionError(f"matrices={matrices}: the most inputs that a layer whose matrices are kept may have; 0: none.")
         self.options["matrices"] = matrices if matrices is not None else MATRICES if run is not None else 0
         check_weights(self.model)
         given = check_initial(self.model, initial) if initial is not None else self.model.state_dict()
@@ -166,7 +166,7 @@ class Observer:
             else:
                 self.initial = _fitting(self.model, load_file(kept), writer.path)
             self.snapshots = writer.run.snapshots
-            self._scalars = [{k: v for k, v in row.items() if v == v} for row in writer.run.scalars.to_dict("records")]
+            self._scalars = [{str(k): v for k, v in row.items() if v == v} for row in writer.run.scalars.to_dict("records")]
             writer.describe(model=type(self.model).__name__, parameters=sum(p.numel() for p in self.model.parameters()),
                             examples=self.probe.n, budget=self.budget, measures=[m.name for m in self.measures])
         except BaseException:

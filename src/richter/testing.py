@@ -1,14 +1,18 @@
-"""Conformance tests for people who extend Richter: ``check_layer`` and ``check_measure`` raise AssertionError with a
-sentence that says what is wrong."""
+"""Conformance tests for people who extend Richter: ``check_layer``, ``check_measure`` and ``check_experiment`` raise
+AssertionError with a sentence that says what is wrong."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from richter.capture import Call, forward, quiet, state_of
+from richter.experiments import running
+from richter.experiments.frame import Experiment
 from richter.kernels.ntk import ntk
 from richter.layercapture import by_example
 from richter.layers import View, view_of
@@ -18,7 +22,31 @@ from richter.observe import measure
 from richter.probe import Probe
 from richter.survey import survey
 
-__all__ = ["check_layer", "check_measure"]
+__all__ = ["check_experiment", "check_layer", "check_measure"]
+
+
+def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> None:
+    """Is ``e`` a whole experiment? Its settings are one frozen dataclass, every claim says where its bar comes from and has a
+    control, and (with ``run``) at the small scale every claim holds, every control fails, and the figures are drawn."""
+    _require(dataclasses.is_dataclass(e.smoke) and type(e.smoke) is type(e.paper)
+             and vars(type(e.smoke))["__dataclass_params__"].frozen,
+             f"{e.name}: smoke and paper must be settings of one frozen dataclass.")
+    _require(e.name.startswith(f"{e.ref.paper}_"), f"{e.name}: its name begins with its paper, {e.ref.paper}_.")
+    _require(bool(e.claims), f"{e.name}: an experiment without a claim is a picture.")
+    for c in e.claims:
+        _require(math.isfinite(c.expect.low) or math.isfinite(c.expect.high), f"{e.name}: the claim {c.text!r} cannot fail.")
+        _require(bool(c.source), f"{e.name}: the claim {c.text!r} does not say where its bar comes from.")
+        _require(e.settings("smoke", **c.control.changes) != e.smoke, f"{e.name}: the control of {c.text!r} changes nothing.")
+    e.settings("paper", **e.start)
+    if not run:
+        return
+    checked = running.check(e, "smoke", store)
+    for f in checked.findings:
+        _require(f.verdict != "FAILED", f"{e.name}: {f.claim.text}: {f.value:.6g} is not {f.claim.expect}.")
+    for f in running.controls(e, "smoke", store):
+        _require(not f.holds, f"{e.name}: {f.claim.text} holds ({f.value:.6g}) on {f.claim.control.text}, where it must fail.")
+    for name, draw in e.figures.items():
+        _require(bool(draw(checked.results).axes), f"{e.name}: the figure {name} is empty.")
 
 
 def check_layer(layer: nn.Module, x: Tensor, name: str = "layer") -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from richter.kernels.ntk import backward_kernel, forward_kernel, ntk, plan, ptk
+from richter.kernels.ntk import backward_kernel, forward_kernel, ntk, plan, ptk, ptk_covariance
 from richter.kernels.spectra import alignment, cka, power_law, specialisation, stable_rank
 
-__all__ = ["alignment", "backward_kernel", "cka", "forward_kernel", "ntk", "plan", "power_law", "ptk", "specialisation",
-           "stable_rank"]
+__all__ = ["alignment", "backward_kernel", "cka", "forward_kernel", "ntk", "plan", "power_law", "ptk",
+           "ptk_covariance", "specialisation", "stable_rank"]

@@ -280,6 +280,15 @@ def ptk(model: nn.Module, x: Any, layer: str, *, output: Output | None = None, m
     return like(K[:, 0, :, 0] if K.shape[1] == 1 else K, x)
 
 
+def ptk_covariance(model: nn.Module, x: Any, layer: str, *, normalise: bool = True, output: Output | None = None,
+                   mode: str = "eval") -> Array:
+    """K [d_out,d_out] = 1/(n s) sum over n, s, o of (df_o/dz)(df_o/dz)^T, so that the AGOP is W^T K W; without 1/(n s) if
+    not ``normalise``.  [nfa, Sec. 1]"""
+    g = _captured(model, x, layer, output, mode).g.flatten(3)
+    K = torch.einsum("vnso,vnsp->op", g, g)
+    return like(K / (g.shape[1] * g.shape[2]) if normalise else K, x)
+
+
 def forward_kernel(model: nn.Module, x: Any, layer: str, *, output: Output | None = None, mode: str = "eval") -> Array:
     """Inner products of what the layer reads, h . h': [n,n] for one position, [n,s,n,s] otherwise.  [signal, Sec. 1]"""
     c = _captured(model, x, layer, output, mode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,21 +14,35 @@ from tqdm import tqdm
 from richter.models import mlp
 from richter.observe import Observer
 from richter.probe import Probe
-from richter.report.figures import curves
+from richter.report.html import report as write_report
+from richter.runs import Run
 from richter.snapshot import Snapshot, shown
 from richter.tasks import digits
 from richter.verdict import Diagnosis, diagnose
 
 
-def demo(picture: Path | None, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Diagnosis:
+@dataclass(frozen=True)
+class Settings:
+    """Of the demo; they go into the record of its run."""
+
+    steps: int = 10000
+    scale: float = 0.5
+    seed: int = 0
+    widths: tuple[int, ...] = (64, 256, 256, 10)
+    lr: float = 0.01
+    batch: int = 256
+
+
+def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Diagnosis:
     """The README's example: everything a user does is in these lines."""
+    s = Settings(steps, scale, seed)
     data = digits(seed=seed)
-    model = mlp([64, 256, 256, 10], scale=scale, seed=seed)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    model = mlp(s.widths, scale=scale, seed=seed)
+    optimiser = torch.optim.SGD(model.parameters(), lr=s.lr)
     draw = torch.Generator().manual_seed(seed)
 
     probe = Probe(data.x[:256], data.y[:256], kernel=32)
-    watch = Observer(model, probe, when=max(1, steps // 100))
+    watch = Observer(model, probe, run=run, settings=s, when=max(1, steps // 100))
 
     layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     print(f"{'step':>6} {'loss':>7} {'test':>6}   {'   '.join(f'nfc {k}'.rjust(9) for k in layers)}   {'tangent_cka':>11}")
@@ -39,7 +54,7 @@ def demo(picture: Path | None, steps: int = 10000, scale: float = 0.5, seed: int
                    file=sys.stdout)
 
     for step in tqdm(range(steps), desc="training", unit="step", leave=False, disable=None):
-        rows = torch.randint(len(data.x), (256,), generator=draw)
+        rows = torch.randint(len(data.x), (s.batch,), generator=draw)
         loss = F.cross_entropy(model(data.x[rows]), data.y[rows])
         snap = watch(step, loss=loss)
         if snap is not None:
@@ -53,7 +68,7 @@ def demo(picture: Path | None, steps: int = 10000, scale: float = 0.5, seed: int
     print(f"\n{watch.snapshots[-1]}\n\n{found}")
     print(f"Measured {len(watch.snapshots)} times, {watch.share:.1%} of the time "
           f"({len(watch.put_off)} measurements put off to stay within the budget of {watch.budget:.0%}).")
-    if picture is not None:
-        curves(watch.frame, watch.scalars, title="64-256-256-10 ReLU network on digits").savefig(picture, dpi=150)
-        print(f"Picture: {picture}")
+    watch.close()
+    print(f"Report:    {write_report([Run(run)], run / 'report.html')}")
+    print(f"Dashboard: richter serve {run.parent}")
     return found

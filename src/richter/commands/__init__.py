@@ -1,0 +1,41 @@
+"""The commands, by what they are about. Each module adds its parsers and imports what is heavy when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Commands = Any  # argparse's own type for what add_subparsers returns is private
+
+
+def command(commands: Commands, name: str, help: str, do: Callable[[argparse.Namespace], int],
+            examples: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser with examples."""
+    text = "examples:\n" + "\n".join(f"  {line}" for line in examples)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=help, description=f"{help[0].upper()}{help[1:]}.", epilog=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(do=do)
+    return parser
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns as wide as they need to be; those in ``right`` flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.rjust(w) if i in right else cell.ljust(w)
+                               for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)
+
+
+def as_json(found: Any) -> str:
+    """For machines: NaN and infinities become null."""
+    return json.dumps(_finite(found), indent=1)
+
+
+def _finite(v: Any) -> Any:
+    if isinstance(v, dict):
+        return {k: _finite(w) for k, w in v.items()}
+    if isinstance(v, (list, tuple)):
+        return [_finite(w) for w in v]
+    return None if isinstance(v, float) and (v != v or v in (float("inf"), float("-inf"))) else v

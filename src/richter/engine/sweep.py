@@ -1,0 +1,129 @@
+"""A sweep: one function, a list of settings, a run on disk for each. Interrupted, it goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from richter.core import RichterError, SelectionError, StoreError
+from richter.engine.workers import Pool
+from richter.runs import Run, Writer, create
+from richter.runs.provenance import plain
+
+Work = Callable[[Any, Writer], Mapping[str, ArrayLike] | None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one task: its settings, its run, and the reason if it did not finish."""
+
+    settings: Any
+    path: Path
+    error: str | None = None
+
+    @property
+    def run(self) -> Run:
+        return Run(self.path)
+
+
+def sweep(work: Work, settings: Sequence[Any], store: str | Path, *, workers: int = 1, fresh: bool = False, key: str = "",
+          title: str = "sweep") -> list[Outcome]:
+    """Do ``work(settings, run)`` for each of the settings; what it returns is kept as arrays of its run.
+
+    >>> richter.engine.sweep(train, [Settings(lr=lr) for lr in (0.1, 0.3)], "runs/lr", workers=2)
+
+    Each task has a folder in ``store``, named by its settings and ``key``: a task that has finished is not run again
+    (``fresh`` runs it anew), one that was interrupted is resumed with ``run``, one that fails does not stop the others. With
+    more than one worker ``work`` is a function of a module, and each worker is a process of its own.
+    """
+    if workers < 1:
+        raise SelectionError(f"workers={workers}: at least one is needed.")
+    paths = [Path(store) / name_of(work, s, key) for s in settings]
+    if len(set(paths)) < len(paths):
+        raise SelectionError("two tasks of this sweep have the same settings: each would be run twice for one result.")
+    due = [(s, path) for s, path in zip(settings, paths, strict=True) if fresh or not finished(path)]
+    errors: dict[Path, str] = {}
+    with _bar(title, len(settings), len(settings) - len(due)) as tell:
+        if workers == 1:
+            for s, path in due:
+                errors[path] = attempt(work, s, path, fresh, partial(tell, path)) or ""
+                tell(path, 1.0)
+        elif due:
+            with Pool(min(workers, len(due))) as pool:
+                for path, error in pool.run(attempt, [(work, s, path, fresh) for s, path in due], tell):
+                    errors[path] = error
+                    tell(path, 1.0)
+    return [Outcome(s, path, errors.get(path) or None) for s, path in zip(settings, paths, strict=True)]
+
+
+def attempt(work: Work, settings: Any, path: Path, fresh: bool, tell: Callable[[float], None]) -> str | None:
+    """One task in this process: its run is finished, or marked as failed and the reason returned."""
+    begun, cpu = time.perf_counter(), time.process_time()
+    try:
+        run = create(path, settings, resume=True)
+    except StoreError as why:
+        return str(why)
+    run.listener = tell
+    try:
+        with run:
+            if fresh and run.run.arrays:
+                run.clear()
+            run.arrays(dict(work(settings, run) or {}))
+            run.describe(seconds=time.perf_counter() - begun, cpu_seconds=time.process_time() - cpu, memory=_peak())
+    except Exception as why:
+        if isinstance(why, RichterError):
+            return str(why)
+        return f"{type(why).__name__}: {why}\n{traceback.format_exc()}"
+    return None
+
+
+def name_of(work: Work, settings: Any, key: str = "") -> str:
+    """The folder of a task: its plain settings for people, and a digest of the function, all settings and the key."""
+    kept = plain(settings)
+    said = json.dumps([work.__module__, work.__qualname__, type(settings).__name__, kept, key], sort_keys=True)
+    shown = "-".join(f"{k}{v}" for k, v in kept.items() if isinstance(v, (int, float, str))) if isinstance(kept, dict) else ""
+    readable = re.sub(r"[^A-Za-z0-9.,=_-]", "", shown)[:48].strip(".-")
+    return f"{readable}-{hashlib.sha256(said.encode()).hexdigest()[:12]}".lstrip("-")
+
+
+def finished(path: Path) -> bool:
+    try:
+        return Run(path).status == "finished"
+    except StoreError:
+        return False
+
+
+@contextmanager
+def _bar(title: str, tasks: int, done: int) -> Iterator[Callable[[Path, float], None]]:
+    """One bar for all tasks, moving with what each says of itself."""
+    from tqdm import tqdm
+    shares: dict[Path, float] = {}
+    form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} tasks [{elapsed}<{remaining}]"
+    with tqdm(total=tasks, initial=done, desc=title, bar_format=form, file=sys.stderr, disable=None, leave=False) as bar:
+        def tell(path: Path, share: float) -> None:
+            before = shares.get(path, 0.0)
+            shares[path] = max(before, min(share, 1.0))
+            bar.update(shares[path] - before)
+        yield tell
+
+
+def _peak() -> int:
+    """The most memory this process has held, in bytes; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

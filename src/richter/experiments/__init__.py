@@ -1,0 +1,28 @@
+"""Every figure and table of the source papers as an experiment with claims: ``richter list``, ``richter check``.
+
+>>> richter.experiments.get("nfa_fig1").run("smoke")["nfm_agop"].mean()
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from richter.core import unknown
+from richter.experiments.frame import Claim, Control, Experiment, Results
+
+__all__ = ["Claim", "Control", "Experiment", "Results", "get", "names"]
+
+
+def names() -> list[str]:
+    """Of all experiments, by their files: <paper>_<figure>.py."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if "_" in m.name)
+
+
+def get(name: str) -> Experiment:
+    if name not in names():
+        raise unknown("Richter", "experiment", name, names())
+    found = importlib.import_module(f"richter.experiments.{name}").EXPERIMENT
+    assert isinstance(found, Experiment)
+    assert found.name == name
+    return found

@@ -1,0 +1,171 @@
+"""What an experiment is: settings at two scales, independent tasks, a function that does one, claims about the results,
+figures. A reproduction ends in numbers inside intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from richter.core import Interval, Ref, SelectionError, unknown
+from richter.runs import Run, Writer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Scale = Literal["smoke", "paper"]
+SCALES: tuple[Scale, Scale] = ("smoke", "paper")
+
+
+class Results:
+    """What the tasks of an experiment returned: ``results["rho"]`` is an array with one row for each task."""
+
+    def __init__(self, settings: Any, tasks: Sequence[Any], found: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+        self.settings, self.tasks, self._found = settings, list(tasks), list(found)
+
+    @classmethod
+    def of(cls, settings: Any, tasks: Sequence[Any], runs: Sequence[Run]) -> Results:
+        """Read from the runs of the tasks."""
+        return cls(settings, tasks, [{name: run.array(name, layer, step) for layer, name, step in run.arrays if layer == "*"}
+                                     for run in runs])
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for found in self._found for name in found))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self.names:
+            raise unknown("this experiment's results", "array", name, self.names)
+        return np.stack([found[name] for found in self._found])
+
+    def where(self, **fields: Any) -> Results:
+        """The tasks with these settings only: ``results.where(depth=10)["peak"]``."""
+        kept = [i for i, t in enumerate(self.tasks) if all(getattr(t, k) == v for k, v in fields.items())]
+        return Results(self.settings, [self.tasks[i] for i in kept], [self._found[i] for i in kept])
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[tuple[Any, Mapping[str, NDArray[Any]]]]:
+        return iter(zip(self.tasks, self._found, strict=True))
+
+
+@dataclass(frozen=True)
+class Control:
+    """A case on which a claim must fail: what it is, and the settings that make it."""
+
+    text: str
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number read out of the results, the interval it must lie in, and a case on which it must not.
+
+    ``paper`` is what the paper has; ``source`` where the interval comes from, never our own result. A claim that is known not
+    to reproduce carries ``differs``, the explanation: it is recorded, and does not fail a check."""
+
+    text: str
+    value: Callable[[Results], float]
+    expect: Interval
+    control: Control
+    paper: str = ""
+    source: str = ""
+    differs: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure or table of a paper.
+
+    ``smoke`` and ``paper`` are settings of one frozen dataclass; ``tasks(settings)`` are independent pieces (by default one:
+    the settings); ``work(task, run)`` does one and returns named arrays; ``start`` are changes of the settings under which the
+    paper's scale does one step, to see that it starts. ``reduced`` says how smoke falls short of the paper; empty if it does
+    not. ``absent``: why it cannot be run where the records are made. ``places``: all figures it covers, if more than that of
+    ``ref``. ``quick``: smoke takes seconds, and is run with the tests.
+    """
+
+    name: str
+    ref: Ref
+    title: str
+    smoke: Any
+    paper: Any
+    work: Callable[[Any, Writer], Mapping[str, ArrayLike]]
+    claims: tuple[Claim, ...]
+    tasks: Callable[[Any], Sequence[Any]] = lambda settings: (settings,)
+    figures: Mapping[str, Callable[[Results], Figure]] = field(default_factory=dict)
+    data: tuple[str, ...] = ()
+    start: Mapping[str, Any] = field(default_factory=dict)
+    reduced: str = ""
+    absent: str = ""
+    places: tuple[str, ...] = ()
+    quick: bool = False
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return self.places or (self.ref.place,)
+
+    def settings(self, scale: Scale = "smoke", **changes: Any) -> Any:
+        """The settings of a scale, some changed."""
+        if scale not in SCALES:
+            raise SelectionError(f"scale={scale!r}: 'smoke' (a minute at most) or 'paper' (the paper's own sizes).")
+        base = self.smoke if scale == "smoke" else self.paper
+        known = {f.name for f in dataclasses.fields(base)}
+        for name in changes:
+            if name not in known:
+                raise unknown(f"the experiment {self.name}", "setting", name, sorted(known))
+        return dataclasses.replace(base, **changes)
+
+    def run(self, scale: Scale = "smoke", *, store: str | Path = "runs", workers: int = 1, fresh: bool = False,
+            **changes: Any) -> Results:
+        """All tasks, and what they returned. What was finished before is not run again.
+
+        >>> results = richter.experiments.get("nfa_fig1").run("smoke")
+        """
+        from richter.experiments.running import run
+        return run(self, self.settings(scale, **changes), store, workers, fresh)
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of the experiment's own file: other code, other results."""
+        return hashlib.sha256(Path(inspect.getfile(self.work)).read_bytes()).hexdigest()[:16]
+
+    def parsed(self, assignments: Sequence[str]) -> dict[str, Any]:
+        """Settings from ``key=value`` texts, by the types of the dataclass."""
+        hints = typing.get_type_hints(type(self.smoke))
+        found = {}
+        for text in assignments:
+            name, sign, value = text.partition("=")
+            if not sign:
+                raise SelectionError(f"--set {text!r}: write key=value, e.g. --set steps=100.")
+            if name not in hints:
+                raise unknown(f"the experiment {self.name}", "setting", name, hints)
+            found[name] = _parsed(name, value, hints[name])
+        return found
+
+
+def _parsed(name: str, text: str, kind: Any) -> Any:
+    """A value of the type that the setting has; tuples are written 1,2,3."""
+    if typing.get_origin(kind) is tuple:
+        return tuple(_parsed(name, part, typing.get_args(kind)[0]) for part in text.split(",") if part)
+    if typing.get_origin(kind) is Literal:
+        if text not in typing.get_args(kind):
+            raise SelectionError(f"{name}={text!r}: one of {', '.join(map(repr, typing.get_args(kind)))}.")
+        return text
+    if kind is bool and text.lower() in ("true", "false", "1", "0", "yes", "no"):
+        return text.lower() in ("true", "1", "yes")
+    try:
+        if kind in (int, float, str):
+            return kind(text)
+    except ValueError:
+        pass
+    raise SelectionError(f"{name}={text!r} is not a value of type {getattr(kind, '__name__', kind)}.")

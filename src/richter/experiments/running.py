@@ -1,0 +1,129 @@
+"""Running experiments: tasks through the engine, claims against their intervals, controls that must fail, a record of it."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from richter.core import RichterError
+from richter.engine import Outcome, sweep
+from richter.engine.sweep import name_of
+from richter.experiments.frame import Claim, Experiment, Results, Scale
+from richter.runs import create
+from richter.runs.provenance import hardware, plain, revision, versions
+
+
+class ExperimentError(RichterError, RuntimeError):
+    """A task of an experiment did not finish; what did is kept."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim and the number that was found for it."""
+
+    claim: Claim
+    value: float
+
+    @property
+    def holds(self) -> bool:
+        return math.isfinite(self.value) and self.value in self.claim.expect
+
+    @property
+    def verdict(self) -> str:
+        return "reproduced" if self.holds else "differs" if self.claim.differs else "FAILED"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        low, high = (v if math.isfinite(v) else None for v in (self.claim.expect.low, self.claim.expect.high))
+        return {"text": self.claim.text, "paper": self.claim.paper, "source": self.claim.source, "expect": [low, high],
+                "value": self.value if math.isfinite(self.value) else None, "holds": self.holds, "verdict": self.verdict,
+                **({"differs": self.claim.differs} if self.claim.differs else {})}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An experiment that was run: its results, what was found for each claim, and on what."""
+
+    experiment: Experiment
+    scale: Scale
+    results: Results
+    findings: tuple[Finding, ...]
+    record: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        return any(f.verdict == "FAILED" for f in self.findings)
+
+
+def run(e: Experiment, settings: Any, store: str | Path, workers: int = 1, fresh: bool = False) -> Results:
+    outcomes = _outcomes(e, settings, store, workers, fresh)
+    return Results.of(settings, [o.settings for o in outcomes], [o.run for o in outcomes])
+
+
+def summarise(c: Checked, store: str | Path) -> Path:
+    """A run of its own for the whole experiment: settings, claims and figures, also as files beside it. Returns its folder."""
+    from richter.report.figures import save
+    e, settings = c.experiment, c.results.settings
+    folder = Path(store) / "experiments" / e.name / f"{c.scale}-{name_of(e.work, settings)[-8:]}"
+    with create(folder, settings, resume=True) as run:
+        run.clear()
+        for f in c.findings:
+            run.claim(f.claim.text, f.record)
+        for name, draw in e.figures.items():
+            for path in save(draw(c.results), folder / name):
+                run.figure(name, path.suffix[1:], path.read_bytes())
+    return folder
+
+
+def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, fresh: bool = False,
+          changes: Mapping[str, Any] | None = None) -> Checked:
+    """Run it and hold each claim against its interval."""
+    settings = e.settings(scale, **(changes or {}))
+    outcomes = _outcomes(e, settings, store, workers, fresh)
+    results = Results.of(settings, [o.settings for o in outcomes], [o.run for o in outcomes])
+    findings = tuple(Finding(c, float(c.value(results))) for c in e.claims)
+    about = [o.run.about for o in outcomes]
+    machine = hardware()
+    return Checked(e, scale, results, findings, {
+        "experiment": e.name, "scale": scale, "paper": e.ref.paper, "place": e.ref.place, "settings": plain(settings),
+        "claims": [f.record for f in findings], "tasks": len(outcomes),
+        "cpu_minutes": round(sum(a.get("cpu_seconds", 0.0) for a in about) / 60, 3),
+        "minutes": round(sum(a.get("seconds", 0.0) for a in about) / 60, 3),
+        "memory": max((a.get("memory", 0) for a in about), default=0),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "revision": revision(Path(__file__).parent),
+        "versions": versions(), "hardware": {k: machine[k] for k in ("processor", "cores") if k in machine}, "key": e.key})
+
+
+def controls(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1) -> list[Finding]:
+    """Each claim on its control, where it must not hold."""
+    return [Finding(c, float(c.value(run(e, e.settings(scale, **c.control.changes), store, workers)))) for c in e.claims]
+
+
+def start(e: Experiment, store: str | Path) -> None:
+    """One step of the first task at the paper's scale: does it start?"""
+    first = list(e.tasks(e.settings("paper", **e.start)))[:1]
+    _raise(e, sweep(e.work, first, Path(store) / "experiments" / e.name, key=e.key, title=f"{e.name} (first step)"))
+
+
+def default_store() -> Path:
+    """Where runs go unless said otherwise: RICHTER_RUNS, or runs/ in the working folder."""
+    return Path(os.environ.get("RICHTER_RUNS", "runs"))
+
+
+def _outcomes(e: Experiment, settings: Any, store: str | Path, workers: int, fresh: bool) -> list[Outcome]:
+    outcomes = sweep(e.work, list(e.tasks(settings)), Path(store) / "experiments" / e.name, workers=workers, fresh=fresh,
+                     key=e.key, title=e.name)
+    _raise(e, outcomes)
+    return outcomes
+
+
+def _raise(e: Experiment, outcomes: Iterable[Outcome]) -> None:
+    broken = [o for o in outcomes if o.error]
+    if broken:
+        raise ExperimentError(f"{e.name}: {len(broken)} of {len(list(outcomes))} tasks did not finish. The first: "
+                              f"{broken[0].error} What finished is kept; the same command goes on.")

@@ -1,0 +1,233 @@
+"""Sweeps and experiments: what is finished is never run again, what is killed goes on, what fails says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from richter import experiments
+from richter.core import Interval, Ref, SelectionError
+from richter.engine import sweep
+from richter.engine.sweep import name_of
+from richter.experiments import ledger, running
+from richter.experiments.frame import Claim, Control, Results
+from richter.runs import Writer, find
+from richter.testing import check_experiment
+
+TASKS = tiny.EXPERIMENT.tasks(tiny.EXPERIMENT.smoke)
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The seeds that were worked on, one line each."""
+    monkeypatch.setenv("TINY_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+def killed(task: tiny.Task, run: Writer) -> dict[str, Any]:
+    if task.seed == 1 and not (run.path.parent.parent / "again").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tiny.work(task, run)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sweep_runs_each_task_once(tmp_path: Path, log: Path, workers: int) -> None:
+    first = sweep(tiny.work, TASKS, tmp_path / "store", workers=workers)
+    assert [o.error for o in first] == [None] * 3
+    assert [float(o.run.array("total")) for o in first] == [435.0, 870.0, 1305.0]
+    assert sorted(log.read_text().split()) == ["0", "1", "2"]
+    again = sweep(tiny.work, TASKS, tmp_path / "store", workers=workers)
+    assert [o.path for o in again] == [o.path for o in first]
+    assert len(log.read_text().split()) == 3
+    sweep(tiny.work, TASKS[:1], tmp_path / "store", workers=workers, fresh=True)
+    assert log.read_text().split()[3:] == ["0"]
+    assert first[0].run.about["cpu_seconds"] > 0
+    assert first[0].path.name.startswith("seed0-")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_that_fails_stops_no_other(tmp_path: Path, workers: int) -> None:
+    settings = dataclasses.replace(tiny.EXPERIMENT.smoke, broken=1)
+    outcomes = sweep(tiny.work, tiny.EXPERIMENT.tasks(settings), tmp_path, workers=workers)
+    assert [bool(o.error) for o in outcomes] == [False, True, False]
+    assert "ValueError: seed 1 is broken" in (outcomes[1].error or "")
+    assert outcomes[1].run.status == "failed: ValueError: seed 1 is broken"
+    with pytest.raises(running.ExperimentError, match=r"1 of 3 tasks did not finish.*seed 1 is broken"):
+        running.check(tiny.EXPERIMENT, "smoke", tmp_path, changes={"broken": 1})
+
+
+def test_a_worker_that_is_killed_loses_its_own_task_only(tmp_path: Path) -> None:
+    outcomes = sweep(killed, TASKS, tmp_path / "store", workers=2)
+    assert [o.error for o in outcomes] == [None, "its process ended (killed by signal 9); run it again to resume", None]
+    assert outcomes[1].run.status == "interrupted"
+    (tmp_path / "again").touch()
+    assert [o.error for o in sweep(killed, TASKS, tmp_path / "store", workers=2)] == [None] * 3
+
+
+def test_names_of_tasks_tell_settings_apart(tmp_path: Path) -> None:
+    names = {name_of(tiny.work, t, key) for t in TASKS for key in ("", "other code")} | {name_of(killed, TASKS[0])}
+    assert len(names) == 7
+    odd = name_of(tiny.work, {"name": "../../etc <script>"})
+    assert "/" not in odd
+    assert "<" not in odd
+    with pytest.raises(SelectionError, match="the same settings"):
+        sweep(tiny.work, [*TASKS, TASKS[0]], tmp_path)
+    with pytest.raises(SelectionError, match="workers=0"):
+        sweep(tiny.work, TASKS, tmp_path, workers=0)
+
+
+def killed_until_done(store: Path, kills: int, seed: int) -> tuple[list[float], int]:
+    """Start the experiment again and again, kill it at random moments; in the end let it finish."""
+    draw, done, changes = random.Random(seed), 0, json.dumps({"pause": 0.004})
+    command = [sys.executable, str(Path(tiny.__file__)), str(store), changes]
+    for _ in range(kills):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(draw.uniform(0.15, 0.7))
+        process.kill()
+        process.communicate()
+        done += process.returncode == -signal.SIGKILL
+        for run in find(store):  # it opens, and its rows are whole
+            curve = run.series("sum", "a").value if run.has("sum", "a") else []
+            assert list(curve) == sorted(curve)
+            run.close()
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(found.stdout), done
+
+
+@pytest.mark.parametrize(("rounds", "kills"), [(1, 4), pytest.param(25, 4, marks=pytest.mark.long)])
+def test_a_killed_experiment_ends_with_the_same_claims(tmp_path: Path, rounds: int, kills: int) -> None:
+    whole = running.check(tiny.EXPERIMENT, "smoke", tmp_path / "straight", changes={"pause": 0.004})
+    straight = [f.value for f in whole.findings]
+    ended = 0
+    for i in range(rounds):
+        found, done = killed_until_done(tmp_path / f"{i}", kills, seed=i)
+        assert found == straight
+        ended += done
+    assert ended > 0
+
+
+def test_an_experiment_is_whole(tmp_path: Path) -> None:
+    check_experiment(tiny.EXPERIMENT, tmp_path)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"claims": ()}, "without a claim"),
+    ({"name": "tiny"}, "begins with its paper"),
+    ({"paper": {"steps": 3}}, "one frozen dataclass"),
+    ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], expect=Interval()),)}, "cannot fail"),
+    ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], source=""),)}, "where its bar comes from"),
+    ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], control=Control("nothing", {})),)}, "changes nothing"),
+    ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], expect=Interval(low=1e-3)),)}, "is not >= 0.001"),
+    ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], control=Control("more steps", {"steps": 31})),)},
+     "where it must fail"),
+])
+def test_an_experiment_that_is_not(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=said):
+        check_experiment(dataclasses.replace(tiny.EXPERIMENT, **changes), tmp_path)
+
+
+def test_results_are_arrays_over_tasks() -> None:
+    found = Results(None, TASKS, [{"total": float(i)} for i in range(3)])
+    assert found["total"].tolist() == [0.0, 1.0, 2.0]
+    assert found.where(seed=1)["total"].tolist() == [1.0]
+    assert len(found) == 3
+    with pytest.raises(SelectionError, match=r"no array 'totl'\. Close to it: 'total'"):
+        found["totl"]
+
+
+@pytest.mark.parametrize(("text", "value"), [("steps=12", 12), ("seeds=1,2", (1, 2)), ("pause=0.5", 0.5), ("wrong=yes", True)])
+def test_settings_from_the_command_line(text: str, value: Any) -> None:
+    assert tiny.EXPERIMENT.parsed([text]) == {text.partition("=")[0]: value}
+
+
+@pytest.mark.parametrize(("text", "said"), [("steps", "write key=value"), ("step=1", "Close to it: 'steps'"),
+                                            ("steps=many", "not a value of type int"), ("wrong=7", "not a value of type bool")])
+def test_settings_that_are_not(text: str, said: str) -> None:
+    with pytest.raises(SelectionError, match=said):
+        tiny.EXPERIMENT.parsed([text])
+
+
+def test_other_code_is_another_result(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running.check(tiny.EXPERIMENT, "smoke", tmp_path)
+    monkeypatch.setitem(tiny.EXPERIMENT.__dict__, "key", "changed")
+    running.check(tiny.EXPERIMENT, "smoke", tmp_path)
+    assert len(log.read_text().split()) == 6
+
+
+# ------------------------------------------------------------------------------------------------------------ the ledger
+
+def record(scale: str = "paper", **changes: Any) -> dict[str, Any]:
+    claim = {"text": "a number", "paper": "0.93", "source": "definitions", "expect": [0.9, None], "value": 0.95, "holds": True,
+             "verdict": "reproduced"}
+    return {"experiment": "nfa_tiny", "scale": scale, "claims": [claim | changes], "tasks": 1, "cpu_minutes": 1.5,
+            "memory": 2 ** 20, "date": "2026-01-01", "revision": "abc", "hardware": {"processor": "P", "cores": 2}}
+
+
+FIG1 = dataclasses.replace(tiny.EXPERIMENT, ref=Ref("nfa", "Fig. 1"), reduced="half the data")
+
+
+@pytest.mark.parametrize(("found", "verdict", "said"), [
+    ([], "absent", "not yet run: `richter run nfa_tiny --scale paper`"),
+    ([record()], "reproduced", "a number: 0.95 (bar >= 0.9; paper: 0.93)"),
+    ([record("smoke")], "reduced", "half the data"),
+    ([record("smoke", holds=False), record()], "reproduced", "0.95"),
+    ([record(holds=False, value=0.5, differs="the paper's lr is not given")], "differs", "the paper's lr is not given"),
+    ([record(holds=False, value=None)], "differs", "no number"),
+])
+def test_the_verdict_on_a_figure(found: list[dict[str, Any]], verdict: str, said: str) -> None:
+    known = {(r["experiment"], r["scale"]): r for r in found}
+    place = next(p for p in ledger.places([FIG1], known) if (p.paper, p.place) == ("nfa", "Fig. 1"))
+    assert place.verdict == verdict
+    assert said in place.said
+
+
+def test_the_page_counts_everything() -> None:
+    text = ledger.page([FIG1], {("nfa_tiny", "paper"): record()})
+    assert "| reproduced | 1 |" in text
+    assert f"| no experiment yet | {len(ledger.catalogue()) - 1} |" in text
+    assert "CPU-minutes spent on the records: 1.5." in text
+    extra = ledger.page([tiny.EXPERIMENT], {})
+    assert "| Fig. 99 | Sums of whole numbers. |" in extra
+
+
+ALL = [experiments.get(name) for name in experiments.names()]
+
+
+def test_the_ledger_in_the_documents_is_what_the_records_say() -> None:
+    kept = Path(__file__).parent.parent / "docs/claims.md"
+    assert kept.read_text(encoding="utf-8") == ledger.page(ALL, ledger.records()), "run `make claims`"
+
+
+@pytest.mark.parametrize("key", list(ledger.records()), ids="-".join)
+def test_a_record_is_of_the_claims_as_they_are(key: tuple[str, str]) -> None:
+    """Other claims or bars than the experiment has today: run it again with --record."""
+    e, kept = experiments.get(key[0]), ledger.records()[key]
+    assert [(c["text"], c["paper"], c["source"]) for c in kept["claims"]] == [(c.text, c.paper, c.source) for c in e.claims]
+    for c, claim in zip(kept["claims"], e.claims, strict=True):
+        f = running.Finding(claim, float("nan") if c["value"] is None else c["value"])
+        assert (c["expect"], c["holds"], c["verdict"]) == (f.record["expect"], f.holds, f.verdict)
+    assert not str(kept["revision"]).endswith("+"), "recorded from files that were not committed"
+
+
+@pytest.mark.parametrize("e", ALL, ids=lambda e: e.name)
+def test_every_experiment_is_whole(e: experiments.Experiment, tmp_path: Path) -> None:
+    check_experiment(e, tmp_path, run=e.quick)
+
+
+def test_a_claim_that_is_known_to_differ_does_not_fail() -> None:
+    claim = Claim("x", lambda r: 2.0, Interval(high=1.0), Control("y", {}), differs="because")
+    assert running.Finding(claim, 2.0).verdict == "differs"
+    assert running.Finding(claim, float("nan")).verdict == "differs"
+    assert running.Finding(claim, 0.5).verdict == "reproduced"
+    assert running.Finding(dataclasses.replace(claim, differs=""), 2.0).verdict == "FAILED"

@@ -1,0 +1,77 @@
+"""A small experiment without torch, for the tests of the frame: a walk whose sum is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from richter.core import Interval, Ref, Row
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.running import check
+from richter.runs import Writer
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = 30
+    seeds: tuple[int, ...] = (0, 1, 2)
+    pause: float = 0.0
+    wrong: bool = False
+    broken: int = -1  # the seed that raises
+
+
+@dataclass(frozen=True)
+class Task:
+    settings: Settings
+    seed: int
+
+
+def work(task: Task, run: Writer) -> dict[str, Any]:
+    s = task.settings
+    with open(os.environ.get("TINY_LOG", os.devnull), "a") as log:
+        log.write(f"{task.seed}\n")
+    if task.seed == s.broken:
+        raise ValueError(f"seed {task.seed} is broken")
+    total = 0.0
+    for step in range(s.steps):
+        total += step * (task.seed + 1)
+        run.rows([Row(step, "a", "sum", total)])
+        run.progress(step / s.steps)
+        time.sleep(s.pause)
+    return {"total": total + s.wrong, "curve": run.run.series("sum", "a").value}
+
+
+def expected(r: Results) -> float:
+    """Largest difference from n (n - 1) / 2 times seed + 1."""
+    n = r.settings.steps
+    return float(max(abs(found["total"] - n * (n - 1) / 2 * (t.seed + 1)) for t, found in r))
+
+
+def draw(r: Results) -> Any:
+    from matplotlib.figure import Figure
+    figure = Figure()
+    figure.add_subplot().plot(r["curve"].T)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="nfa_tiny", ref=Ref("nfa", "Fig. 99"), title="sums of whole numbers", smoke=Settings(), paper=Settings(steps=60),
+    tasks=lambda s: [Task(replace(s, seeds=()), seed) for seed in s.seeds], work=work, figures={"sums": draw}, start={"steps": 1},
+    claims=(Claim("distance to the closed form", expected, Interval(high=1e-9), Control("a wrong sum", {"wrong": True}),
+                  paper="0", source="arithmetic"),
+            Claim("growth of the curve", lambda r: float(np.diff(r["curve"]).min()), Interval(low=0.0),
+                  Control("a falling walk", {"seeds": (-3,)}),
+                  source="arithmetic")))
+
+
+if __name__ == "__main__":
+    store, changes = sys.argv[1], json.loads(sys.argv[2])
+    found = check(EXPERIMENT, "smoke", store, changes=changes)
+    print(json.dumps([f.value for f in found.findings]))
+    assert "torch" not in sys.modules
