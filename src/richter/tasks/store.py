@@ -5,6 +5,7 @@ The folder is $RICHTER_DATA, else $XDG_CACHE_HOME/richter/data, else ~/.cache/ri
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -124,5 +125,6 @@ def _keep(ready: Path, folder: Path, wanted: Source) -> None:
 def _sweep(folder: Path) -> None:
     """Remove what fetches that were killed left behind long ago."""
     for old in folder.glob(f"{_WORK}*"):
-        if time.time() - old.stat().st_mtime > _STALE:
-            shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may sweep too
+            if time.time() - old.stat().st_mtime > _STALE:
+                shutil.rmtree(old, ignore_errors=True)
