@@ -1,0 +1,236 @@
+"""What figures show, as arrays: curves, grids, spectra, matrices. Computed here, drawn in figures.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import WHOLE, SelectionError, StoreError
+from richter.runs import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+Numbers = NDArray[np.float64]
+T = TypeVar("T")
+MATRICES = ("nfm", "agop", "egop")
+FLOOR = 1e-7  # of the largest eigenvalue: below it, single precision is noise
+
+
+class Framed(Protocol):
+    """A Run or an Observer: something with rows."""
+
+    @property
+    def frame(self) -> pandas.DataFrame: ...
+
+
+class Line(NamedTuple):
+    """One curve: steps, values, standard errors (NaN: none)."""
+
+    step: Numbers
+    value: Numbers
+    error: Numbers
+
+
+class Grid(NamedTuple):
+    """A measure over layers and steps: values [layer, step], NaN where there is no finding."""
+
+    layers: list[str]
+    steps: list[int]
+    values: Numbers
+
+
+# ------------------------------------------------------------------------------------------------------------ rows
+
+def frame_of(found: pandas.DataFrame | Framed) -> pandas.DataFrame:
+    return found if hasattr(found, "columns") else found.frame  # type: ignore[return-value, union-attr]
+
+
+def depth(frames: Iterable[pandas.DataFrame]) -> list[str]:
+    """The layers of one or several frames in the order of measuring, the whole model last."""
+    found = dict.fromkeys(k for frame in frames for k in frame.layer.unique())
+    return [k for k in found if k != WHOLE] + [WHOLE] * (WHOLE in found)
+
+
+def findings(frame: pandas.DataFrame, measure: str) -> pandas.DataFrame:
+    """The finite rows of a measure, by step. What is 1 by definition is no finding."""
+    mine = frame[frame.measure == measure]
+    return mine[np.isfinite(mine.value) & ~mine.note.str.startswith("trivial")].sort_values("step", kind="stable")
+
+
+def lines(frame: pandas.DataFrame, measure: str) -> dict[str, Line]:
+    """A curve for each layer that has one, in the order of depth."""
+    parts = dict(tuple(findings(frame, measure).groupby("layer", sort=False)))
+    return {k: Line(*(parts[k][c].to_numpy(np.float64) for c in ("step", "value", "error")))
+            for k in depth([frame]) if k in parts}
+
+
+def grid(frame: pandas.DataFrame, measure: str) -> Grid:
+    found = findings(frame, measure)
+    steps = sorted(int(s) for s in found.step.unique())
+    have = set(found.layer)
+    layers = [k for k in depth([frame]) if k in have]
+    values = np.full((len(layers), len(steps)), np.nan)
+    row, column = {k: i for i, k in enumerate(layers)}, {s: j for j, s in enumerate(steps)}
+    values[[row[k] for k in found.layer], [column[int(s)] for s in found.step]] = found.value
+    return Grid(layers, steps, values)
+
+
+def scalar_lines(table: pandas.DataFrame) -> dict[str, Line]:
+    """The user's own curves, of a frame with a column ``step``."""
+    found = {}
+    for name in (c for c in table.columns if c != "step"):
+        value = table[name].to_numpy(np.float64)
+        real = np.isfinite(value)
+        found[str(name)] = Line(table.step.to_numpy(np.float64)[real], value[real], np.full(real.sum(), np.nan))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ what fits a picture
+
+def threshold(steps: Iterable[float]) -> float | None:
+    """Up to where a step axis is linear before it turns logarithmic; None where it is linear all along."""
+    positive = [s for s in steps if s > 0]
+    return None if not positive or max(positive) < 20 * min(positive) else float(min(positive))
+
+
+def thinned(line: Line, linear: float | None, most: int = 400) -> Line:
+    """At most about ``most`` points that draw the same picture: of each narrow strip the first, last, least and greatest."""
+    n = len(line.step)
+    if n <= most:
+        return line
+    at = line.step if linear is None else np.arcsinh(line.step / linear)
+    strip = np.floor((at - at[0]) / max(at[-1] - at[0], 1e-300) * (most // 4 - 1)).astype(int)
+    start = np.flatnonzero(np.r_[True, np.diff(strip) > 0])
+    stop = np.r_[start[1:], n]
+    keep = {i for a, b in zip(start, stop, strict=True)
+            for i in (a, b - 1, a + int(line.value[a:b].argmin()), a + int(line.value[a:b].argmax()))}
+    index = sorted(keep)
+    return Line(line.step[index], line.value[index], line.error[index])
+
+
+def chosen(items: Sequence[T], most: int) -> list[T]:
+    """At most ``most`` of them, evenly spread, the first and (of two or more) the last included."""
+    if len(items) <= most or most < 2:
+        return list(items[:most])
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def reduced(A: NDArray[Any], most: int) -> tuple[NDArray[Any], int]:
+    """A matrix as means over k x k blocks such that at most ``most`` blocks lie side by side; and k."""
+    k = -(-max(A.shape) // most)
+    if k <= 1:
+        return A, 1
+    rows, columns = (np.arange(0, d, k) for d in A.shape)
+    sums = np.add.reduceat(np.add.reduceat(A.astype(np.float64), rows, 0), columns, 1)
+    sizes = np.outer(np.diff(np.r_[rows, A.shape[0]]), np.diff(np.r_[columns, A.shape[1]]))
+    return sums / sizes, k
+
+
+# --------------------------------------------------------------------------------------------------------- matrices
+
+def stored(run: Run, layer: str) -> dict[str, list[int]]:
+    """name -> steps of the arrays of a layer."""
+    found: dict[str, list[int]] = {}
+    for k, name, step in run.arrays:
+        if k == layer:
+            found.setdefault(name, []).append(step)
+    return {name: sorted(found[name]) for name in sorted(found, key=_order)}
+
+
+def with_matrices(run: Run) -> list[str]:
+    """The layers that have an NFM or an AGOP, by depth."""
+    have = list(dict.fromkeys(k for k, name, _ in run.arrays if name in MATRICES[:2]))
+    place = {k: i for i, k in enumerate(run.layers)}
+    return sorted(have, key=lambda k: place.get(k, len(place)))
+
+
+def spectrum(run: Run, name: str, layer: str, step: int) -> Numbers:
+    """Eigenvalues of a stored matrix, largest first, those that stand above rounding. A stored vector is a spectrum."""
+    array = run.array(name, layer, step)
+    if array.ndim == 1:
+        values = np.sort(array.astype(np.float64))[::-1]
+    else:
+        values = np.sort(run.eigenpairs(name, layer, step)[0].astype(np.float64))[::-1]
+    values = values[np.isfinite(values)]
+    return values[values > FLOOR * values[0]] if len(values) and values[0] > 0 else values[:0]
+
+
+def spectra(run: Run, layer: str) -> dict[str, dict[int, Numbers]]:
+    """name -> {first step: eigenvalues, last step: eigenvalues}; what has none (not symmetric) is left out."""
+    found: dict[str, dict[int, Numbers]] = {}
+    for name, steps in stored(run, layer).items():
+        try:
+            found[name] = {s: spectrum(run, name, layer, s) for s in dict.fromkeys((steps[0], steps[-1]))}
+        except StoreError:
+            continue
+    return {name: mine for name, mine in found.items() if any(len(v) for v in mine.values())}
+
+
+def matrices(run: Run, layer: str, step: int) -> dict[str, NDArray[Any]]:
+    """NFM, AGOP and EGOP of a layer at a step. The EGOP of the whole model stands beside the layer that reads the input."""
+    have = stored(run, layer)
+    found = {name: run.array(name, layer, step) for name in MATRICES if step in have.get(name, ())}
+    if not found:
+        steps = sorted({s for name in MATRICES for s in have.get(name, ())})
+        raise SelectionError(f"the run {run.name} has no NFM or AGOP of layer {layer!r} at step {step}. "
+                             + (f"It has them at: {', '.join(map(str, steps))}." if steps else
+                                f"Layers that have them: {', '.join(map(repr, with_matrices(run))) or 'none'}."))
+    if "egop" not in found:
+        reads_input = with_matrices(run)[:1] == [layer] and "egop" in stored(run, WHOLE)
+        other = run.array("egop", layer) if "egop" in have else run.array("egop", WHOLE) if reads_input else None
+        if other is not None and other.shape == next(iter(found.values())).shape:
+            found["egop"] = other
+    return {name: a for name, a in found.items() if a.ndim == 2 and a.shape[0] == a.shape[1]}
+
+
+def matrix_steps(run: Run, layer: str) -> list[int]:
+    """The first and the last step at which a layer has an NFM or an AGOP."""
+    steps = sorted({s for name, mine in stored(run, layer).items() if name in MATRICES[:2] for s in mine})
+    return list(dict.fromkeys(steps[:1] + steps[-1:]))
+
+
+def cosine(A: NDArray[Any], B: NDArray[Any]) -> float:
+    """<A, B> / (|A| |B|); NaN for a zero matrix or other shapes."""
+    if A.shape != B.shape:
+        return float("nan")
+    a, b = A.astype(np.float64).ravel(), B.astype(np.float64).ravel()
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / size if size else float("nan")
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (MATRICES.index(name) if name in MATRICES else len(MATRICES), name)
+
+
+# --------------------------------------------------------------------------------------------------- names, settings
+
+def labelled(runs: Sequence[Run]) -> dict[str, Run]:
+    """Runs by a name each: that of the folder, with the folder above where two are alike, numbered if that is not enough."""
+    names = [r.name for r in runs]
+    names = [n if names.count(n) == 1 else f"{r.path.resolve().parent.name}/{n}" for n, r in zip(names, runs, strict=True)]
+    return {n if names.count(n) == 1 else f"{n} ({names[:i + 1].count(n)})": r
+            for i, (n, r) in enumerate(zip(names, runs, strict=True))}
+
+
+def flat(settings: Any, prefix: str = "") -> dict[str, str]:
+    """Settings as dotted names and texts."""
+    import json
+    if isinstance(settings, Mapping):
+        found: dict[str, str] = {}
+        for k, v in settings.items():
+            found |= flat(v, f"{prefix}.{k}" if prefix else str(k))
+        return found
+    if settings is None and not prefix:
+        return {}
+    return {prefix or "settings": settings if isinstance(settings, str) else json.dumps(settings, ensure_ascii=False)}
+
+
+def differences(settings: Sequence[Mapping[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What differs (name -> one text for each run, empty where it is absent) and what is common."""
+    names = dict.fromkeys(k for s in settings for k in s)
+    values = {k: [s.get(k, "") for s in settings] for k in names}
+    return ({k: v for k, v in values.items() if len(set(v)) > 1}, {k: v[0] for k, v in values.items() if len(set(v)) == 1})

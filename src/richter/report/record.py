@@ -1,0 +1,253 @@
+"""The parts of a report that are words and tables: verdict, last values, claims, settings, cost, sessions, references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, Protocol
+
+import numpy as np
+
+from richter.core import WHOLE, SelectionError
+from richter.report import plotdata
+from richter.report.markup import Markup, joined, table, tag
+from richter.report.titles import called, papers
+from richter.runs import Run
+from richter.snapshot import Snapshot, shown
+from richter.verdict import LayerVerdict, diagnose
+
+WORDS = {"rich": "learned features", "between": "learned in part", "lazy": "stayed near its start", "unknown": "cannot be told"}
+
+
+class Named(Protocol):
+    """A run as a report shows it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def run(self) -> Run: ...
+    @property
+    def colour(self) -> str: ...
+    @property
+    def snapshots(self) -> list[Snapshot]: ...
+
+
+# ------------------------------------------------------------------------------------------------------------ verdict
+
+def verdict(s: Named, several: bool = False, brief: bool = False) -> Markup:
+    """In words, with what speaks for it, layer by layer."""
+    chip = _status(s.run.status)
+    swatch = tag("span", class_="swatch", style=f"border-color:{s.colour}") if several else ""
+    line = tag("h3", swatch, s.name, chip) if several or brief else ""
+    try:
+        found = diagnose(s)
+    except SelectionError:
+        words = "Nothing has been measured yet." if s.run.status == "running" else "Nothing was measured in this run."
+        return tag("div", line, tag("p", words, "" if line else chip), class_="verdict")
+    sentence = tag("p", _brief(found.verdict[:1].upper() + found.verdict[1:], found.layers), "" if line else chip)
+    remarks = [*found.evidence, *(f"Advice: {_brief(a, found.layers)}" for a in found.advice)]
+    if brief:
+        return tag("div", line, sentence)
+    layers = tag("div", _layers(found.layers), class_="scroll") if found.layers else Markup("")
+    if several and layers:
+        layers = tag("details", tag("summary", f"{len(found.layers)} layers"), layers)
+    return tag("div", line, sentence, tag("ul", *(tag("li", r[:1].upper() + r[1:]) for r in remarks)) if remarks else "", layers,
+               class_="verdict")
+
+
+def _brief(sentence: str, layers: Sequence[LayerVerdict]) -> str:
+    """Long lists of layers cut short: the table below has them all."""
+    for kind in ("rich", "lazy"):
+        names = [v.layer for v in layers if v.verdict == kind]
+        if len(names) > 6:
+            sentence = sentence.replace(", ".join(names), _few(names))
+    return sentence
+
+
+def _status(status: str) -> Markup:
+    kind = status if status in ("running", "finished") else "trouble"
+    return tag("span", status, class_=f"chip {kind}")
+
+
+def _layers(layers: Sequence[LayerVerdict]) -> Markup:
+    rows = []
+    for v in layers:
+        share = v.evidence.get("c_uc_ratio", math.nan)
+        numbers = ", ".join(f"{k} {x:.3g}" for k, x in v.evidence.items() if math.isfinite(x))
+        rows.append([called(v.layer), tag("span", WORDS[v.verdict], class_=v.verdict), _bar(share), numbers])
+    return table(["layer", "verdict", "share learned, 0 to 1", "evidence"], rows)
+
+
+def _bar(share: float) -> Markup:
+    if not math.isfinite(share):
+        return Markup("")
+    width = 120 * min(max(share, 0.0), 1.0)
+    return tag("svg", tag("rect", width="120", height="8", fill="#e8ecef"),
+               tag("rect", width=f"{width:.1f}", height="8", fill="#0072b2"),
+               class_="bar", width="120", height="18", viewBox="0 -6 120 18", role="img", aria_label=f"{share:.2f}")
+
+
+# -------------------------------------------------------------------------------------------------------- last values
+
+def last_values(s: Named, several: bool = False) -> Markup:
+    """The last measurement as a table, and why a number is missing."""
+    if not s.snapshots:
+        return Markup("")
+    last = s.snapshots[-1]
+    cells = {(r.layer, r.measure): r for r in last.rows}
+    layers = [k for k in last.layers if k != WHOLE] + [WHOLE] * (WHOLE in last.layers)
+    rows = [[called(k), *(shown(cells.get((k, m))) for m in last.measures)] for k in layers]
+    remarks: dict[str, list[str]] = {}
+    for r in last.rows:
+        if r.note:
+            remarks.setdefault(r.note, []).append(f"{r.measure} of {called(r.layer)}")
+    notes = [f"{_few(places)}: {note}" for note, places in remarks.items()]
+    notes += [f"{called(k)}: {note}" for k, note in last.notes.items()]
+    words = f"Step {last.step}. 0.823(12) is 0.823 ± 0.012 over probe examples; a dot marks a value that is so by definition."
+    return joined([tag("h3", s.name) if several else "", tag("p", words, class_="soft"),
+                   tag("div", table(["layer", *last.measures], rows, class_="numbers"), class_="scroll"),
+                   tag("ul", *(tag("li", n) for n in notes), class_="soft") if notes else ""])
+
+
+def _few(places: Sequence[str], most: int = 4) -> str:
+    return ", ".join(places[:most]) + (f" and {len(places) - most} more" if len(places) > most else "")
+
+
+# ------------------------------------------------------------------------------------------------------------- claims
+
+def claims(name: str, found: Mapping[str, Mapping[str, Any]], several: bool = False) -> Markup:
+    """What the run was to show: the claim, the interval, the value, and whether it holds."""
+    if not found:
+        return Markup("")
+    rows = []
+    for key, record in found.items():
+        ends, value, holds = _interval(record), record.get("value"), claim_holds(record)
+        said = record.get("verdict") if isinstance(record.get("verdict"), str) else ""
+        word = said or ("" if holds is None else "holds" if holds else "does not hold")
+        differs = [tag("br"), tag("span", record["differs"], class_="soft")] if record.get("differs") else []
+        rows.append([joined([record.get("text") or key, *differs]), "" if ends is None else _range(*ends),
+                     f"{value:.4g}" if _number(value) else "" if value is None else value, record.get("paper") or "",
+                     tag("span", word, class_=None if holds is None else "rich" if holds else "trouble")])
+    return joined([tag("h3", name) if several else "", table(["claim", "expected", "value", "in the paper", "verdict"], rows)])
+
+
+def _range(low: float, high: float) -> str:
+    if math.isinf(low) or math.isinf(high):
+        return f"at least {low:g}" if math.isfinite(low) else f"at most {high:g}" if math.isfinite(high) else "any"
+    return f"{low:g} to {high:g}"
+
+
+def claim_holds(record: Mapping[str, Any]) -> bool | None:
+    """As recorded, or as value and interval say; None where neither does."""
+    for key in ("holds", "passed", "verdict"):
+        said = record.get(key)
+        if isinstance(said, bool):
+            return said
+        if isinstance(said, str) and said:
+            return said.lower() in ("holds", "hold", "true", "passed", "pass", "ok", "yes")
+    ends, value = _interval(record), record.get("value")
+    return None if ends is None or not isinstance(value, (int, float)) else ends[0] <= value <= ends[1]
+
+
+def _interval(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(low, high) of what is written as a mapping or as a pair, an open end as None."""
+    found = next((record[k] for k in ("interval", "expect", "expected") if record.get(k) is not None), record)
+    ends = [found.get("low"), found.get("high")] if isinstance(found, Mapping) else found if isinstance(found, list) else []
+    if len(ends) != 2 or ends == [None, None]:
+        return None
+    low, high = ends
+    return (float(low) if isinstance(low, (int, float)) else -math.inf,
+            float(high) if isinstance(high, (int, float)) else math.inf)
+
+
+def _number(v: Any) -> bool:
+    return isinstance(v, (int, float)) and not isinstance(v, bool)
+
+
+# -------------------------------------------------------------------------------------------- settings, cost, sessions
+
+def settings(runs: Sequence[tuple[str, Any]], differing: bool = False) -> Markup:
+    """One run: all of them. Several: those that differ, or those that all have in common."""
+    differ, common = plotdata.differences([plotdata.flat(s) for _, s in runs])
+    if differing:
+        rows = [[k, *values] for k, values in differ.items()]
+        return table(["setting", *(name for name, _ in runs)], rows) if rows else tag("p", "The settings are the same.")
+    if not common:
+        return Markup("") if differ or len(runs) > 1 else tag("p", "None were recorded.", class_="soft")
+    words = tag("p", "In common; what differs is above.", class_="soft") if len(runs) > 1 else ""
+    return joined([words, table(["setting", "value"], list(common.items()))])
+
+
+def cost(runs: Sequence[Named]) -> Markup:
+    """What measuring took, beside the time that the run took as a whole."""
+    rows = []
+    for s in runs:
+        seconds = np.array([x.seconds for x in s.snapshots if math.isfinite(x.seconds)])
+        passes = [x.passes for x in s.snapshots if math.isfinite(x.passes)]
+        spans = [x.ended - x.begun if x.ended is not None else math.nan for x in s.run.sessions]
+        whole = math.fsum(spans)
+        rows.append([s.name, len(s.snapshots), max((x.examples for x in s.snapshots), default=0) or "",
+                     f"{seconds.sum():.3g} s" if len(seconds) else "", f"{np.median(seconds):.3g} s" if len(seconds) else "",
+                     f"{np.median(passes):.3g}" if passes else "",
+                     f"{seconds.sum() / whole:.1%}" if len(seconds) and math.isfinite(whole) and whole > 0 else ""])
+    heads = ["run", "measurements", "probe examples", "time in all", "median", "passes each", "share of the run's time"]
+    return table(heads, rows)
+
+
+def sessions(runs: Sequence[Named]) -> Markup:
+    """Seeds, and each process that wrote: when, how it ended, on what."""
+    seeds = [[s.name, ", ".join(f"{k} {v}" for k, v in s.run.seeds.items()) or "none recorded"] for s in runs]
+    rows = []
+    for s in runs:
+        for i, x in enumerate(s.run.sessions):
+            p = x.provenance
+            versions = {"python": p.get("python"), **_mapping(p.get("versions"))}
+            command = p.get("command")
+            rows.append([f"{s.name} ({i + 1})" if len(s.run.sessions) > 1 else s.name, _time(x.begun),
+                         f"{_time(x.ended)} ({x.how})" if x.ended is not None else "not recorded",
+                         tag("code", _revision(p.get("revision"))), ", ".join(f"{k} {v}" for k, v in versions.items() if v),
+                         _hardware(_mapping(p.get("hardware"))),
+                         tag("code", " ".join(map(str, command)) if isinstance(command, list) else "")])
+    return joined([table(["run", "seeds"], seeds),
+                   table(["session", "begun (UTC)", "ended (UTC)", "git revision", "versions", "hardware", "command"], rows)])
+
+
+def _mapping(found: Any) -> dict[str, Any]:
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _revision(found: Any) -> str:
+    if not isinstance(found, str):
+        return "none"
+    return found[:12] + (" and changes" if found.endswith("+") else "")
+
+
+def _hardware(found: Mapping[str, Any]) -> str:
+    memory, cores = found.get("memory"), found.get("cores")
+    parts = [found.get("gpu"), found.get("processor") or found.get("machine"), f"{cores} cores" if cores else None,
+             f"{memory / 2 ** 30:.0f} GiB" if isinstance(memory, (int, float)) else None]
+    return ", ".join(str(p) for p in parts if p)
+
+
+def _time(seconds: float | None) -> str:
+    try:
+        return datetime.fromtimestamp(float(seconds or 0), timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "unknown"
+
+
+# --------------------------------------------------------------------------------------------------------- references
+
+def references(measures: Iterable[str]) -> Markup:
+    """The papers behind the measures, to be cited with them."""
+    from richter.citations import bibtex, reference
+    names = papers(measures)
+    if not names:
+        return Markup("")
+    items = []
+    for name in names:
+        paper = reference(name)
+        where = f". {paper['venue']}, {paper['year']}. "
+        items.append(tag("li", f"{', '.join(paper['authors'])}. ", tag("em", paper["title"]), where, tag("code", name)))
+    return joined([tag("ul", *items), tag("details", tag("summary", "BibTeX"), tag("pre", bibtex(names)))])
