@@ -266,7 +266,10 @@ class Run:
     @property
     def ends(self) -> list[Snapshot]:
         """The first and the last measurement: what a verdict needs, without reading what lies between."""
-        return self._snapshots(self._ask("SELECT min(step), max(step) FROM snapshots", kinds="nn")[0])
+        steps = self._ask("SELECT min(a), max(b) FROM (SELECT (SELECT min(step) FROM rows WHERE series = series.id) AS a, "
+                          "(SELECT max(step) FROM rows WHERE series = series.id) AS b FROM series WHERE kind = 'row' UNION ALL "
+                          "SELECT step, step FROM recent WHERE series IN (SELECT id FROM series WHERE kind = 'row'))", kinds="nn")
+        return self._snapshots(steps[0]) if steps[0][0] is not None else []
 
     def _snapshots(self, steps: Sequence[int] = ()) -> list[Snapshot]:
         only = "step IN (?, ?)" if steps else "true"
