@@ -1,0 +1,178 @@
+"""The runs of a store as a dashboard sees them: found again and again, opened a few at a time, asked only if they changed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from richter.core import RichterError, StoreError
+from richter.runs import Run, inside
+from richter.runs.format import DATABASE, LOCK, OBJECTS
+from richter.runs.lock import held
+from richter.runs.reader import paths
+
+DEPTH = 3  # folders below the store that are looked into
+SETTLED = 2.0  # seconds; a file that changed more recently may change again without a new time of change
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A line of the list of runs."""
+
+    name: str
+    mark: str  # differs when there is something new
+    status: str  # running, finished, interrupted, failed, unreadable, or the writer's own word
+    reason: str = ""
+    last: int | None = None
+    begun: float | None = None
+    updated: float | None = None
+
+
+@dataclass
+class _Entry:
+    run: Run
+    file: tuple[int, int]
+    users: int = 0
+    retired: bool = False
+
+
+class Shelf:
+    """Thread-safe. ``with shelf.open(name) as run``: at most ``most`` runs stay open that nobody reads."""
+
+    def __init__(self, store: str | os.PathLike[str], most: int = 64) -> None:
+        self.store, self.most = Path(store).resolve(), most
+        self._guard = threading.Lock()
+        self._open: OrderedDict[Path, _Entry] = OrderedDict()
+        self._known: dict[str, Summary] = {}
+        self._paths: list[Path] = []
+        self._search_at = 0.0
+
+    # ------------------------------------------------------------------------------------------------------ one run
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[Run]:
+        """A run of the store by its name; whatever is wrong with it is a StoreError."""
+        with understood(name):
+            entry = self._take(self.path(name))
+        try:
+            with understood(name):
+                yield entry.run
+        finally:
+            self._give_back(entry)
+
+    def path(self, name: str) -> Path:
+        """Its folder, which lies in the store: names do not lead out, and neither do links."""
+        try:
+            folder = inside(self.store, name)
+            linked = [f for f in (DATABASE, f"{DATABASE}-wal", OBJECTS) if (folder / f).is_symlink()]
+            there = (folder / DATABASE).is_file()
+        except (ValueError, RuntimeError, OSError) as why:
+            if isinstance(why, RichterError):
+                raise
+            raise StoreError(f"{name[:100]!r} cannot be the name of a run: {why}.") from why
+        if linked:
+            raise StoreError(f"{linked[0]} of the run {name!r} is a link, which may lead out of the store. It was not read.")
+        if not there:
+            raise StoreError(f"there is no run {name[:100]!r} in this store.")
+        return folder
+
+    def mark(self, name: str) -> str:
+        """Something short that differs when the run has changed; asks the file system only."""
+        return _seen(self.path(name))[0]
+
+    def _take(self, path: Path) -> _Entry:
+        found = os.stat(path / DATABASE)
+        file = found.st_dev, found.st_ino
+        with self._guard:
+            entry = self._open.get(path)
+            if entry is not None and entry.file != file:  # deleted, and another one made in its place
+                self._retire(path)
+                entry = None
+            if entry is None:
+                entry = self._open[path] = _Entry(Run(path), file)
+            self._open.move_to_end(path)
+            entry.users += 1
+            idle = [p for p, e in self._open.items() if not e.users]
+            for old in idle[:max(0, len(self._open) - self.most)]:
+                self._retire(old)
+            return entry
+
+    def _retire(self, path: Path) -> None:
+        entry = self._open.pop(path)
+        entry.retired = True
+        if not entry.users:
+            entry.run.close()
+
+    def _give_back(self, entry: _Entry) -> None:
+        with self._guard:
+            entry.users -= 1
+            if entry.retired and not entry.users:
+                entry.run.close()
+
+    def close(self) -> None:
+        with self._guard:
+            for path in list(self._open):
+                self._retire(path)
+
+    # ---------------------------------------------------------------------------------------------------- all of them
+
+    def summaries(self) -> list[Summary]:
+        """Every run of the store, also those that cannot be read. Those that have not changed cost a look at their files."""
+        found = [self._summary(path) for path in self._search()]
+        self._known = {s.name: s for s in found}
+        return found
+
+    def _search(self) -> list[Path]:
+        """Not again at once, if the store is so large that looking through it takes long."""
+        begun = time.monotonic()
+        if begun >= self._search_at:
+            self._paths = list(paths(self.store, DEPTH))
+            self._search_at = time.monotonic() + 20 * (time.monotonic() - begun)
+        return self._paths
+
+    def _summary(self, path: Path) -> Summary:
+        name = path.relative_to(self.store).as_posix()
+        try:
+            (mark, updated), known = _seen(path), self._known.get(name)
+            if known is not None and known.mark == mark and (known.status != "running" or held(path / LOCK)):
+                return known
+            with self.open(name) as run:
+                status, _, reason = run.status.partition(": ")
+                begun, last = [s.begun for s in run.sessions], run.last
+                if not isinstance(last, int | None):
+                    raise StoreError(f"the run {name!r} is damaged: its last step is {last!r}.")
+                return Summary(name, mark, status, reason, last, begun[-1] if begun else None, updated)
+        except (StoreError, OSError) as why:
+            return Summary(name, "unreadable", "unreadable", str(why))
+
+
+@contextlib.contextmanager
+def understood(name: str) -> Iterator[None]:
+    """A damaged file can hold anything anywhere; what goes wrong in reading it is said in a sentence."""
+    try:
+        yield
+    except RichterError:
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, sqlite3.Error,
+            OSError) as why:
+        raise StoreError(f"the run {name!r} is damaged: {type(why).__name__}: {why}.") from why
+
+
+def _seen(path: Path) -> tuple[str, float]:
+    """The mark of a run, and when something was last written."""
+    found = []
+    for name in (DATABASE, f"{DATABASE}-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            s = os.stat(path / name)
+            found += [(s.st_mtime_ns, s.st_size, s.st_ino)] if s.st_size else []  # a reader may leave an empty log behind
+    updated = max(found)[0] / 1e9 if found else 0.0
+    fresh = time.monotonic() if time.time() - updated < SETTLED else None
+    return hashlib.sha256(repr((found, fresh)).encode()).hexdigest()[:16], updated
