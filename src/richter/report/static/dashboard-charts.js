@@ -1,0 +1,207 @@
+// Panels of curves: one for each measure and scalar, zoomed together along the steps. Drawn by plotly, whose labels know some
+// markup; so only our own words are given to it, and names that go into an exported figure are escaped.
+
+import { address } from "./dashboard-api.js";
+import { byId, download, el, layerName, measured } from "./dashboard-dom.js";
+import { ink, looks, swatch, theme } from "./dashboard-look.js";
+import { change, state } from "./dashboard-state.js";
+
+const panels = new Map();
+export const FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif';
+export const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
+const BANDS = 8; // curves in a panel up to which errors are drawn
+const TIP = 14; // lines of a tooltip
+
+/** A name as plotly shows it literally. */
+export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+/** Draw panels [{key, title, curves, query}] into a grid; panels that stay keep their zoom. */
+export function drawPanels(grid, wanted, runs, layers) {
+  for (const [key, panel] of panels) {
+    if (wanted.some((w) => w.key === key)) continue;
+    Plotly.purge(panel.plot);
+    panel.node.remove();
+    panels.delete(key);
+  }
+  wanted.forEach((w, i) => {
+    if (!panels.has(w.key)) panels.set(w.key, made(w.key));
+    const panel = Object.assign(panels.get(w.key), w, { runs, layers });
+    if (grid.children[i] !== panel.node) grid.insertBefore(panel.node, grid.children[i] ?? null);
+    panel.heading.textContent = panel.heading.title = w.title;
+    panel.log.setAttribute("aria-pressed", String(isLog(w.key)));
+    panel.csv.href = address("curves.csv", w.query);
+    drawPanel(panel);
+  });
+}
+
+export function forgetPanels() {
+  for (const panel of panels.values()) Plotly.purge(panel.plot);
+  panels.clear();
+}
+
+function made(key) {
+  const button = (text, title, onclick, more = {}) => el("button", { type: "button", textContent: text, title, onclick, ...more });
+  const heading = el("h3");
+  const plot = el("div", { className: "plot" });
+  const log = button("log", "Logarithmic values (L)", () => toggleLog(key), { "aria-pressed": "false" });
+  const csv = el("a", { textContent: "CSV", title: "All points as a table", download: "richter-curves.csv" });
+  const node = el("figure", { className: "panel", tabIndex: 0, dataset: { panel: key } },
+    el("figcaption", {}, heading, el("span", { className: "buttons" }, log,
+      button("wide", "Larger or smaller (W)", () => widen(node)),
+      button("SVG", "Save this figure as SVG", () => save(panels.get(key), "svg")),
+      button("PNG", "Save this figure as PNG", () => save(panels.get(key), "png")), csv)), plot);
+  node.setAttribute("aria-label", "Curves. Arrow keys move, + and - zoom, 0 shows everything, L switches to logarithmic values.");
+  node.addEventListener("keydown", (event) => event.target === node && onKey(event, key));
+  return { key, node, plot, heading, log, csv, ready: false };
+}
+
+function drawPanel(panel) {
+  const layout = panelLayout(panel);
+  Plotly.react(panel.plot, traces(panel, looks(panel.runs, panel.layers)), layout, { ...CONFIG, doubleClick: "reset" });
+  if (panel.ready) return;
+  panel.ready = true;
+  panel.plot.on("plotly_relayout", (e) => zoomed(e));
+  panel.plot.on("plotly_doubleclick", () => change({ x: null }));
+  panel.plot.on("plotly_hover", (e) => tip(panel, e));
+  panel.plot.on("plotly_unhover", () => { byId("tip").hidden = true; });
+}
+
+function traces(panel, look) {
+  const log = isLog(panel.key);
+  const found = panel.curves.map((c, i) => {
+    const l = look(c.run, c.layer);
+    const trivial = c.note.startsWith("trivial");
+    return {
+      x: c.step.map(place), y: c.value, customdata: c.step.map(() => i), name: literal(label(panel, c)), hoverinfo: "none", type: "scatter",
+      mode: c.step.length > 60 || trivial || panel.runs.length > 1 ? "lines" : "lines+markers", marker: { size: 3.5 }, opacity: trivial ? 0.45 : 1, connectgaps: false,
+      line: { color: l.color, dash: trivial ? "dot" : l.dash, width: panel.curves.length > BANDS ? 1.2 : 1.7, simplify: false },
+    };
+  });
+  if (panel.curves.length > BANDS) return found;
+  return [...panel.curves.map((c) => band(c, look(c.run, c.layer).color, log)), ...found];
+}
+
+/** The standard error above and below, as one closed shape. */
+function band(c, color, log) {
+  const at = c.step.flatMap((_, i) => (c.value[i] === null ? [] : [i]));
+  const edge = (i, sign) => {
+    const v = c.value[i] + sign * (c.error[i] ?? 0);
+    return log && v <= 0 ? c.value[i] : v;
+  };
+  const back = at.toReversed();
+  return {
+    x: [...at, ...back].map((i) => place(c.step[i])), y: [...at.map((i) => edge(i, 1)), ...back.map((i) => edge(i, -1))],
+    type: "scatter", mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: `${color}2b`, hoverinfo: "skip", showlegend: false,
+  };
+}
+
+function panelLayout(panel, which = theme()) {
+  const c = ink(which);
+  const axis = { gridcolor: c.grid, linecolor: c.line, tickfont: { size: 10.5, color: c.faint }, zeroline: false, automargin: true };
+  return {
+    autosize: true, margin: { l: 44, r: 10, t: 6, b: 32 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: FONT, size: 11, color: c.text }, showlegend: false, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
+    uirevision: `${panel.key} ${isLog(panel.key)} ${state.logx}`,
+    xaxis: { ...axis, ...steps(panel.curves), title: { text: "step", font: { size: 10.5, color: c.faint }, standoff: 4 },
+      showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: c.line },
+    yaxis: { ...axis, type: isLog(panel.key) ? "log" : "linear", exponentformat: "power", nticks: 6 },
+  };
+}
+
+// ------------------------------------------------------------------------------------------------ steps, zoom and keys
+
+// A logarithmic axis shows step + 1 and says step, so that the first measurement, at step 0, has a place.
+const place = (step) => (state.logx ? step + 1 : step);
+const onAxis = (step) => (state.logx ? Math.log10(Math.max(step, -0.9) + 1) : step);
+const offAxis = (at) => (state.logx ? 10 ** at - 1 : at);
+
+function steps(curves) {
+  const last = Math.max(1, ...curves.map((c) => c.step.at(-1) ?? 0));
+  const range = (state.x ?? [0, last * (state.logx ? 1 : 1.02)]).map(onAxis);
+  if (!state.logx) return { type: "linear", range, tickmode: "auto", nticks: 7 };
+  const wide = range[1] - range[0] > 2;
+  const ticks = [0];
+  for (let k = 1; k <= last * 10; k *= 10) ticks.push(...(wide ? [k] : [k, 2 * k, 5 * k]));
+  return { type: "log", range, tickmode: "array", tickvals: ticks.map(place), ticktext: ticks.map((t) => t.toLocaleString("en")) };
+}
+
+function zoomed(event) {
+  const ends = [event["xaxis.range[0]"], event["xaxis.range[1]"]];
+  if (ends.every((v) => v !== undefined)) change({ x: ends.map(offAxis) });
+  else if (event["xaxis.autorange"]) change({ x: null });
+}
+
+function onKey(event, key) {
+  const { plot, node } = panels.get(key);
+  const [low, high] = plot.layout.xaxis.range;
+  const [width, middle] = [high - low, (high + low) / 2];
+  const to = (a, b) => change({ x: [offAxis(a), offAxis(b)] });
+  const act = {
+    ArrowLeft: () => to(low - width / 10, high - width / 10), ArrowRight: () => to(low + width / 10, high + width / 10),
+    "+": () => to(middle - width / 3, middle + width / 3), "=": () => to(middle - width / 3, middle + width / 3),
+    "-": () => to(middle - width * 0.75, middle + width * 0.75), 0: () => resetZoom(), l: () => toggleLog(key), w: () => widen(node),
+  }[event.key];
+  if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  act();
+}
+
+export function resetZoom() {
+  for (const panel of panels.values()) Plotly.relayout(panel.plot, { "yaxis.autorange": true });
+  change({ x: null });
+}
+
+function widen(node) {
+  node.classList.toggle("wide");
+  Plotly.Plots.resize(node.querySelector(".plot"));
+}
+
+const isLog = (key) => (state.logy ?? []).includes(key);
+const toggleLog = (key) => change({ logy: isLog(key) ? state.logy.filter((k) => k !== key) : [...(state.logy ?? []), key] });
+
+// ---------------------------------------------------------------------------------------------------- hover and export
+
+function label(panel, c) {
+  const layer = c.layer === null ? "" : layerName(c.layer);
+  if (panel.runs.length < 2) return layer || c.measure;
+  return layer ? `${c.run} · ${layer}` : c.run;
+}
+
+function tip(panel, event) {
+  const box = byId("tip");
+  const look = looks(panel.runs, panel.layers);
+  const pointer = event.yvals?.[0] ?? 0;
+  const points = event.points.filter((p) => p.customdata !== undefined && p.y !== null)
+    .sort((a, b) => Math.abs(a.y - pointer) - Math.abs(b.y - pointer)).slice(0, TIP).sort((a, b) => b.y - a.y);
+  if (!points.length) return;
+  const lines = points.map((p) => {
+    const c = panel.curves[p.customdata];
+    return el("tr", {}, el("td", {}, swatch(look(c.run, c.layer))), el("td", { textContent: label(panel, c) }),
+      el("td", { className: "value", textContent: measured(c.value[p.pointIndex], c.error[p.pointIndex]) }),
+      c.note ? el("td", { className: "note", textContent: c.note.startsWith("trivial") ? "by definition" : c.note }) : null);
+  });
+  const first = points[0];
+  const more = event.points.filter((p) => p.customdata !== undefined).length - points.length;
+  box.replaceChildren(el("strong", { textContent: `step ${panel.curves[first.customdata].step[first.pointIndex].toLocaleString("en")}` }),
+    el("table", {}, el("tbody", {}, ...lines)), more > 0 ? el("small", { textContent: `and ${more} more` }) : "");
+  box.hidden = false;
+  const { clientX: x, clientY: y } = event.event;
+  const left = x + box.offsetWidth + 24 > innerWidth ? x - box.offsetWidth - 16 : x + 16;
+  box.style.left = `${Math.max(4, left)}px`;
+  box.style.top = `${Math.max(4, Math.min(y - 10, innerHeight - box.offsetHeight - 8))}px`;
+}
+
+async function save(panel, format) {
+  const layout = panelLayout(panel, "light");
+  Object.assign(layout, { paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff", showlegend: true, margin: { l: 60, r: 20, t: 48, b: 48 },
+    title: { text: literal(panel.title), font: { size: 15 } }, legend: { font: { size: 11 } } });
+  layout.yaxis.range = [...panel.plot.layout.yaxis.range];
+  await saveFigure({ data: traces(panel, looks(panel.runs, panel.layers, "light")), layout }, panel.key, format);
+}
+
+/** A figure as a file. */
+export async function saveFigure(figure, name, format, size = { width: 800, height: 480 }) {
+  const url = await Plotly.toImage(figure, { format, scale: format === "png" ? 2 : 1, ...size });
+  const file = `richter-${name.replace(/[^\w.-]+/g, "_").slice(0, 60)}.${format}`;
+  download(url, file);
+}
