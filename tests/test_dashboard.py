@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import importlib.util
 import math
+import os
+import platform
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlencode
+from urllib.request import urlopen
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
-from richter.core import Row
-from richter.runs import Run, create
+from richter.core import Row, SelectionError, StoreError
+from richter.report import answers, shelf
+from richter.report.guard import chosen_token
+from richter.report.server import application, serve
+from richter.report.thin import shrink, thin
+from richter.runs import Run, Series, create
 from richter.runs import reader as runs_reader
 from richter.snapshot import Snapshot
 from richter.verdict import diagnose
@@ -61,6 +88,12 @@ def test_the_verdict_needs_only_the_ends(tmp_path: Path) -> None:
     assert [s.rows for s in run.ends] == [run.snapshots[0].rows, run.snapshots[-1].rows]
     assert diagnose(SimpleNamespace(snapshots=run.ends)) == diagnose(run)
     assert Run(make(tmp_path / "empty", steps=0)).ends == []
+    with create(tmp_path / "rows") as writer:  # written without snapshots
+        for step in (3, 1, 2):
+            writer.rows(snapshot(step).rows)
+            writer.scalars(step + 5, loss=1.0)
+        assert [s.step for s in writer.run.ends] == [1, 3]
+    assert [s.step for s in Run(tmp_path / "rows").ends] == [1, 3]
 
 
 def test_the_shape_of_an_array_is_known_before_it_is_read(tmp_path: Path) -> None:
@@ -73,3 +106,742 @@ def test_a_folder_that_goes_away_does_not_end_the_search(tmp_path: Path, monkeyp
     real = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda self: real(self / "nothing" if self.name == "gone" else self))
     assert [p.name for p in runs_reader.paths(tmp_path, 3)] == ["run"]
+
+
+# ---------------------------------------------------------------------------------------------------------- fewer points
+
+VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=300)
+
+
+@given(VALUES, st.integers(4, 60))
+def test_thinning_keeps_ends_and_extremes_and_invents_nothing(values: list[float], points: int) -> None:
+    value = np.array(values, dtype=np.float64)
+    series = Series(np.arange(len(value)) * 3, value, value / 2)
+    small = thin(series, points)
+    assert len(small.step) <= max(points, 4)
+    assert small.step[0] == series.step[0]
+    assert small.step[-1] == series.step[-1]
+    assert (np.diff(small.step) > 0).all()
+    for mine, theirs in zip(small, series, strict=True):  # each kept point is one of the given ones, whole
+        np.testing.assert_array_equal(mine, theirs[small.step // 3])
+    if not np.isnan(value).all():
+        assert np.nanmin(small.value) == np.nanmin(value)
+        assert np.nanmax(small.value) == np.nanmax(value)
+    if len(value) <= points:
+        assert len(small.step) == len(value)
+
+
+def test_thinning_keeps_a_spike_and_refuses_too_few_points() -> None:
+    value = np.zeros(100_000)
+    value[54_321] = 1.0
+    assert thin(Series(np.arange(100_000), value, value), 100).value.max() == 1.0
+    with pytest.raises(SelectionError, match="at least 4 points"):
+        thin(Series(np.arange(9), np.zeros(9), np.zeros(9)), 3)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 12), st.integers(0, 9))
+def test_a_smaller_matrix_has_the_largest_entries(rows: int, columns: int, size: int, seed: int) -> None:
+    a = np.random.default_rng(seed).normal(size=(rows, columns))
+    small = shrink(a, size)
+    assert small.shape[0] <= size
+    assert small.shape[1] <= size
+    assert np.isin(small, a).all()
+    assert np.abs(small).max() == np.abs(a).max()
+    assert shrink(a, 40) is a
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20))
+def test_numbers_are_short_and_close(values: list[float]) -> None:
+    for given_, said in zip(values, answers.numbers(np.array(values, dtype=np.float64)), strict=True):
+        assert (said is None) == (not math.isfinite(given_))
+        assert said is None or said == pytest.approx(given_, rel=1e-6, abs=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- server
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    make(folder / "store" / "a")
+    make(folder / "store" / "deep" / "b", settings={"lr": 0.2, "model": {"width": 8}})
+    make(folder / "outside")
+    return folder
+
+
+@pytest.fixture
+def store(template: Path, tmp_path: Path) -> Path:
+    """A store with the runs a and deep/b, beside a run that is none of its business."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "store"
+
+
+def client(store: Path, host: str = "127.0.0.1", token: str | None = None, at: str = "http://localhost:8642") -> TestClient:
+    return TestClient(application(store, host, token), base_url=at)
+
+
+def test_runs_are_listed_with_what_they_are(store: Path) -> None:
+    make(store / "failed", finish="failed: ValueError: the loss is NaN")
+    make(store / "killed", finish=None)
+    with closing(create(store / "now", {})) as writer:
+        writer.scalars(7, loss=1.0)
+        found = {r["name"]: r for r in client(store).get("/api/runs").json()["runs"]}
+    assert {k: r["status"] for k, r in found.items()} == {
+        "a": "finished", "deep/b": "finished", "failed": "failed", "killed": "interrupted", "now": "running"}
+    assert found["failed"]["reason"] == "ValueError: the loss is NaN"
+    assert found["a"]["last"] == 4
+    assert found["now"]["last"] == 7
+    assert abs(found["a"]["updated"] - time.time()) < 60
+
+
+def test_a_run_says_what_it_holds(store: Path) -> None:
+    found = client(store).get("/api/run", params={"run": "deep/b"}).json()
+    assert found["measures"] == list(MEASURES)
+    assert found["layers"] == list(LAYERS)
+    assert found["scalars"] == ["loss"]
+    assert found["settings"] == {"lr": "0.2", "model.width": "8"}
+    assert found["where"]["python"] == platform.python_version()
+
+
+def test_curves_of_several_runs_come_in_one_answer(store: Path) -> None:
+    ask = {"run": ["a", "deep/b"], "measure": ["nfc", "nonsense"], "layer": ["0", "2", "nonsense"], "scalar": "loss"}
+    found = client(store).get("/api/curves", params=ask).json()["curves"]
+    assert [(c["run"], c["measure"], c["layer"]) for c in found] == [
+        (run, *rest) for run in ("a", "deep/b") for rest in (("nfc", "0"), ("nfc", "2"), ("loss", None))]
+    assert found[0]["step"] == [0, 1, 2, 3, 4]
+    assert found[0]["value"] == pytest.approx([0.0, 0.001, 0.002, 0.003, 0.004])
+    assert found[1]["note"].startswith("trivial")
+    assert found[2]["error"] == [None] * 5
+    few = client(store).get("/api/curves", params=ask | {"points": 4}).json()["curves"]
+    assert all(len(c["step"]) <= 4 and c["count"] == 5 for c in few)
+    table = client(store).get("/api/curves.csv", params=ask)
+    assert "attachment" in table.headers["content-disposition"]
+    lines = list(csv.DictReader(table.text.splitlines()))
+    assert len(lines) == 30
+    assert lines[1] == {"run": "a", "step": "1", "layer": "0", "measure": "nfc", "value": "0.001", "error": "0.01", "note": ""}
+
+
+def test_the_verdict_is_in_words(store: Path) -> None:
+    found = client(store).get("/api/verdict", params={"run": "a"}).json()
+    assert found["verdict"] == diagnose(Run(store / "a")).verdict
+    assert found["step"] == 4
+    assert [v["layer"] for v in found["layers"]] == list(LAYERS)
+    make(store / "new", steps=0)
+    assert "Nothing has been measured" in client(store).get("/api/verdict", params={"run": "new"}).json()["verdict"]
+
+
+def test_a_matrix_comes_with_its_spectrum(store: Path) -> None:
+    c = client(store)
+    assert c.get("/api/arrays", params={"run": "a"}).json()["arrays"] == [{"name": "nfm", "layer": "0", "steps": [0, 1, 2, 3, 4]}]
+    ask = {"run": "a", "name": "nfm", "layer": "0", "step": 2}
+    found = c.get("/api/matrix", params=ask).json()
+    entries = np.frombuffer(base64.b64decode(found["data"]), "<f4").reshape(found["shown"])
+    np.testing.assert_allclose(entries, 3 * np.diag(np.arange(1.0, 7)), atol=1e-6)
+    assert found["spectrum"] == pytest.approx([18, 15, 12, 9, 6, 3])
+    assert c.get("/api/matrix", params=ask | {"size": 4}).json()["shown"] == [3, 3]
+    assert c.get("/api/matrix.csv", params=ask).text.splitlines()[1] == "3.0,0.0,0.0,0.0,0.0,0.0"
+
+
+@pytest.mark.parametrize(("array", "words"), [
+    (np.arange(12.0).reshape(3, 4), "singular values"), (np.array([[0.0, 1], [1, 0]]), "eigenvalues"),
+    (np.array([[math.nan, 1], [1, 0]]), "not finite"), (np.arange(5), ""), (np.array([[1j, 2]]), "singular values")])
+def test_any_array_of_numbers_is_shown(tmp_path: Path, array: np.ndarray, words: str) -> None:
+    with create(tmp_path / "run") as writer:
+        writer.array("x", array, layer="0", step=0)
+    found = client(tmp_path).get("/api/matrix", params={"run": "run", "name": "x", "layer": "0"}).json()
+    assert tuple(found["shape"]) == array.shape
+    assert words in found["spectrum_words"]
+
+
+def test_an_array_that_announces_too_much_is_not_put_together(tmp_path: Path) -> None:
+    with create(tmp_path / "run") as writer:
+        writer.array("x", np.eye(3), layer="0", step=0)
+        writer.array("cube", np.zeros((2, 2, 2)), layer="0", step=0)
+        writer._database.execute("UPDATE arrays SET shape = '[100000, 100000]', form = 'eigen' WHERE name = 'x'")
+    for name in ("x", "cube"):
+        reply = client(tmp_path).get("/api/matrix", params={"run": "run", "name": name, "layer": "0"})
+        assert reply.status_code == 400
+        assert "can be shown" in reply.json()["error"]
+
+
+# ------------------------------------------------------------------------------------------------- polling and many runs
+
+def test_an_idle_poll_is_answered_with_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "SETTLED", 0.0)
+    c, ask = client(store), {"run": "a", "measure": "nfc", "layer": "0"}
+    for path, query in (("/api/runs", {}), ("/api/run", {"run": "a"}), ("/api/verdict", {"run": "a"}), ("/api/curves", ask),
+                        ("/plotly.js", {})):
+        tag = c.get(path, params=query).headers["etag"]
+        again = c.get(path, params=query, headers={"If-None-Match": tag})
+        assert again.status_code == 304
+        assert again.content == b""
+        assert c.get(path, params={**query, "more": "1"}, headers={"If-None-Match": tag}).status_code in (200, 304)
+    tags = [c.get(p, params=q).headers["etag"] for p, q in (("/api/runs", {}), ("/api/curves", ask))]
+    with create(store / "a", resume=True) as writer:
+        writer.snapshot(snapshot(5))
+        assert [c.get(p, params=q, headers={"If-None-Match": t}).status_code
+                for (p, q), t in zip((("/api/runs", {}), ("/api/curves", ask)), tags, strict=True)] == [200, 200]
+    assert c.get("/api/curves", params=ask).json()["curves"][0]["step"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_run_whose_process_has_gone_is_no_longer_running(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "SETTLED", 0.0)
+    c = client(store)
+    writer = create(store / "c", {})
+    writer.scalars(0, loss=1.0)
+    assert {r["name"]: r["status"] for r in c.get("/api/runs").json()["runs"]}["c"] == "running"
+    writer.close()
+    assert {r["name"]: r["status"] for r in c.get("/api/runs").json()["runs"]}["c"] == "interrupted"
+
+
+def test_a_file_that_changed_just_now_is_read_again(store: Path) -> None:
+    """Two writes can fall into one tick of the file system's clock."""
+    c = client(store)
+    os.utime(store / "a" / "run.db")
+    tag = c.get("/api/curves", params={"run": "a"}).headers["etag"]
+    assert c.get("/api/curves", params={"run": "a"}, headers={"If-None-Match": tag}).status_code == 200
+
+
+def test_a_run_that_was_replaced_is_opened_anew(store: Path) -> None:
+    c, ask = client(store), {"run": "a", "measure": "nfc", "layer": "0"}
+    assert len(c.get("/api/curves", params=ask).json()["curves"][0]["step"]) == 5
+    shutil.rmtree(store / "a")
+    assert c.get("/api/curves", params=ask).status_code == 404
+    make(store / "a", steps=3)
+    assert len(c.get("/api/curves", params=ask).json()["curves"][0]["step"]) == 3
+
+
+def test_few_runs_stay_open_and_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
+    for i in range(12):
+        make(tmp_path / f"r{i}", steps=i + 1)
+    mine = shelf.Shelf(tmp_path, most=3)
+
+    def read(i: int) -> bool:
+        with mine.open(f"r{i % 12}") as run:
+            return run.last == i % 12 and len(run.curves(["nfc"], ["0"])["nfc", "0"][0].step) == i % 12 + 1
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(200)))
+    with mine.open("r0"):
+        pass
+    assert len(mine._open) == 3
+    mine.close()
+    assert not mine._open
+
+
+# ------------------------------------------------------------------------------------------------------- what is refused
+
+@pytest.mark.parametrize(("host", "ok"), [
+    ("localhost:8642", True), ("127.0.0.1:8642", True), ("127.0.0.1", True), ("[::1]:8642", True), ("LOCALHOST", True),
+    ("evil.example", False), ("evil.example:8642", False), ("127.0.0.1.evil.example", False), ("localhost.evil.example", False),
+    ("192.168.1.7:8642", False), ("", False), ("[::2]:8642", False), ("localhost:8642@evil.example", False)])
+def test_only_its_own_host_names_are_answered(store: Path, host: str, ok: bool) -> None:
+    for path in ("/", "/api/runs", "/plotly.js", "/static/dashboard.js"):
+        reply = client(store).get(path, headers={"Host": host})
+        assert reply.status_code == (200 if ok else 403)
+        if not ok:
+            assert "does not answer to this host name" in reply.text
+
+
+def test_bound_to_every_address_it_answers_to_addresses_but_not_to_names(store: Path) -> None:
+    c = client(store, "0.0.0.0", TOKEN)
+    c.headers["Cookie"] = f"richter-token-8642={TOKEN}"
+    assert [c.get("/api/runs", headers={"Host": h}).status_code for h in ("192.168.1.7:8642", "evil.example")] == [200, 403]
+
+
+TOKEN = "a-token-that-is-long-enough"
+
+
+def test_a_token_is_asked_for_and_kept_in_a_cookie(store: Path) -> None:
+    for path in ("/", "/api/runs", "/static/dashboard.js", "/plotly.js", "/nothing"):
+        reply = client(store, token=TOKEN).get(path)
+        assert reply.status_code == 401
+        assert "needs its token" in reply.text
+    c = client(store, token=TOKEN)
+    for wrong in (TOKEN[:-1], TOKEN + "x", "", "\xe9", "%ff", "a\x00b"):
+        assert c.get("/api/runs", params={"token": wrong}).status_code == 401
+        assert c.get("/api/runs", headers={"Cookie": f"richter-token-8642={quote(wrong)}"}).status_code == 401
+    assert "set-cookie" not in c.get("/", params={"token": "wrong"}).headers
+    cookie = c.get("/", params={"token": TOKEN}).headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert c.get("/api/runs").status_code == 200  # with the cookie
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "example.org"])
+def test_other_machines_need_a_token(host: str) -> None:
+    made = chosen_token(host, None)
+    assert made is not None
+    assert len(made) > 30
+    assert chosen_token(host, TOKEN) == TOKEN
+    assert made != chosen_token(host, None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_this_machine_needs_none(host: str) -> None:
+    assert chosen_token(host, None) is None
+    assert chosen_token(host, TOKEN) == TOKEN
+
+
+@pytest.mark.parametrize("token", ["", "short", "with a blank in it", "semicolon;and=more-text", "new\nline-and-more-text"])
+def test_a_token_that_can_be_guessed_is_refused(token: str) -> None:
+    with pytest.raises(SelectionError, match="at least 16"):
+        chosen_token("127.0.0.1", token)
+
+
+@pytest.mark.parametrize("path", ["/", "/api/runs", "/api/run", "/static/dashboard.css", "/plotly.js", "/nothing"])
+def test_every_answer_tells_the_browser_to_be_careful(store: Path, path: str) -> None:
+    h = client(store).get(path, headers={"Origin": "http://evil.example"}).headers
+    policy = h["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert h["x-content-type-options"] == "nosniff"
+    assert h["referrer-policy"] == "no-referrer"
+    assert not [k for k in h if k.startswith("access-control")]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_it_only_reads(store: Path, method: str) -> None:
+    before = {p: p.stat().st_mtime_ns for p in store.rglob("run.db")}
+    for path in ("/", "/api/runs", "/api/run?run=a", "/static/dashboard.js"):
+        reply = client(store).request(method, path)
+        assert reply.status_code == 405
+        assert "only reads" in reply.text
+    assert before == {p: p.stat().st_mtime_ns for p in store.rglob("run.db")}
+
+
+ESCAPES = ["..", "../outside", "a/../../outside", "/etc", "../store/../outside", "a/../..", "link", "deep/link", "\x00", "a\x00",
+           "x" * 5000, "x/" * 3000, "nothing", "", "deep", "C:\\", "..\\outside", "%2e%2e/outside", "linked", "\ud800", "<b>"]
+
+
+@pytest.mark.parametrize("name", ESCAPES, ids=range(len(ESCAPES)))
+def test_names_and_links_do_not_lead_out_of_the_store(store: Path, name: str) -> None:
+    (store / "link").symlink_to(store.parent / "outside")
+    (store / "deep" / "link").symlink_to("../../outside")
+    (store / "linked").mkdir()
+    (store / "linked" / "run.db").symlink_to(store.parent / "outside" / "run.db")
+    c = client(store)
+    for path in ("run", "verdict", "arrays", "curves", "curves.csv", "matrix", "matrix.csv"):
+        reply = c.get(f"/api/{path}?" + urlencode({"run": name, "name": "nfm", "layer": "0", "measure": "nfc"}, errors="replace"))
+        assert reply.status_code in (400, 404), (path, name)
+        assert len(reply.json()["error"]) > 20
+    listed = {r["name"]: r["status"] for r in c.get("/api/runs").json()["runs"]}
+    assert listed == {"a": "finished", "deep/b": "finished", "linked": "unreadable"}
+
+
+@pytest.mark.parametrize("path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd",
+                                  "/static/..%2fserver.py", "/static/", "/static", "/server.py", "/api", "/api/", "/api/nothing"])
+def test_nothing_else_is_served(store: Path, path: str) -> None:
+    assert client(store).get(path, follow_redirects=False).status_code in (400, 404)
+
+
+def test_damaged_runs_are_listed_with_the_reason(store: Path) -> None:
+    for name, content in (("text", b"no database at all, but long enough to look like something" * 40), ("empty", b"")):
+        (store / name).mkdir()
+        (store / name / "run.db").write_bytes(content)
+    make(store / "strange")
+    other = sqlite3.connect(store / "strange" / "run.db")
+    other.execute("UPDATE sessions SET begun = 'yesterday'")
+    other.commit()
+    other.close()
+    shutil.copytree(store / "a", store / "cut")
+    (store / "cut" / "run.db").write_bytes((store / "a" / "run.db").read_bytes()[:5000])
+    found = {r["name"]: r for r in client(store).get("/api/runs").json()["runs"]}
+    for name in ("text", "empty", "strange", "cut"):
+        assert found[name]["status"] == "unreadable", name
+        assert len(found[name]["reason"]) > 20
+    assert found["a"]["status"] == "finished"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(min_size=1, max_size=40), st.integers(0, 60_000), st.data())
+def test_a_run_with_any_bytes_changed_never_breaks_the_server(store: Path, noise: bytes, at: int, data: st.DataObject) -> None:
+    whole = (store / "a" / "run.db").read_bytes()
+    shutil.rmtree(store / "bad", ignore_errors=True)
+    (store / "bad").mkdir()
+    at = 100 + at % (len(whole) - 200)
+    (store / "bad" / "run.db").write_bytes(whole[:at] + noise + whole[at + len(noise):])
+    c = client(store)
+    assert [r["name"] for r in c.get("/api/runs").json()["runs"]] == ["a", "bad", "deep/b"]
+    path = data.draw(st.sampled_from(["run", "verdict", "arrays", "curves", "curves.csv", "matrix"]))
+    query = {"run": "bad", "measure": list(MEASURES), "layer": "0", "scalar": "loss", "name": "nfm"}
+    reply = c.get(f"/api/{path}", params=query)
+    assert reply.status_code in (200, 400, 404), reply.text
+    assert reply.status_code == 200 or len(reply.json()["error"]) > 20
+
+
+KEYS = st.sampled_from(["run", "measure", "layer", "scalar", "name", "step", "points", "size", "token"])
+WORDS = st.one_of(st.text(max_size=30), st.sampled_from(
+    ["a", "deep/b", "nfc", "0", "nfm", "loss", "1e9", "-1", "9" * 40, "\x00", "../outside"]))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(list(answers.ANSWERS)), st.lists(st.tuples(KEYS, WORDS), max_size=8))
+def test_any_question_gets_an_answer_or_a_sentence(store: Path, path: str, query: list[tuple[str, str]]) -> None:
+    reply = client(store).get(f"/api/{path}?{urlencode(query, errors='replace')}")
+    assert reply.status_code in (200, 400, 404), reply.text
+    if reply.status_code != 200:
+        sentence = reply.json()["error"]
+        assert sentence.endswith(".")
+        assert len(sentence) > 20
+
+
+@pytest.mark.parametrize("raw", [
+    "run=%ff%fe", "run=%00", "&&&=", "run", "run=a&run=a;b", "%", "run=" + "a" * 20_000, "run=a&points=%F0%9F%98%80",
+    "run=a&" + "&".join(f"layer={i}" for i in range(3000)) + "&measure=nfc&measure=cnfc"], ids=range(9))
+def test_broken_queries_are_refused_with_a_sentence(store: Path, raw: str) -> None:
+    for path in answers.ANSWERS:
+        assert client(store).get(f"/api/{path}?{raw}").status_code in (200, 400, 404)
+
+
+def test_names_in_a_table_are_no_formulas(tmp_path: Path) -> None:
+    with create(tmp_path / "=cmd()") as writer:
+        writer.rows([Row(0, "@sum", "+nfc", 1.0)])
+    table = client(tmp_path).get("/api/curves.csv", params={"run": "=cmd()", "measure": "+nfc", "layer": "@sum"})
+    assert table.text.splitlines()[1].startswith("'=cmd(),0,'@sum,'+nfc,1.0")
+
+
+# ----------------------------------------------------------------------------------------------------------------- serve
+
+@contextmanager
+def serving(store: Path, **more: object) -> Iterator[str]:
+    """The address of a server in a process of its own."""
+    code = f"from richter.report.server import serve; serve({str(store)!r}, port=0, **{more!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None
+        yield found[0]
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_it_starts_at_once_without_torch_and_pandas(store: Path) -> None:
+    begun = time.monotonic()
+    with serving(store) as address:
+        assert b"Richter" in urlopen(address).read()
+        assert time.monotonic() - begun < 5  # half a second on an idle machine
+        assert b"Plotly" in urlopen(address + "plotly.js").read()
+    check = ("import sys; from starlette.testclient import TestClient; from richter.report.server import application\n"
+             f"c = TestClient(application({str(store)!r}), base_url='http://localhost')\n"
+             "for p in ('', 'plotly.js', 'api/runs', 'api/verdict?run=a', 'api/curves?run=a&measure=nfc&layer=0', "
+             "'api/matrix?run=a&name=nfm&layer=0'): assert c.get('/' + p).status_code == 200, p\n"
+             "assert not [m for m in ('torch', 'pandas', 'matplotlib', 'sklearn', 'plotly') if m in sys.modules]")
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_the_printed_address_has_the_token(store: Path) -> None:
+    with serving(store, host="0.0.0.0") as address:
+        port, token = re.search(r":(\d+)/\?token=(.+)$", address).groups()  # type: ignore[union-attr]
+        assert len(token) > 30
+        assert urlopen(f"http://127.0.0.1:{port}/?token={token}").status == 200
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(f"http://127.0.0.1:{port}/")
+
+
+def test_what_cannot_be_served_is_said(store: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken, pytest.raises(SelectionError, match="0 for any that is free"):
+        serve(store, port=taken.getsockname()[1])
+    with pytest.raises(SelectionError, match="no port"):
+        serve(store, port=99999)
+    with pytest.raises(SelectionError, match="cannot listen"):
+        serve(store, host="no.such.host.invalid")
+    with pytest.raises(StoreError, match="is a file"):
+        serve(store / "a" / "run.db")
+
+
+# ---------------------------------------------------------------------------------------------------------- in a browser
+
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+browsing = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER and importlib.util.find_spec("selenium")),
+    reason="needs a browser: apt-get install chromium chromium-driver, and pip install selenium")
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+BOLD = "<b>bold</b> & <a href='javascript:alert(3)'>link</a> %{y}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A server, and its store: two runs, one with names that are scripts, and one that is damaged."""
+    folder = tmp_path_factory.mktemp("site")
+    make(folder / "first", steps=9)
+    make(folder / "second", steps=6, settings={"lr": 0.5, "model": {"width": 8}})
+    with create(folder / EVIL.replace("/", "|"), {EVIL: EVIL}) as writer:
+        for step in range(3):
+            writer.rows([Row(step, layer, measure, 0.5, 0.1, EVIL) for layer in (EVIL, BOLD) for measure in ("nfc", EVIL, BOLD)])
+            writer.scalars(step, {EVIL: 1.0, BOLD: 2.0})
+            writer.arrays({EVIL: np.eye(3), BOLD: np.eye(3)}, layer=EVIL, step=step)
+    (folder / "bad").mkdir()
+    (folder / "bad" / "run.db").write_bytes(b"nothing of use" * 100)
+    with serving(folder) as address:
+        yield address, folder
+
+
+class Browser:
+    """A few words for what the tests do with a page."""
+
+    def __init__(self, downloads: Path) -> None:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,800"):
+            options.add_argument(word)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+        self.downloads, self.driver = downloads, webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.run = self.driver.execute_script
+
+    def open(self, address: str) -> None:
+        self.driver.get("about:blank")  # so that another # is another page
+        self.driver.get(address)
+
+    def until(self, script: str, seconds: float = 10) -> Any:
+        """The first value of a JavaScript expression that is true."""
+        end = time.monotonic() + seconds
+        while not (found := self.run(f"return {script}")):
+            assert time.monotonic() < end, f"not within {seconds} s: {script}\n{self.text()}\n{self.complaints()}"
+            time.sleep(0.1)
+        return found
+
+    def click(self, selector: str, text: str = "") -> None:
+        """As a person does: the first element with this text."""
+        self.until(f"[...document.querySelectorAll({selector!r})].find(n => n.textContent.includes({text!r}))").click()
+
+    def text(self) -> str:
+        return str(self.run("return document.body.innerText"))
+
+    def panels(self) -> list[str]:
+        return self.run("return [...document.querySelectorAll('.panel h3')].map(h => h.textContent)")
+
+    def saved(self, name: str) -> bytes:
+        end = time.monotonic() + 10
+        while not (found := list(self.downloads.glob(name))):
+            assert time.monotonic() < end, f"{name} was not saved: {list(self.downloads.iterdir())}"
+            time.sleep(0.1)
+        content = found[0].read_bytes()
+        found[0].unlink()
+        return content
+
+    def complaints(self) -> list[str]:
+        """Of the browser: errors, and violations of the content security policy."""
+        return [e["message"] for e in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("downloads"))
+    yield browser
+    browser.driver.quit()
+
+
+@pytest.fixture
+def browser(started: Browser) -> Iterator[Browser]:
+    """Whatever a test does, the browser has nothing to complain about."""
+    started.complaints()
+    yield started
+    assert started.complaints() == []
+
+
+DRAWN = "document.querySelectorAll('.panel .scatterlayer .trace').length"
+
+
+def points(panel: str) -> str:
+    """JavaScript: how many each curve of a panel has."""
+    return f"document.querySelector('[data-panel={panel}] .plot')?.data?.filter(t => t.customdata).map(t => t.x.length).join()"
+
+
+@browsing
+def test_the_page_lists_the_runs(site: tuple[str, Path], browser: Browser) -> None:
+    browser.open(site[0])
+    browser.until("document.querySelectorAll('#runs li').length === 4")
+    text = browser.text()
+    assert "✓ finished" in text
+    assert "? unreadable" in text
+    assert "file is not a database" in text
+    browser.run("const f = document.getElementById('filter'); f.value = 'sec'; f.dispatchEvent(new Event('input'))")
+    browser.until("document.querySelectorAll('#runs li').length === 1")
+
+
+@browsing
+def test_choices_change_the_figure_and_the_address(site: tuple[str, Path], browser: Browser) -> None:
+    browser.open(f"{site[0]}#run=first")
+    browser.until(f"{points('nfc')} === '9,9'")
+    assert browser.panels() == ["feature correlation (nfc)", "share learned (c_uc_ratio)", "weights moved |W-W0|/|W|", "loss"]
+    browser.click("#measures label", "nfc")
+    browser.until("document.querySelectorAll('.panel').length === 3")
+    browser.click("#layers label", "2")
+    browser.until(f"{points('c_uc_ratio')} === '9'")
+    browser.click("#runs label", "second")
+    browser.until(f"{points('c_uc_ratio')} === '9,6'")
+    address = browser.run("return location.href")
+    browser.open(address)  # shared, it shows the same
+    browser.until(f"{points('c_uc_ratio')} === '9,6'")
+    assert browser.panels() == ["share learned (c_uc_ratio)", "weights moved |W-W0|/|W|", "loss"]
+
+
+@browsing
+def test_zoom_hover_and_axes(site: tuple[str, Path], browser: Browser) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+    browser.open(f"{site[0]}#run=first")
+    drag = browser.until("document.querySelector('[data-panel=nfc] .nsewdrag')")
+    panel = browser.until("document.querySelector('[data-panel=nfc]')")
+    ActionChains(browser.driver).move_to_element(drag).perform()
+    browser.until("!document.getElementById('tip').hidden")
+    tip = browser.run("return document.getElementById('tip').innerText")
+    assert re.search(r"step 4\s[\s\S]*0\s+0.004 ± 0.010", tip), tip
+    assert "by definition" in tip
+    ranges = "[...document.querySelectorAll('.plot')].map(p => p.layout.xaxis.range.map(Math.round).join()).join(' ')"
+    assert browser.run(f"return {ranges}") == "0,8 0,8 0,8 0,8"
+    ActionChains(browser.driver).drag_and_drop_by_offset(drag, 60, 0).perform()
+    browser.until("location.hash.includes('x=4')")
+    assert len(set(browser.run(f"return {ranges}").split())) == 1  # all panels together
+    browser.click("#tools button", "reset zoom")
+    browser.until(f"{ranges} === '0,8 0,8 0,8 0,8'")
+    panel.send_keys("+")
+    browser.until("/x=/.test(location.hash)")
+    panel.send_keys("0")
+    panel.send_keys("l")
+    browser.until("document.querySelector('[data-panel=nfc] .plot').layout.yaxis.type === 'log'")
+    browser.click("#tools button", "log steps")
+    browser.until("document.querySelector('[data-panel=nfc] .plot').layout.xaxis.type === 'log'")
+    browser.open(f"{site[0]}#run=first")
+    browser.until(DRAWN)
+    reached = []
+    for _ in range(40):
+        browser.driver.switch_to.active_element.send_keys(Keys.TAB)
+        reached.append(browser.run("const n = document.activeElement; return n.id || n.dataset.key || n.dataset.panel || n.text"))
+    assert {"filter", "run first", "measures = nfc", "layers = 0", "curves", "logx", "nfc", "CSV"} <= set(reached)
+
+
+@browsing
+def test_a_curve_grows_while_its_run_is_written(site: tuple[str, Path], browser: Browser) -> None:
+    address, folder = site
+    code = f"""
+import time
+from test_dashboard import create, snapshot
+with create({str(folder / 'growing')!r}, {{}}) as writer:
+    for step in range(40):
+        writer.snapshot(snapshot(step)); writer.scalars(step, loss=1.0); time.sleep(0.1)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+    try:
+        browser.open(address)
+        browser.run("window.same = true")
+        browser.until("/growing/.test(document.querySelector('#runs .on')?.innerText)", 20)  # what runs is shown at once
+        first = int(browser.until(points("nfc")).split(",")[0])
+        browser.until("/● running/.test(document.body.innerText) && document.getElementById('live').className === 'running'")
+        browser.until(f"parseInt({points('nfc')}) > {first}")
+        assert browser.run("return window.same")  # it was never loaded again
+        browser.until(f"{points('nfc')} === '40,40' && document.getElementById('live').className === 'idle'", 20)
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder / "growing")
+
+
+@browsing
+def test_a_matrix_opens_at_a_step(site: tuple[str, Path], browser: Browser) -> None:
+    from selenium.webdriver.common.keys import Keys
+    browser.open(f"{site[0]}#run=first")
+    browser.until(DRAWN)
+    browser.click("#views button", "Matrices")
+    entry = "document.querySelector('[data-panel=\"m nfm\"] .plot')?.data?.[0]?.z?.[5]?.[5]"
+    assert browser.until(entry) == 54
+    assert browser.panels() == ["nfm of 0", "Spectra"]
+    slider = browser.until("document.querySelector('#controls input[type=range]')")
+    slider.send_keys(Keys.HOME)
+    browser.until(f"{entry} === 6 && /step=0/.test(location.hash)")
+    browser.run("document.querySelector('[data-key=later]').click()")
+    browser.until(f"{entry} === 12")
+    assert browser.run("return document.querySelector('[data-panel=spectra] .plot').data[0].y.length") == 6
+    browser.click("[data-panel='m nfm'] button", "SVG")
+    assert b"<svg" in browser.saved("*.svg")
+
+
+@browsing
+def test_figures_and_tables_are_saved(site: tuple[str, Path], browser: Browser) -> None:
+    browser.open(f"{site[0]}#run=first&run=second")
+    browser.until(DRAWN)
+    browser.run("document.querySelector('[data-panel=nfc]').focus()")
+    browser.click("[data-panel=nfc] button", "SVG")
+    picture = browser.saved("richter-nfc.svg").decode()
+    assert picture.startswith("<svg")
+    assert "feature correlation" in picture
+    assert "second · 2" in picture
+    browser.click("[data-panel=nfc] button", "PNG")
+    assert browser.saved("richter-nfc.png").startswith(b"\x89PNG")
+    browser.click("[data-panel=nfc] a", "CSV")
+    assert browser.saved("richter-curves.csv").count(b"\n") == 1 + 2 * 9 + 2 * 6
+
+
+@browsing
+def test_verdict_and_settings_are_shown(site: tuple[str, Path], browser: Browser) -> None:
+    browser.open(f"{site[0]}#run=first&run=second&view=verdict")
+    browser.until("document.querySelectorAll('.verdict').length === 2")
+    assert "Between lazy and rich" in browser.text()
+    browser.click("#views button", "Settings")
+    browser.until("document.querySelector('.differs')")
+    assert browser.run("return document.querySelector('.differs').innerText").split() == ["lr", "0.1", "0.5"]
+    assert "1 of 2 differ" in browser.text()
+
+
+@browsing
+def test_names_that_are_scripts_are_text(site: tuple[str, Path], browser: Browser) -> None:
+    name = EVIL.replace("/", "|")
+    browser.open(f"{site[0]}#" + urlencode({"run": name, "measure": ["nfc", EVIL, BOLD], "scalar": [EVIL, BOLD]}, doseq=True))
+    browser.until("document.querySelectorAll('.panel').length === 5 && " + DRAWN)
+    assert browser.panels() == ["feature correlation (nfc)", EVIL, BOLD, EVIL, BOLD]
+    text = browser.text()
+    assert name in text
+    assert BOLD in text
+    browser.run("document.querySelector('.panel').focus()")
+    browser.click(".panel button", "SVG")
+    picture = browser.saved("*.svg").decode()
+    assert {EVIL, BOLD} <= {node.text for node in ElementTree.fromstring(picture).iter()}  # as text, in the legend
+    assert "<script" not in picture
+    assert "<a " not in picture
+    for view in ("Matrices", "Verdict", "Settings"):
+        browser.click("#views button", view)
+        browser.until(f"[...document.querySelectorAll('#view h3, #view th')].some(n => n.textContent.includes({EVIL[:9]!r}))")
+        assert not browser.run("return document.querySelectorAll('#page img, #page script, #page b, [href^=javascript]').length")
+
+
+@browsing
+def test_an_empty_store_says_what_to_do(tmp_path: Path, browser: Browser) -> None:
+    with serving(tmp_path / "not-yet-made") as address:
+        browser.open(address)
+        browser.until("/No runs yet/.test(document.body.innerText)")
+        assert "richter.Observer(model, probe, run=" in browser.text()
+        make(tmp_path / "not-yet-made" / "first")
+        browser.until(DRAWN)
+
+
+@browsing
+def test_with_a_token_the_address_bar_forgets_it(site: tuple[str, Path], browser: Browser) -> None:
+    with serving(site[1], token=TOKEN) as address:
+        browser.open(f"{address}#run=first")
+        browser.until(DRAWN)
+        assert "token" not in browser.run("return location.href")
+        assert browser.run("return document.cookie") == ""
+        browser.driver.refresh()
+        browser.until(DRAWN)
+
+
+@browsing
+def test_it_fits_a_phone(site: tuple[str, Path], browser: Browser) -> None:
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.open(f"{site[0]}#run=first")
+        browser.until(DRAWN)
+        assert browser.run("return document.documentElement.scrollWidth") == 390
+        assert not browser.run("return document.getElementById('filter').checkVisibility()")
+        browser.click("#choose")
+        assert browser.run("return document.getElementById('filter').checkVisibility()")
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
