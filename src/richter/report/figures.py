@@ -271,12 +271,13 @@ def _grid(panels: int, across: int, width: float | None = None, height: float = 
     columns = min(across, max(1, panels))
     rows = -(-max(1, panels) // columns)
     size = (width * columns if width else WIDTH * max(columns, 1.2) / across, height * rows + 0.1)
+    if not panels:
+        figure = Figure(figsize=size)
+        figure.text(0.5, 0.5, "nothing to show yet", ha="center", va="center", color=FAINT)
+        return figure, []
     figure = Figure(figsize=size, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06, wspace=0.03, hspace=0.04)  # type: ignore[union-attr, call-arg]
-    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
-    if not panels:
-        figure.text(0.5, 0.5, "nothing to show yet", ha="center", va="center", color=FAINT)
-    return figure, axes
+    return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
 
 
 def _panel(ax: Axes, lines: Mapping[str, tuple[Line, Look]], measure: str, linear: float | None) -> None:

@@ -174,17 +174,18 @@ def matrices(run: Run, layer: str, step: int) -> dict[str, NDArray[Any]]:
     """NFM, AGOP and EGOP of a layer at a step. The EGOP of the whole model stands beside the layer that reads the input."""
     have = stored(run, layer)
     found = {name: run.array(name, layer, step) for name in MATRICES if step in have.get(name, ())}
+    found = {name: a for name, a in found.items() if a.ndim == 2 and a.shape[0] == a.shape[1]}
     if not found:
         steps = sorted({s for name in MATRICES for s in have.get(name, ())})
-        raise SelectionError(f"the run {run.name} has no NFM or AGOP of layer {layer!r} at step {step}. "
-                             + (f"It has them at: {', '.join(map(str, steps))}." if steps else
+        raise SelectionError(f"the run {run.name} has no square NFM or AGOP of layer {layer!r} at step {step}. "
+                             + (f"It has matrices at: {', '.join(map(str, steps))}." if steps else
                                 f"Layers that have them: {', '.join(map(repr, with_matrices(run))) or 'none'}."))
     if "egop" not in found:
         reads_input = with_matrices(run)[:1] == [layer] and "egop" in stored(run, WHOLE)
         other = run.array("egop", layer) if "egop" in have else run.array("egop", WHOLE) if reads_input else None
         if other is not None and other.shape == next(iter(found.values())).shape:
             found["egop"] = other
-    return {name: a for name, a in found.items() if a.ndim == 2 and a.shape[0] == a.shape[1]}
+    return found
 
 
 def matrix_steps(run: Run, layer: str) -> list[int]:

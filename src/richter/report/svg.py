@@ -54,7 +54,7 @@ def _smaller(tag: re.Match[str]) -> str:
         text = re.sub(r'^<g id="[^"]*"', "<g", text)
     if "base64," in text:
         head, _, rest = text.partition("base64,")
-        data, quote, tail = rest.partition('"')
+        data, quote, tail = re.sub(r' id="image[^"]*"', "", rest).partition('"')
         return f"{head}base64,{_fewer_colours(data)}{quote}{tail}"
     return re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip(".") or "0", text)
 
@@ -86,9 +86,15 @@ def _laid_out(figure: Figure) -> Iterator[None]:
         if engine is None:
             yield
             return
+        # where axes stand decides their ticks, and so the next layout: put back, the same figure is laid out the same again
+        before = [(ax, ax.get_position(original=True), ax.get_position(), ax.get_in_layout()) for ax in figure.axes]
         engine.execute(figure)
         figure.set_layout_engine(None)
         try:
             yield
         finally:
             figure.set_layout_engine(engine)
+            for ax, original, active, inside in before:
+                ax.set_position(original, "original")
+                ax.set_position(active, "active")
+                ax.set_in_layout(inside)

@@ -1,0 +1,444 @@
+"""The report and its figures: the run's own numbers, names shown as they are, nothing loaded, the same bytes every time."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
+
+import richter
+from richter import runs
+from richter.core import Row, SelectionError
+from richter.report import figures, plotdata, titles
+from richter.report.html import Album, card, report
+from richter.report.markup import Markup, table, tag
+from richter.report.record import claim_holds
+from richter.report.svg import inline_svg
+from richter.runs import Run
+from richter.snapshot import Snapshot
+
+STEPS = (0, 10, 100, 1000)
+MEASURES = ("nfc", "c_uc_ratio", "tangent_cka")
+VERDICT = "Rich in 1 of 2 layers (fc2); the others learned in part."
+EVIL = ("<script>alert(1)</script>", "$x_1$ \"onload='&' y", "_hidden", "a.very." + "long." * 20 + "name", "")
+
+
+def value(step: int, i: int, j: int) -> float:
+    return 0.1 + 0.2 * i + 0.05 * j + 0.05 * math.log10(1 + step)
+
+
+def matrix(layer: int, step: int, shift: float = 0.0) -> np.ndarray[Any, Any]:
+    A = np.random.default_rng(layer + step).standard_normal((6, 9))
+    return A @ A.T + shift * np.eye(6)
+
+
+def make(path: Path, layers: tuple[str, ...] = ("fc1", "fc2"), steps: tuple[int, ...] = STEPS,
+         measures: tuple[str, ...] = MEASURES, arrays: bool = True, **settings: Any) -> Run:
+    """A small run whose numbers are known by formulas."""
+    with runs.create(path, {"task": "digits", "optimiser": {"lr": 0.1}, **settings}, seeds={"data": 11}) as w:
+        for s in steps:
+            rows = [Row(s, k, m, value(s, i, j), 0.01 * (i + 1)) for i, k in enumerate(layers) for j, m in enumerate(measures)]
+            rows += [Row(s, "readout", "nfc", 1.0, 0.0, "trivial: by definition")]
+            rows += [Row(s, "*", "tangent_cka", value(s, 2, 2), 0.02)]
+            w.snapshot(Snapshot(tuple(rows), s, seconds=0.25, examples=64, passes=12.0))
+            w.scalars(s, loss=2.0 / (1 + s))
+            for i, k in enumerate(layers if arrays else ()):
+                w.arrays({"nfm": matrix(i, s), "agop": matrix(i, s, 1.0)}, layer=k, step=s)
+        if arrays:
+            w.array("egop", np.eye(6), step=steps[-1])
+    return w.run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    found = make(tmp_path_factory.mktemp("runs") / "first", scale=0.5)
+    with runs.create(found.path, resume=True) as w:
+        w.claim("rises", {"text": "the correlation rises", "interval": {"low": 0.2, "high": 1.0}, "value": 0.35})
+        w.claim("stays", {"text": "nothing moves", "expect": [None, 0.01], "value": 0.5, "holds": False, "verdict": "FAILED",
+                          "paper": "0.005"})
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(run: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return report([run], tmp_path_factory.mktemp("out") / "report.html").read_text(encoding="utf-8")
+
+
+class Seen(HTMLParser):
+    """Elements, attributes and text of a page, with every open element closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text, self.stack = "", []
+        self.feed(text)
+        self.close()
+        assert not self.stack
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, k, v or "") for k, v in attrs]
+        if tag not in ("meta", "br", "img", "hr"):
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, k, v or "") for k, v in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if self.stack[-1:] != ["style"] else ""
+
+
+def check_safe(page: str) -> Seen:
+    """Nothing can run and nothing is fetched."""
+    seen = Seen(page)
+    assert not {"script", "iframe", "object", "embed", "link", "base", "form", "foreignobject"} & set(seen.tags)
+    assert not [k for _, k, _ in seen.attributes if k.startswith("on")]
+    for element, k, v in seen.attributes:
+        if k in ("src", "href", "xlink:href", "action", "srcset", "data"):
+            assert v.startswith(("#", "data:image/")), (element, k, v[:80])
+        assert not re.search(r"url\((?!['\"]?#)", v), v
+    assert "url(" not in page[page.index("<style>"):page.index("</style>")]
+    assert "@import" not in page
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert "script-src" not in policy[1]
+    return seen
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+def test_the_report_of_a_run_says_what_was_found(page: str, run: Run) -> None:
+    seen = check_safe(page)
+    assert seen.text.index(VERDICT) < seen.text.rindex("Measures over training")
+    for words in ("first", "finished", "c_uc_ratio 0.3", "feature correlation (nfc)", "tangent kernel x labels (cka)",
+                  "optimiser.lr", "0.1", "digits", "data 11", "the correlation rises", "0.2 to 1", "0.35", "holds",
+                  "at most 0.01", "FAILED", "0.005", "numpy", "1 s", "64", "cores", "Feature learning as alignment",
+                  "@article{nfa", "signal", "nfc of readout: trivial: by definition", "cosine with NFM", "Layers and time"):
+        assert words in seen.text, words
+    assert "rapid" not in seen.text  # its measure was not taken
+    assert seen.tags.count("figure") == 3 + 1 + 2 * 2 + 1  # families, heat maps, matrices and spectra, scalars
+    last = run.snapshots[-1]
+    assert richter.snapshot.shown(last.row("nfc", "fc2")) in seen.text
+    assert str(run.path.parent) not in page
+
+
+def test_the_same_run_gives_the_same_bytes(page: str, run: Run, tmp_path: Path) -> None:
+    assert report([Run(run.path)], tmp_path / "below" / "again.html").read_text(encoding="utf-8") == page
+
+
+def test_identifiers_of_a_page_are_unique(page: str) -> None:
+    names = re.findall(r' id="([^"]+)"', page)
+    assert len(names) == len(set(names)) > 20
+    assert {v[1:] for v in re.findall(r'href="(#[^"]+)"', page)} <= set(names)
+
+
+def test_several_runs_stand_side_by_side(run: Run, tmp_path: Path) -> None:
+    other = make(tmp_path / "second", scale=2.0, arrays=False, extra=[1, 2])
+    seen = check_safe(report([run, other], tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert seen.text.count(VERDICT) == 2
+    differs = seen.text[seen.text.rindex("What differs"):seen.text.rindex("Measures over training")]
+    for words in ("scale", "0.5", "2.0", "extra", "[1, 2]", "second"):
+        assert words in differs
+    assert "task" not in differs
+    figure = figures.compare([run, other], "nfc")
+    lines = figure.axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["first", "second"]
+    assert len({to_hex(line.get_color()) for line in lines}) == 2
+    np.testing.assert_array_equal(lines[1].get_ydata(), other.series("nfc", "fc1").value)
+
+
+def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "<b>run</b> & $y$"
+    image = "<img src=x onerror=alert(2)>"
+    found = make(path, EVIL, measures=("nfc", "<i>mine</i>"), arrays=False, **{"<u>key</u>": image})
+    with runs.create(path, resume=True) as w:
+        w.scalars(0, {"<b>loss</b> $a$": 1.0})
+        w.array("nfm", np.eye(3), layer=EVIL[0])
+        w.claim("</td><script>", {"text": "<script>3</script>", "value": "<script>", "verdict": "<script>", "differs": "<b>"})
+        w.figure("<img>", "svg", b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(4)</script></svg>")
+        w.close("failed: <script>5</script>")
+    seen = check_safe(report([found], tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert seen.tags.count("img") == 1
+    assert not {"b", "i", "u"} & set(seen.tags)
+    for words in (*EVIL[:3], image, "<b>loss</b> $a$", "<i>mine</i>", "failed: <script>5</script>", "(no name)"):
+        assert words in seen.text, words
+    for figure in (figures.curves(found), figures.heat_map(found, "nfc"), figures.compare([found], "nfc")):
+        shown = Seen(inline_svg(figure, "x")).text
+        assert all(words in shown for words in EVIL[:3])  # also a name that begins with _
+
+
+def test_no_figure_is_saved_outside_its_folder() -> None:
+    album = Album(Path("folder"))
+    assert [album._own(n) for n in ("../../x", "x", "/etc/x", "..", "")] == ["x", "x-2", "etc_x", "figure", "figure-2"]
+
+
+@pytest.mark.parametrize("kind", ["empty", "running", "one", "missing", "nan"])
+def test_a_run_with_little_in_it(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / kind
+    with runs.create(path) as w:
+        words = "Nothing was measured in this run."
+        if kind == "running":
+            words = "Nothing has been measured yet."
+            check = report([w.run], tmp_path / "r.html").read_text(encoding="utf-8")
+        if kind == "one":
+            words = "only"
+            w.snapshot(Snapshot((Row(7, "only", "nfc", 0.5, 0.1), Row(7, "only", "mine", -3.0)), 7))
+            w.array("agop", np.eye(3), layer="only", step=7)
+            w.array("ntk", [3.0, 2.0, 1.0], step=7)
+        if kind == "missing":
+            words = "Not drawn"
+            w.snapshot(Snapshot((Row(0, "a", "nfc", 0.5),), 0))
+            w.array("agop", np.arange(6.0).reshape(2, 3), layer="a")
+        if kind == "nan":
+            words = "no value: needs the initial"
+            w.snapshot(Snapshot(tuple(Row(0, k, "cnfc", math.nan, note="needs the initial weights") for k in "ab"), 0))
+            w.scalars(0, loss=math.nan)
+            w.scalars(1, loss=math.inf)
+    if kind != "running":
+        check = report([Run(path)], tmp_path / "r.html").read_text(encoding="utf-8")
+    assert words in check_safe(check).text
+
+
+def test_a_report_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(SelectionError, match="needs at least one run"):
+        report([], tmp_path / "r.html")
+
+
+def test_a_card_for_notebooks(run: Run) -> None:
+    shown = card(run)
+    assert VERDICT in shown
+    assert "<svg" in shown
+    assert "first" in run._repr_html_()
+    assert "finished" in run._repr_html_()
+
+
+# ------------------------------------------------------------------------------------------- figures show the numbers
+
+def test_curves_are_the_run_s_numbers(run: Run) -> None:
+    figure = figures.curves(run, run.scalars, measures=["nfc", "tangent_cka"])
+    for ax, m, layers in zip(figure.axes, ("nfc", "tangent_cka"), (["fc1", "fc2"], ["fc1", "fc2", "*"]), strict=False):
+        lines = {str(line.get_label()): line for line in ax.get_lines()}
+        assert list(lines) == layers
+        bands = [c for c in ax.collections if isinstance(c, PolyCollection)]
+        for (k, line), band in zip(lines.items(), bands, strict=True):
+            s = run.series(m, k)
+            np.testing.assert_array_equal(line.get_xdata(), s.step)
+            np.testing.assert_array_equal(line.get_ydata(), s.value)
+            edges = band.get_paths()[0].vertices
+            assert set(edges[:, 1].round(12)) == {*(s.value - s.error).round(12), *(s.value + s.error).round(12)}
+    np.testing.assert_allclose(figure.axes[2].get_lines()[0].get_ydata(), [2.0 / (1 + s) for s in STEPS])
+
+
+def test_heat_maps_are_the_run_s_numbers(run: Run) -> None:
+    ax = figures.heat_map(run, "nfc").axes[0]
+    shown = ax.get_images()[0].get_array()
+    np.testing.assert_array_equal(np.asarray(shown), [run.series("nfc", k).value for k in ("fc1", "fc2")])
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["fc1", "fc2"]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "10", "100", "1000"]
+    assert ax.get_images()[0].get_clim() == (0.0, 1.0)
+    with pytest.raises(SelectionError, match="no measure 'nfd'"):
+        figures.heat_map(run, "nfd")
+
+
+def test_a_heat_map_has_gaps_where_nothing_was_found() -> None:
+    rows = [(0, "a", "m", 1.0, 0.0, ""), (5, "a", "m", 2.0, 0.0, ""), (5, "b", "m", 3.0, 0.0, ""),
+            (0, "b", "m", 9.0, 0.0, "trivial: 9")]
+    grid = plotdata.grid(pd.DataFrame(rows, columns=["step", "layer", "measure", "value", "error", "note"]), "m")
+    assert (grid.layers, grid.steps) == (["a", "b"], [0, 5])
+    np.testing.assert_array_equal(grid.values, [[1.0, 2.0], [math.nan, 3.0]])
+
+
+def test_spectra_are_those_of_the_stored_matrices(run: Run) -> None:
+    figure = figures.spectra(run, "fc1")
+    assert [a.get_title() for a in figure.axes] == ["NFM: eigenvalues", "AGOP: eigenvalues"]
+    for ax, shift in zip(figure.axes, (0.0, 1.0), strict=True):
+        for line, step in zip(ax.get_lines(), (0, 1000), strict=True):
+            assert line.get_label() == f"step {step}"
+            np.testing.assert_allclose(line.get_ydata(), np.linalg.eigvalsh(matrix(0, step, shift))[::-1], rtol=1e-9)
+    with pytest.raises(SelectionError, match=r"no matrix of layer 'readout'.*'fc1', 'fc2'"):
+        figures.spectra(run, "readout")
+
+
+def test_matrices_with_their_cosines(run: Run) -> None:
+    A, B, C = matrix(0, 1000), matrix(0, 1000, 1.0), np.eye(6)
+    axes = figures.matrices(run, "fc1", 1000).axes
+    assert [a.get_title() for a in axes] == ["NFM, 6 x 6", "AGOP, 6 x 6", "EGOP, 6 x 6"]
+    np.testing.assert_array_equal(np.asarray(axes[1].get_images()[0].get_array()), B)
+    cosine = (A * B).sum() / np.linalg.norm(A) / np.linalg.norm(B)
+    assert f"cosine with NFM: {cosine:.3f}" in axes[1].get_xlabel()
+    assert f"cosine with AGOP: {(B * C).sum() / np.linalg.norm(B) / np.linalg.norm(C):.3f}" in axes[2].get_xlabel()
+    assert len(figures.matrices(run, "fc1").axes) == 6  # first and last
+    assert len(figures.matrices(run, "fc2", 10).axes) == 2  # the EGOP is of the input, which fc2 does not read
+    with pytest.raises(SelectionError, match=r"at step 5\. It has matrices at: 0, 10, 100, 1000"):
+        figures.matrices(run, "fc1", 5)
+    with pytest.raises(SelectionError, match="Layers that have them: 'fc1', 'fc2'"):
+        figures.matrices(run, "readout")
+
+
+def test_wide_matrices_are_means_over_blocks() -> None:
+    A = np.arange(35.0).reshape(5, 7)
+    small, k = plotdata.reduced(A, 4)
+    assert k == 2
+    assert small.shape == (3, 4)
+    assert small[0, 0] == A[:2, :2].mean()
+    assert small[2, 3] == A[4, 6]
+    assert plotdata.reduced(A, 7) == (pytest.approx(A), 1)
+
+
+def test_many_layers_are_coloured_along_depth() -> None:
+    rows = [(s, f"h.{i}", "nfc", 0.1 + i / 100, 0.01, "") for i in range(60) for s in (0, 1, 10)]
+    frame = pd.DataFrame(rows, columns=["step", "layer", "measure", "value", "error", "note"])
+    figure = figures.curves(frame, measures=["nfc"])
+    panel, bar = figure.axes
+    assert len(panel.get_lines()) == 60
+    assert len({to_hex(line.get_color()) for line in panel.get_lines()}) == 60
+    assert not figure.legends
+    names = [t.get_text() for t in bar.get_yticklabels()]
+    assert (names[0], names[-1], len(names)) == ("h.0", "h.59", 9)
+    few = figures.curves(frame[frame.layer.isin(["h.0", "h.1"])], measures=["nfc"])
+    assert [t.get_text() for t in few.legends[0].get_texts()] == ["h.0", "h.1"]
+
+
+def test_scalars_of_runs_and_frames(run: Run) -> None:
+    ax = figures.scalars(run).axes[0]
+    assert ax.get_title() == "loss"
+    assert ax.get_yscale() == "log"
+    np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), run.scalar("loss").value)
+    assert figures.scalars(pd.DataFrame({"step": [1, 2], "a": [1.0, 2.0], "b": [3.0, 4.0]}), ["b"]).axes[0].get_title() == "b"
+    with pytest.raises(SelectionError, match="at least one"):
+        figures.scalars([])
+
+
+def test_a_reader_s_own_style_does_not_matter(run: Run) -> None:
+    usual = inline_svg(figures.heat_map(run, "nfc"), "x")
+    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "black", "figure.autolayout": True, "image.cmap": "jet"}):
+        assert inline_svg(figures.heat_map(run, "nfc"), "x") == usual
+        assert matplotlib.rcParams["font.size"] == 20
+
+
+# --------------------------------------------------------------------------------------------------------- saved files
+
+def test_figures_are_saved_as_svg_and_pdf(run: Run, tmp_path: Path) -> None:
+    figure = figures.compare([run], "nfc")
+    drawn, printed = figures.save(figure, tmp_path / "below" / "v1.2")
+    assert (drawn.name, printed.name) == ("v1.2.svg", "v1.2.pdf")
+    svg, pdf = drawn.read_text(encoding="utf-8"), printed.read_bytes()
+    assert "feature correlation (nfc)</text>" in svg
+    assert "<metadata>" not in svg
+    assert not re.search(r'd="[^"]*\d\.\d{3}', svg)  # two digits are finer than paper
+    assert pdf.startswith(b"%PDF")
+    assert b"/CIDFontType2" in pdf or b"/TrueType" in pdf  # text, not outlines
+    assert b"CreationDate" not in pdf
+    again = figures.save(figure, tmp_path / "v1.2")
+    assert (again[0].read_text(encoding="utf-8"), again[1].read_bytes()) == (svg, pdf)
+
+
+def test_every_figure_of_a_report_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("richter.report.svg.pdf_bytes", lambda figure: b"%PDF")  # slow, and tested above
+    found = make(tmp_path / "run", ("fc1",), measures=("nfc",), steps=(0,))
+    page = report([found], tmp_path / "r.html", figures=tmp_path / "figures").read_text(encoding="utf-8")
+    names = sorted(p.name for p in (tmp_path / "figures").iterdir())
+    stems = {n.rpartition(".")[0] for n in names}
+    assert names == sorted(f"{s}.{kind}" for s in stems for kind in ("pdf", "svg"))
+    assert len(stems) == page.count("<figure>")
+    assert {"scalars", "matrices-fc1", "spectra-fc1", "curves-Feature_correlations"} <= stems
+    assert report([found], tmp_path / "r2.html").read_text(encoding="utf-8") == page
+
+
+# -------------------------------------------------------------------------------------------------------------- pieces
+
+def test_titles_and_papers_agree_with_the_catalogue() -> None:
+    known = richter.measures.catalogue()
+    assert {m.name: m.ref.paper for m in known.values() if m.ref} == titles.PAPERS, "add new measures to report/titles.py"
+    assert set(known) <= set(titles.TITLES)
+    assert [m for *_, measures in titles.families(["mine", *known]) for m in measures][-1] == "mine"
+    assert sorted(m for *_, measures in titles.families(known) for m in measures) == sorted(known)
+
+
+def test_thinning_keeps_the_picture() -> None:
+    step = np.arange(20000.0)
+    value = np.sin(step / 50)
+    value[[3, 777, 15001]] = 9.0, -9.0, 5.0
+    for linear in (None, 1.0):
+        line = plotdata.thinned(plotdata.Line(step, value, np.full(20000, 0.1)), linear, 400)
+        assert len(line.step) <= 420
+        assert {3, 777, 15001, 0, 19999} <= set(line.step)
+        np.testing.assert_array_equal(line.value, value[line.step.astype(int)])
+        assert len(line.error) == len(line.step)
+    assert plotdata.thinned(plotdata.Line(step[:9], value[:9], value[:9]), None, 9).step.tolist() == list(range(9))
+
+
+@pytest.mark.parametrize(("steps", "linear"), [
+    ((0, 1, 1000), 1.0), ((0, 100, 5000), 100.0), ((500, 900), None), ((0,), None), ((), None)])
+def test_a_step_axis_is_logarithmic_when_it_spans_decades(steps: tuple[int, ...], linear: float | None) -> None:
+    assert plotdata.threshold(steps) == linear
+
+
+def test_names_that_fit() -> None:
+    names = [f"transformer.blocks.{i}.attention.query" for i in range(3)]
+    assert list(titles.short_names([*names, "*"], 26).values()) == [f"…{i}.attention.query" for i in range(3)] + ["whole model"]
+    assert titles.short_names(["a.b", "a.c"]) == {"a.b": "a.b", "a.c": "a.c"}
+    assert titles.short_names(["x" * 50], 11)["x" * 50] == "xxxx…xxxxxx"
+    assert [figures.step_text(v) for v in (0, 2500, 12500, 3e6)] == ["0", "2500", "12.5k", "3M"]
+    assert [figures.decade_text(v) for v in (1e-5, 0.01, 1.0, 2e6)] == ["10⁻⁵", "0.01", "1", "2·10⁶"]
+    assert plotdata.chosen(range(10), 4) == [0, 3, 6, 9]
+    assert plotdata.chosen(range(10), 1) == [0]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        make(tmp_path / folder / "run", measures=("nfc",), steps=(0,), arrays=False)
+    a, b = Run(tmp_path / "a" / "run"), Run(tmp_path / "b" / "run")
+    assert list(plotdata.labelled([a, b])) == ["a/run", "b/run"]
+    assert list(plotdata.labelled([a, a])) == ["a/run (1)", "a/run (2)"]
+
+
+def test_settings_that_differ() -> None:
+    one, two = plotdata.flat({"a": 1, "b": {"c": [1, 2]}, "d": "x"}), plotdata.flat({"a": 1, "b": {"c": [1]}})
+    assert plotdata.differences([one, two]) == ({"b.c": ["[1, 2]", "[1]"], "d": ["x", ""]}, {"a": "1"})
+    assert plotdata.flat(None) == {}
+    assert plotdata.flat(3) == {"settings": "3"}
+
+
+@pytest.mark.parametrize(("record", "holds"), [
+    ({"holds": True, "verdict": "FAILED"}, True), ({"verdict": "holds"}, True), ({"verdict": "FAILED"}, False),
+    ({"interval": {"low": 0, "high": 1}, "value": 1.0}, True), ({"expect": [None, 1], "value": 1.5}, False),
+    ({"expect": [2, None], "value": 1.5}, False), ({"low": 1, "high": 2, "value": 1.5}, True), ({"value": 1.0}, None), ({}, None),
+])
+def test_whether_a_claim_holds(record: dict[str, Any], holds: bool | None) -> None:
+    assert claim_holds(record) is holds
+
+
+def test_markup_escapes_what_is_not_markup() -> None:
+    assert tag("p", "1 < 2", Markup("<br>"), class_='"x"', title=None) == '<p class="&quot;x&quot;">1 &lt; 2<br></p>'
+    assert "<th scope=\"row\">&lt;a&gt;</th><td>&amp;</td>" in table(["k"], [["<a>", "&"]])
+
+
+def test_importing_the_report_is_light() -> None:
+    check = ("import richter.report.html, sys\n"
+             "assert not [m for m in ('torch', 'pandas', 'matplotlib', 'sklearn') if m in sys.modules]")
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
+def test_a_report_never_loads_torch(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", ("fc1",), measures=("nfc",), steps=(0,), arrays=False)
+    check = (f"import sys, richter.runs\nfrom richter.report.html import report\n"
+             f"report([richter.runs.open({str(run.path)!r})], {str(tmp_path / 'r.html')!r})\nassert 'torch' not in sys.modules")
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
