@@ -354,7 +354,7 @@ class Run:
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """All rows and scalars (as measure = name, layer empty) as a table."""
-        self.table.to_csv(path, index=False)
+        self.table.to_csv(path, index=False, lineterminator="\r\n")  # RFC 4180, under which a name may hold either
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         try:

@@ -41,6 +41,8 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
     """
     folder, kept = Path(_text(os.fspath(path))), plain(settings)
     meta = {"settings": kept, "settings_class": type(settings).__name__, "seeds": plain(seeds or {}, "seeds")}
+    if "\0" in str(folder):
+        raise StoreError(f"{str(folder)!r} cannot be the name of a folder. Choose another.")
     with explained(folder, "made"):
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"{folder} is a file; a run is a folder. Choose another name.")
