@@ -372,8 +372,11 @@ class Run:
         return f"Run({str(self.path)!r}: {self.status}, {len(self.steps)} measurements of {len(self.layers)} layers)"
 
     def _repr_html_(self) -> str:
-        last = self.snapshots[-1:]
-        return f"<p>{_escaped(repr(self))}</p>" + (last[0]._repr_html_() if last else "")
+        """Name, status, how much there is, and the last numbers. ``richter.report.html.card(run)`` shows more."""
+        steps, last = self.steps, self.ends[-1:]
+        words = f"{len(steps)} measurements of {len(self.layers)} layers" + (f", the last at step {steps[-1]}" if steps else "")
+        table = f'<div style="max-height:24em;overflow:auto">{last[0]._repr_html_()}</div>' if last else ""
+        return f"<p><b>{_escaped(self.name)}</b> ({_escaped(self.status)}): {words}</p>{table}"
 
 
 def find(store: str | os.PathLike[str], depth: int = 3) -> Iterator[Run]:
