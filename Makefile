@@ -3,16 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check lint bench docs clean
+.PHONY: demo test check claims lint bench docs clean
 
 demo: .venv/installed  ## train a small network on digits, watch it, say which layers learned features
-	$(BIN)/richter demo --picture richter-demo.png
+	$(BIN)/richter demo
 
 test: .venv/installed-dev  ## all tests but the long ones
 	$(BIN)/python -m pytest -n 2
 
-check: .venv/installed-dev lint  ## everything, the long tests too
+check: .venv/installed-dev lint  ## everything: the long tests, every experiment with its controls, one step at the paper's scale
 	$(BIN)/python -m pytest -n 2 -m "long or not long"
+	$(BIN)/richter check --controls
+	$(BIN)/richter check --scale paper --start
+
+claims: .venv/installed-dev  ## docs/claims.md from the records of the experiments
+	$(BIN)/richter ledger -o docs/claims.md
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check src tests benchmarks docs
@@ -24,6 +29,7 @@ bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/growth.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/estimates.py
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[peers]'
+	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/kernels.py
 
 docs: .venv/installed-dev  ## docs/*.md as pages under site/

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import richter
 from richter.layers import _VIEWS
 from richter.models import mlp
+from richter.testing import check_experiment
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,18 +36,51 @@ def test_the_examples_of_extending_run() -> None:
         _VIEWS.update(known)
 
 
-def test_the_readme_runs() -> None:
+def train_step(model: torch.nn.Module, xb: torch.Tensor, yb: torch.Tensor) -> torch.Tensor:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimiser.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(xb), yb)
+    loss.backward()
+    optimiser.step()
+    return loss
+
+
+@dataclass(frozen=True)
+class Settings:
+    lr: float = 0.1
+    seed: int = 0
+
+
+def test_the_examples_of_runs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = torch.randn(300, 5), torch.arange(300) % 3
+    names: dict[str, Any] = {
+        "richter": richter, "model": mlp([5, 6, 3], seed=0), "probe": richter.Probe(x[:24], y[:24]), "settings": {"lr": 0.1},
+        "loader": [(x[:32], y[:32])] * 101, "train_step": train_step, "schedule": lambda step: 0.1, "K": np.eye(3),
+        "Settings": Settings, "accuracy": 0.5}
+    observer, reading, writing, sweeping = blocks("docs/runs.md")
+    exec(observer, names)
+    names["watch"].now(100)
+    names["watch"].close()
+    exec(reading, names)
+    assert names["run"].status == "finished"
+    exec(writing, names)
+    assert richter.runs.open("runs/own").series("my_measure", "layer").value.tolist() == [0.5]
+    exec(sweeping.replace("    ...\n", "").replace(", workers=2", ""), names)  # a function of this test is of no module
+    assert len(list(richter.runs.find("runs/sweep"))) == 6
+
+
+def test_the_example_of_experiments_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = blocks("docs/experiments.md")
+    (tmp_path / "nfa_coin.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check_experiment(importlib.import_module("nfa_coin").EXPERIMENT, tmp_path / "store")
+
+
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     x, y = torch.randn(300, 5), torch.arange(300) % 3
     model = mlp([5, 6, 3], seed=0)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train_step(model: torch.nn.Module, xb: torch.Tensor, yb: torch.Tensor) -> torch.Tensor:
-        optimiser.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(xb), yb)
-        loss.backward()
-        optimiser.step()
-        return loss
-
     names = {"model": model, "x": x, "y": y, "train_step": train_step, "loader": [(x[:32], y[:32])] * 3}
     loop, hugging_face, kernels = blocks("README.md")
     exec(loop, names)
@@ -67,4 +105,4 @@ def test_every_dependency_has_a_reason() -> None:
     assert listed is not None
     reasons = (ROOT / "docs/dependencies.md").read_text()
     for package in re.findall(r'"([a-z-]+)', listed[1]):
-        assert f"| {package}" in reasons, package
+        assert re.search(rf"\| ([a-z-]+, )*{package}\b", reasons), package

@@ -36,12 +36,14 @@ data
 `richter COMMAND --help` shows the options and examples of each."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(listed: bool = False) -> argparse.ArgumentParser:
+    """``listed``: the commands are also listed by argparse itself, where completion looks for them."""
     top = argparse.ArgumentParser(prog="richter", usage="richter COMMAND ...", epilog=CONTENTS,
                                   description="Richter measures how rich training is.",
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--version", action="version", version=f"richter {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND",
+                                  help=None if listed else argparse.SUPPRESS)
     for part in (runs, experiments, data):
         part.add(commands)
     shell = command(commands, "completion", "print a completion script", _completion,
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _completion(given: argparse.Namespace) -> int:
     import shtab
-    print(shtab.complete(parser(), shell=given.shell))
+    print(shtab.complete(parser(listed=True), shell=given.shell))
     return 0
 
 
