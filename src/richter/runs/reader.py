@@ -374,7 +374,8 @@ class Run:
     def _repr_html_(self) -> str:
         """Name, status, how much there is, and the last numbers. ``richter.report.html.card(run)`` shows more."""
         steps, last = self.steps, self.ends[-1:]
-        words = f"{len(steps)} measurements of {len(self.layers)} layers" + (f", the last at step {steps[-1]}" if steps else "")
+        layers = len([k for k in self.layers if k != WHOLE])
+        words = f"{len(steps)} measurements of {layers} layers" + (f", the last at step {steps[-1]}" if steps else "")
         table = f'<div style="max-height:24em;overflow:auto">{last[0]._repr_html_()}</div>' if last else ""
         return f"<p><b>{_escaped(self.name)}</b> ({_escaped(self.status)}): {words}</p>{table}"
 
