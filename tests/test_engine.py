@@ -105,7 +105,7 @@ def killed_until_done(store: Path, kills: int, seed: int) -> tuple[list[float], 
     return json.loads(found.stdout), done
 
 
-@pytest.mark.parametrize(("rounds", "kills"), [(1, 4), pytest.param(25, 4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("rounds", "kills"), [(1, 4), pytest.param(50, 4, marks=pytest.mark.long)])
 def test_a_killed_experiment_ends_with_the_same_claims(tmp_path: Path, rounds: int, kills: int) -> None:
     whole = running.check(tiny.EXPERIMENT, "smoke", tmp_path / "straight", changes={"pause": 0.004})
     straight = [f.value for f in whole.findings]
