@@ -33,7 +33,7 @@ SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while somebody wa
 def runs(shelf: Shelf, request: Request) -> Response:
     """Every run: name, status, last step, times, and a mark that differs when there is something new."""
     found = [asdict(s) for s in shelf.summaries()]
-    return _tagged(request, repr(found), lambda: {"store": str(shelf.store), "now": time.time(), "runs": found})
+    return _tagged(request, repr(found), lambda: {"store": shelf.given, "now": time.time(), "runs": found})
 
 
 def run(shelf: Shelf, request: Request) -> Response:

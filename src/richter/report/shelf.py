@@ -15,7 +15,7 @@ from pathlib import Path
 
 from richter.core import RichterError, StoreError
 from richter.runs import Run, inside
-from richter.runs.format import DATABASE, LOCK, OBJECTS
+from richter.runs.format import DATABASE, LOCK
 from richter.runs.lock import held
 from richter.runs.reader import paths
 
@@ -32,7 +32,6 @@ class Summary:
     status: str  # running, finished, interrupted, failed, unreadable, or the writer's own word
     reason: str = ""
     last: int | None = None
-    begun: float | None = None
     updated: float | None = None
 
 
@@ -48,7 +47,7 @@ class Shelf:
     """Thread-safe. ``with shelf.open(name) as run``: at most ``most`` runs stay open that nobody reads."""
 
     def __init__(self, store: str | os.PathLike[str], most: int = 64) -> None:
-        self.store, self.most = Path(store).resolve(), most
+        self.given, self.store, self.most = os.fspath(store), Path(store).resolve(), most
         self._guard = threading.Lock()
         self._open: OrderedDict[Path, _Entry] = OrderedDict()
         self._known: dict[str, Summary] = {}
@@ -69,17 +68,14 @@ class Shelf:
             self._give_back(entry)
 
     def path(self, name: str) -> Path:
-        """Its folder, which lies in the store: names do not lead out, and neither do links."""
+        """Its folder, which lies in the store: names do not lead out. That the files in it are no links, the reader sees to."""
         try:
             folder = inside(self.store, name)
-            linked = [f for f in (DATABASE, f"{DATABASE}-wal", OBJECTS) if (folder / f).is_symlink()]
             there = (folder / DATABASE).is_file()
         except (ValueError, RuntimeError, OSError) as why:
             if isinstance(why, RichterError):
                 raise
             raise StoreError(f"{name[:100]!r} cannot be the name of a run: {why}.") from why
-        if linked:
-            raise StoreError(f"{linked[0]} of the run {name!r} is a link, which may lead out of the store. It was not read.")
         if not there:
             raise StoreError(f"there is no run {name[:100]!r} in this store.")
         return folder
@@ -146,10 +142,10 @@ class Shelf:
                 return known
             with self.open(name) as run:
                 status, _, reason = run.status.partition(": ")
-                begun, last = [s.begun for s in run.sessions], run.last
+                last = run.last
                 if not isinstance(last, int | None):
                     raise StoreError(f"the run {name!r} is damaged: its last step is {last!r}.")
-                return Summary(name, mark, status, reason, last, begun[-1] if begun else None, updated)
+                return Summary(name, mark, status, reason, last, updated)
         except (StoreError, OSError) as why:
             return Summary(name, "unreadable", "unreadable", str(why))
 

@@ -19,24 +19,56 @@ export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "
 export function drawPanels(grid, wanted, runs, layers) {
   for (const [key, panel] of panels) {
     if (wanted.some((w) => w.key === key)) continue;
-    Plotly.purge(panel.plot);
+    forget(panel);
     panel.node.remove();
     panels.delete(key);
   }
   wanted.forEach((w, i) => {
-    if (!panels.has(w.key)) panels.set(w.key, made(w.key));
+    const fresh = !panels.has(w.key);
+    if (fresh) panels.set(w.key, made(w.key));
     const panel = Object.assign(panels.get(w.key), w, { runs, layers });
     if (grid.children[i] !== panel.node) grid.insertBefore(panel.node, grid.children[i] ?? null);
+    if (fresh) watcher.observe(panel.node);
     panel.heading.textContent = panel.heading.title = w.title;
     panel.log.setAttribute("aria-pressed", String(isLog(w.key)));
     panel.csv.href = address("curves.csv", w.query);
-    drawPanel(panel);
+    panel.stale = true;
+    if (panel.near) enqueue(panel);
   });
 }
 
+// Only panels on or near the screen are drawn, one in a task, so that the page answers while many of them change.
+
+const watcher = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    const panel = panels.get(target.dataset.panel);
+    if (!panel || panel.node !== target) continue;
+    panel.near = isIntersecting;
+    if (panel.near) enqueue(panel);
+  }
+}, { rootMargin: "200px" });
+const queue = new Set();
+
+function enqueue(panel) {
+  if (!queue.size) setTimeout(work);
+  queue.add(panel);
+}
+
+function work() {
+  const [panel] = queue;
+  queue.delete(panel);
+  if (panel.stale && panels.get(panel.key) === panel) drawPanel(panel);
+  if (queue.size) setTimeout(work);
+}
+
 export function forgetPanels() {
-  for (const panel of panels.values()) Plotly.purge(panel.plot);
+  for (const panel of panels.values()) forget(panel);
   panels.clear();
+}
+
+function forget(panel) {
+  watcher.unobserve(panel.node);
+  Plotly.purge(panel.plot);
 }
 
 function made(key) {
@@ -52,12 +84,12 @@ function made(key) {
       button("PNG", "Save this figure as PNG", () => save(panels.get(key), "png")), csv)), plot);
   node.setAttribute("aria-label", "Curves. Arrow keys move, + and - zoom, 0 shows everything, L switches to logarithmic values.");
   node.addEventListener("keydown", (event) => event.target === node && onKey(event, key));
-  return { key, node, plot, heading, log, csv, ready: false };
+  return { key, node, plot, heading, log, csv, ready: false, near: false, stale: true };
 }
 
 function drawPanel(panel) {
-  const layout = panelLayout(panel);
-  Plotly.react(panel.plot, traces(panel, looks(panel.runs, panel.layers)), layout, { ...CONFIG, doubleClick: "reset" });
+  panel.stale = false;
+  Plotly.react(panel.plot, traces(panel, looks(panel.runs, panel.layers)), panelLayout(panel), { ...CONFIG, doubleClick: "reset" });
   if (panel.ready) return;
   panel.ready = true;
   panel.plot.on("plotly_relayout", (e) => zoomed(e));
@@ -74,7 +106,7 @@ function traces(panel, look) {
     return {
       x: c.step.map(place), y: c.value, customdata: c.step.map(() => i), name: literal(label(panel, c)), hoverinfo: "none", type: "scatter",
       mode: c.step.length > 60 || trivial || panel.runs.length > 1 ? "lines" : "lines+markers", marker: { size: 3.5 }, opacity: trivial ? 0.45 : 1, connectgaps: false,
-      line: { color: l.color, dash: trivial ? "dot" : l.dash, width: panel.curves.length > BANDS ? 1.2 : 1.7, simplify: false },
+      line: { color: l.color, dash: trivial ? "dot" : l.dash, width: panel.curves.length > BANDS ? 1.2 : 1.7 },
     };
   });
   if (panel.curves.length > BANDS) return found;
@@ -97,9 +129,9 @@ function band(c, color, log) {
 
 function panelLayout(panel, which = theme()) {
   const c = ink(which);
-  const axis = { gridcolor: c.grid, linecolor: c.line, tickfont: { size: 10.5, color: c.faint }, zeroline: false, automargin: true };
+  const axis = { gridcolor: c.grid, linecolor: c.line, tickfont: { size: 10.5, color: c.faint }, zeroline: false };
   return {
-    autosize: true, margin: { l: 44, r: 10, t: 6, b: 32 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    autosize: true, margin: { l: 50, r: 12, t: 8, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: FONT, size: 11, color: c.text }, showlegend: false, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
     uirevision: `${panel.key} ${isLog(panel.key)} ${state.logx}`,
     xaxis: { ...axis, ...steps(panel.curves), title: { text: "step", font: { size: 10.5, color: c.faint }, standoff: 4 },
@@ -132,7 +164,8 @@ function zoomed(event) {
 }
 
 function onKey(event, key) {
-  const { plot, node } = panels.get(key);
+  const { plot, node, ready } = panels.get(key);
+  if (!ready) return;
   const [low, high] = plot.layout.xaxis.range;
   const [width, middle] = [high - low, (high + low) / 2];
   const to = (a, b) => change({ x: [offAxis(a), offAxis(b)] });
@@ -147,7 +180,7 @@ function onKey(event, key) {
 }
 
 export function resetZoom() {
-  for (const panel of panels.values()) Plotly.relayout(panel.plot, { "yaxis.autorange": true });
+  for (const panel of panels.values()) if (panel.ready) Plotly.relayout(panel.plot, { "yaxis.autorange": true });
   change({ x: null });
 }
 

@@ -10,7 +10,7 @@ import { VIEWS, change, onChange, state } from "./dashboard-state.js";
 import { emptyStore, message, settingsView, verdictLines, verdictView } from "./dashboard-views.js";
 
 const USUAL = ["nfc", "cnfc", "c_uc_ratio", "weight_change", "tangent_cka"]; // measures shown until somebody chooses
-const POINTS = 12000; // of all curves of a panel together
+const POINTS = 6000; // of all curves of a panel together
 const POLL = { live: 1500, idle: 3000, most: 60000 }; // milliseconds
 
 let list = { store: "", now: 0, runs: [] };
@@ -173,7 +173,7 @@ async function drawCurves(view, s, current) {
 /** In one question those of the runs that have something new, or of which other curves were chosen. */
 async function loadCurves(s) {
   const marks = new Map(list.runs.map((r) => [r.name, r.mark]));
-  const points = Math.max(80, Math.min(600, Math.floor(POINTS / Math.max(1, s.runs.length * s.chosen.layers.length))));
+  const points = Math.max(60, Math.min(600, Math.floor(POINTS / Math.max(1, s.runs.length * s.chosen.layers.length))));
   const wanted = JSON.stringify([s.chosen, points]);
   const stale = s.runs.filter((r) => kept.get(r)?.mark !== marks.get(r) || kept.get(r)?.wanted !== wanted);
   if (stale.length) {
