@@ -200,7 +200,8 @@ class Evaluation:
         if self.of.W[name].shape[-1] <= self.matrices:
             for s in (NFM, AGOP):
                 with contextlib.suppress(Missing):
-                    self.arrays[name, s.name] = values.get(s).dense().float().cpu().numpy()
+                    M = values.get(s).dense().float()
+                    self.arrays[name, s.name] = ((M + M.T) / 2).cpu().numpy()  # to the last bit: half of it is kept
 
     def _row(self, m: Measure, name: str, values: _Values, groups: int, said: str) -> Row:
         try:

@@ -196,8 +196,9 @@ class Observer:
                 self.writer.snapshot(snap)
                 snap = replace(snap, arrays={})  # they are on disk
         finally:
-            self._spent += time.perf_counter() - start
-        self._first, self._last = (snap.seconds, None) if self._first is None else (self._first, snap.seconds)
+            seconds = time.perf_counter() - start  # with writing it down
+            self._spent += seconds
+        self._first, self._last = (seconds, None) if self._first is None else (self._first, seconds)
         self.snapshots = [*(s for s in self.snapshots if s.step != step), snap]  # a step that is measured again replaces
         return snap
 

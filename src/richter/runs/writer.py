@@ -29,7 +29,6 @@ from richter.runs.reader import Run
 from richter.snapshot import Snapshot
 
 ENDED = "UPDATE sessions SET ended = ?, how = ? WHERE id = ?"
-EIGEN = 0.9999  # the share of the trace that a matrix kept by eigenpairs has by default
 
 
 def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping[str, int] | None = None,
@@ -101,7 +100,7 @@ class Writer:
         """All rows of a measurement, what it cost and its matrices, in one transaction."""
         step, notes = _step(snap.step), json.dumps(plain(snap.notes, "notes"))
         rows = [(r.layer, r.measure, step, r.value, r.error, r.note) for r in snap.rows]
-        kept = [(layer, name, step, _leading(_array(a))) for (layer, name), a in snap.arrays.items()]
+        kept = [(layer, name, step, arrays.encode(_array(a))) for (layer, name), a in snap.arrays.items()]
         with self._transaction("written") as db:
             self._write(db, "row", rows)
             db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
@@ -312,14 +311,6 @@ def _array(values: ArrayLike) -> NDArray[Any]:
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as why:
         raise StoreError(f"a {type(values).__name__} that is no array of numbers cannot be stored as one: {why}.") from why
-
-
-def _leading(a: NDArray[Any]) -> arrays.Encoded:
-    """By its eigenpairs if it has them; whole if not, so that a model that diverged is recorded too."""
-    try:
-        return arrays.encode(a, EIGEN)
-    except StoreError:
-        return arrays.encode(a)
 
 
 def _difference(old: Any, new: Any) -> str:
