@@ -35,8 +35,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def revision(folder: Path | None = None) -> str | None:
-    """The git revision of the working folder, with + when files differ from it; None outside a repository."""
+def revision(folder: Path | None = None, *only: str) -> str | None:
+    """The git revision of a folder (the working one), with + when files differ from it (``only``: these); None outside a
+    repository."""
     def git(*words: str) -> str | None:
         try:
             done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=5, check=False)
@@ -45,7 +46,7 @@ def revision(folder: Path | None = None) -> str | None:
         return done.stdout.strip() if done.returncode == 0 else None
 
     head = git("rev-parse", "HEAD")
-    return None if head is None else head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    return None if head is None else head + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", *only) else "")
 
 
 def hardware() -> dict[str, Any]:
