@@ -150,7 +150,8 @@ def _shown(c: Checked, against: Iterable[Finding]) -> str:
         rows.append((f"  control: {f.claim.control.text}", "", shown(f.value), str(f.claim.expect),
                      "HOLDS, and must not" if f.holds else "fails, as it must"))
     head = f"{c.experiment.name}  [{c.experiment.ref}]  {c.experiment.title}"
-    cost = f"{c.scale} scale, {c.record['tasks']} tasks, {c.record['cpu_minutes']:.2f} CPU-minutes"
+    tasks = f"{c.record['tasks']} task{'s' * (c.record['tasks'] != 1)}"
+    cost = f"{c.scale} scale, {tasks}, {c.record['cpu_minutes']:.2f} CPU-minutes"
     return f"{head}\n{cost}\n{table(rows, right=(2,))}"
 
 

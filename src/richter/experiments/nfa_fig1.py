@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """Full batch gradient descent on the mean squared error, labels of deviation 1.  [definitions, nfa 6]"""
+    """Full batch gradient descent on the mean squared error, labels of deviation 1. The paper gives no learning rate; between
+    0.05 and 0.2 the result is the same."""
 
     n: int = 384
     d: int = 32
@@ -101,7 +102,7 @@ def draw(results: Results) -> Figure:
 
 
 UNTRAINED = Control("an untrained network", {"steps": 0})
-BAR = "definitions, nfa 6"
+BAR = "independent check of the recipe, 5 learning rates and lengths, 3 to 5 seeds"
 EXPERIMENT = Experiment(
     name="nfa_fig1", ref=Ref("nfa", "Fig. 1"), title="NFM and AGOP agree on the chain monomial, and only with the right K",
     smoke=Settings(lr=0.1, steps=400), paper=Settings(steps=3000, seeds=(0, 1, 2, 3, 4)), start={"steps": 1}, quick=True,

@@ -84,7 +84,7 @@ EXPERIMENT = Experiment(
     smoke=Settings(), paper=Settings(n=64, width=256), work=work, figures={"nfa_prop4": draw}, start={"n": 4}, quick=True,
     claims=(
         Claim("largest relative error of the identity over layers and outputs", lambda r: r["identity"].max(),
-              Interval(high=1e-8), MISPRINT, paper="exact", source="definitions, nfa 2"),
+              Interval(high=1e-8), MISPRINT, paper="exact", source="an identity; rounding in float64"),
         Claim("largest relative error with Richter's tangent kernel on the left", lambda r: r["instrument"].max(),
-              Interval(high=1e-8), MISPRINT, paper="exact", source="definitions, nfa 2"),
+              Interval(high=1e-8), MISPRINT, paper="exact", source="an identity; rounding in float64"),
     ))
