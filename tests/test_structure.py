@@ -37,6 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "models": ("core", "models"),
     "testing": ("core", "capture", "experiments", "layercapture", "survey", "layers", "kernels", "measures", "observe", "probe",
                 "models"),
+    "theory": ("core", "theory"),
     "engine": ("core", "engine", "runs"),
     "experiments.frame": ("core", "experiments.running", "runs"),
     "experiments.ledger": ("citations", "core", "experiments.frame"),

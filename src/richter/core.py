@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["CaptureError", "DataError", "Interval", "MemoryBudgetError", "MixingError", "ProbeError", "Ref", "RichterError",
-           "Row", "SelectionError", "StoreError", "parse_bytes", "show_bytes", "unknown"]
+__all__ = ["CaptureError", "DataError", "Interval", "MemoryBudgetError", "MixingError", "Prediction", "ProbeError", "Ref",
+           "RichterError", "Row", "SelectionError", "StoreError", "parse_bytes", "show_bytes", "unknown"]
 
 WHOLE = "*"  # the row of a snapshot that speaks of the whole model
 
@@ -98,6 +98,14 @@ class Row:
 
     def __iter__(self) -> Iterator[object]:
         return iter((self.step, self.layer, self.measure, self.value, self.error, self.note))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A number that a theory gives, and where the theory comes from; a theory adds the parts the number is made of."""
+
+    value: float
+    ref: Ref
 
 
 _UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,

@@ -1,0 +1,59 @@
+"""What every theory does with its arguments: read arrays as float64 tensors whose axes fit, give back the kind it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from richter.core import SelectionError
+
+Array = Tensor | np.ndarray
+
+
+def read(**given: tuple[Any, str]) -> list[Tensor]:
+    """``X, y = read(X=(X, "n d"), y=(y, "n"))``: real, finite, not empty, and axes of one name of one length."""
+    lengths: dict[str, tuple[int, str]] = {}
+    out: list[Tensor] = []
+    for name, (value, axes) in given.items():
+        t, wanted = _tensor(value, name), axes.split()
+        shape = f"{name} has shape {tuple(t.shape)}"
+        if t.dim() != len(wanted):
+            raise SelectionError(f"{shape}; [{', '.join(wanted)}] is needed.")
+        for axis, length in zip(wanted, t.shape, strict=True):
+            if length == 0:
+                raise SelectionError(f"{shape}: it is empty along {axis!r} of [{', '.join(wanted)}].")
+            seen, where = lengths.setdefault(axis, (length, name))
+            if seen != length:
+                raise SelectionError(f"{shape} for [{', '.join(wanted)}], so {axis} = {length}; but {axis} = {seen} in {where}.")
+        out.append(t.to(out[0].device) if out else t)
+    return out
+
+
+def column(y: Any) -> Any:
+    """Labels [n, 1] as [n]; anything else as it is."""
+    return y[:, 0] if getattr(y, "ndim", 0) == 2 and y.shape[1] == 1 else y
+
+
+def whole(least: int = 1, **given: Any) -> None:
+    """Sizes and seeds are whole numbers, ``least`` at least."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise SelectionError(f"{name}={value!r}; a whole number, at least {least}, is needed.")
+
+
+def like(result: Tensor, given: Any) -> Any:
+    """``result`` as numpy, unless a tensor was given."""
+    return result if isinstance(given, Tensor) else result.cpu().numpy()
+
+
+def _tensor(a: Any, name: str) -> Tensor:
+    try:
+        t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))
+    except (TypeError, ValueError) as error:
+        raise SelectionError(f"{name} is a {type(a).__name__} that cannot be read as numbers ({error}).") from error
+    if t.is_complex() or not torch.isfinite(t).all():
+        raise SelectionError(f"{name} is complex." if t.is_complex() else f"{name} contains NaN or Inf.")
+    return (t.cpu() if t.device.type == "mps" else t).double()

@@ -1,0 +1,200 @@
+"""The first moments of training: how the centred NFM and AGOP of a layer leave zero under gradient flow.  [nfa, Sec. 3.1, App. D]
+
+A layer z = W x reads X[n,d_in]; J[n,c,d_out] = df/dz is what the outputs ask of it; dL[n,c] = dL/df (f - y for the loss
+sum |f - y|^2 / 2). With V = W - W(0), both V^T V and V^T K V start at zero with slope zero; their second derivatives are
+closed forms of X, J, dL. Here K = sum_{n,c} J J^T, not divided by n.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import SelectionError, unknown
+from richter.theory.arrays import Array, column, like, read, whole
+
+Matrices = tuple[Float[Tensor, "d_in d_in"], Float[Tensor, "d_in d_in"]]
+
+# ------------------------------------------------------------------------------------------------ predict
+
+
+def second_derivatives(X: Array, J: Array, dL: Array) -> tuple[Array, Array]:
+    """d^2/dt^2 (V^T V) = 2 W'^T W' and d^2/dt^2 (V^T K V) = 2 W'^T K W' at t = 0, both [d_in, d_in].  [nfa, Prop. 3, Eq. (5)]
+
+    W' = -sum_{n,c} dL[n,c] J[n,c] X[n]^T is gradient flow; for c = 1 these are 2 X^T L P L X and 2 X^T L P^2 L X with
+    P = J J^T [n,n] and L = diag(dL). K's own motion does not enter: it multiplies V = 0. A layer used at positions s is
+    the same with (n s) in place of n and dL repeated along s.
+    """
+    X_, J_, dL_ = read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c"))
+    nfm_dd, agop_dd = _second_derivatives(X_, J_, dL_)
+    return like(nfm_dd, X), like(agop_dd, X)
+
+
+def correlation(X: Array, J: Array, dL: Array) -> float:
+    """The limit of the centred NFC as t -> 0: the cosine of the two second derivatives; NaN where one is zero.  [nfa, Eq. (6)]"""
+    return _cosine(*_second_derivatives(*read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c"))))
+
+
+def expected_kernel(X: Array, activation: str, depth: int = 2) -> Array:
+    """E[P] [n,n] of the first layer of an infinitely wide network with ``depth`` hidden layers and one output, where
+    P(x,z) = df/dh(x) . df/dh(z) and all weights are N(0, 1/fan_in).  [nfa, App. D]
+
+    A product of one factor E[phi'(u) phi'(v)] for each hidden layer, (u, v) ~ N(0, S_l), from S_0 = X X^T / d on:
+      quadratic: 4 S_l(x,z),             S_{l+1} = S_l(x,x) S_l(z,z) + 2 S_l(x,z)^2
+      relu: (pi - t_l) / (2 pi),         cos t_{l+1} = (sin t_l + (pi - t_l) cos t_l) / pi   (t_0 the angle of x and z)
+    so two layers give 16 S (S_xx S_zz + 2 S^2), and (pi - t_0)(pi - t_1) / (2 pi)^2. An input of zero asks nothing.
+    """
+    (X_,) = read(X=(X, "n d"))
+    return like(_expected_kernel(X_, activation, depth), X)
+
+
+def predicted_correlation(X: Array, y: Array, activation: str, depth: int = 2) -> float:
+    """The centred NFC of the first layer as t -> 0: Eq. (6) with P -> E[P] and P^2 -> E[P]^2, outputs 0 at the start, squared
+    loss. Exact as the width grows with n and d fixed; at width n it is still close.  [nfa, Sec. 4.1, Fig. 7]"""
+    X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    A = _expected_kernel(X_, activation, depth) @ (y_[:, None] * X_)  # E[P] Y X
+    return _cosine(X_.T @ (y_[:, None] * A), A.T @ A)
+
+
+def _second_derivatives(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"], dL: Float[Tensor, "n c"]) -> Matrices:
+    W_dot = -torch.einsum("nc,nco,ni->oi", dL, J, X)
+    asked = torch.einsum("nco,oi->nci", J, W_dot).flatten(0, 1)  # W'^T K W' = asked^T asked: K is not formed
+    return 2 * W_dot.T @ W_dot, 2 * asked.T @ asked
+
+
+def _cosine(A: Float[Tensor, "a b"], B: Float[Tensor, "a b"]) -> float:
+    """<A, B> / (|A| |B|)."""
+    A, B = (Z / Z.abs().max().clamp(min=torch.finfo(Z.dtype).tiny) for Z in (A, B))  # squares neither overflow nor vanish
+    return ((A * B).sum() / (A.norm() * B.norm())).item()
+
+
+def _expected_kernel(X: Float[Tensor, "n d"], activation: str, depth: int) -> Float[Tensor, "n n"]:
+    whole(depth=depth)
+    if activation not in _EXPECTED:
+        raise unknown("the table of expected kernels", "activation", activation, _EXPECTED)
+    return _EXPECTED[activation](X, depth)
+
+
+def _quadratic(X: Float[Tensor, "n d"], depth: int) -> Float[Tensor, "n n"]:
+    S = X @ X.T / X.shape[1]
+    E = 4 * S
+    for _ in range(depth - 1):
+        S = torch.outer(S.diagonal(), S.diagonal()) + 2 * S**2
+        E = E * 4 * S
+    return E
+
+
+def _relu(X: Float[Tensor, "n d"], depth: int) -> Float[Tensor, "n n"]:
+    norm = X.norm(dim=1)
+    U = X / norm.clamp(min=torch.finfo(X.dtype).tiny)[:, None]
+    # arccos would lose half of the digits where x and z are close
+    apart, sum_ = (torch.cdist(U, V, compute_mode="donot_use_mm_for_euclid_dist") for V in (U, -U))
+    t = 2 * torch.atan2(apart, sum_)
+    E = (math.pi - t) / (2 * math.pi)
+    for _ in range(depth - 1):
+        versine = 2 * (t / 2).sin() ** 2 - (t.sin() - t * t.cos()) / math.pi  # 1 - cos t_{l+1}
+        t = 2 * (versine.clamp(min=0) / 2).sqrt().asin()
+        E = E * (math.pi - t) / (2 * math.pi)
+    return E * torch.outer(norm > 0, norm > 0)
+
+
+_EXPECTED: dict[str, Callable[[Tensor, int], Tensor]] = {"quadratic": _quadratic, "relu": _relu}
+
+# ------------------------------------------------------------------------------------------------ simulate
+
+
+def simulate(weights: Sequence[Array], X: Array, y: Array, activation: Callable[[Tensor], Tensor] = torch.relu,
+             layer: int = 0, movement: float = 1e-3) -> tuple[Array, Array]:
+    """The same two second derivatives of one layer, from the training of an actual network: f(x) = W_L phi(... phi(W_0 x)),
+    all layers under gradient flow on sum |f - y|^2 / 2, y [n,c].
+
+    The flow is integrated (Runge-Kutta) to the times +-t and +-t/2 at which the fastest layer has moved by ``movement`` of its
+    norm; C(t) = C'' t^2/2 + O(t^3) gives C'' up to O(t^4).
+    """
+    X_, y_ = read(X=(X, "n d"), y=(y, "n c"))
+    start = [read(**{f"weights[{i}]": (W, "d_out d_in")})[0].to(X_.device) for i, W in enumerate(weights)]
+    sizes = [X_.shape[1], *(W.shape[0] for W in start)]
+    if not start or [W.shape[1] for W in start] != sizes[:-1] or sizes[-1] != y_.shape[1] or not 0 <= layer < len(start):
+        raise SelectionError(f"weights {[tuple(W.shape) for W in start]} [d_out, d_in], X {tuple(X_.shape)}, y {tuple(y_.shape)} and "
+                             f"layer={layer} do not make a network: each layer reads what the one before it writes.")
+    nfm_dd, agop_dd = _from_flow(start, X_, y_, activation, layer, movement)
+    return like(nfm_dd, X), like(agop_dd, X)
+
+
+def _from_flow(start: list[Tensor], X: Tensor, y: Tensor, activation: Callable[[Tensor], Tensor], layer: int,
+               movement: float) -> Matrices:
+    velocity = _gradient_flow(X, y, activation)
+    speed = max((v.norm() / W.norm()).item() for v, W in zip(velocity(start), start, strict=True))
+    t = movement / speed if speed > 0 else 1.0
+
+    def curvature(t: float) -> Tensor:
+        """(C(t) + C(-t)) / t^2 of both matrices C."""
+        total = X.new_zeros(2, start[layer].shape[1], start[layer].shape[1])
+        for sign in (1, -1):
+            now = _runge_kutta(velocity, start, sign * t)
+            V, J = now[layer] - start[layer], _jacobian(now, X, activation, layer)
+            total += torch.stack([V.T @ V, V.T @ torch.einsum("nco,ncp->op", J, J) @ V])
+        return total / t**2
+
+    both = (4 * curvature(t / 2) - curvature(t)) / 3
+    return both[0], both[1]
+
+
+def simulate_correlation(X: Array, y: Array, activation: str, width: int, depth: int = 2, seed: int = 0) -> float:
+    """The centred NFC of the first layer just after the start, in one random network of ``depth`` hidden layers: weights
+    N(0, 1/fan_in), its first outputs added to y, so that training starts from the residual -y."""
+    X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    whole(width=width, depth=depth)
+    whole(0, seed=seed)
+    known = {"quadratic": torch.square, "relu": torch.relu, "tanh": torch.tanh}
+    if activation not in known:
+        raise unknown("the simulation", "activation", activation, known)
+    draw = np.random.default_rng((seed, 13))
+    sizes = [X_.shape[1], *[width] * depth, 1]
+    weights = [torch.from_numpy(draw.standard_normal((o, i)) / math.sqrt(i)).to(X_)
+               for i, o in itertools.pairwise(sizes)]
+    f = _forward(weights, X_, known[activation])[0]
+    F, G = _from_flow(weights, X_, f + y_[:, None], known[activation], 0, 1e-5)
+    return ((F * G).sum() / (F.norm() * G.norm())).item()
+
+
+def _forward(weights: Sequence[Tensor], X: Tensor, activation: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """f [n,c] and the pre-activations of every layer."""
+    x, z = X, []
+    for W in weights:
+        z.append(x @ W.T)
+        x = activation(z[-1])
+    return z[-1], z
+
+
+def _gradient_flow(X: Tensor, y: Tensor, activation: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    def velocity(weights: list[Tensor]) -> list[Tensor]:
+        with torch.enable_grad():
+            live = [W.detach().requires_grad_() for W in weights]
+            loss = (_forward(live, X, activation)[0] - y).square().sum() / 2
+            return [-g for g in torch.autograd.grad(loss, live)]
+    return velocity
+
+
+def _runge_kutta(velocity: Callable[[list[Tensor]], list[Tensor]], start: list[Tensor], t: float) -> list[Tensor]:
+    """One step of the classical fourth order."""
+    def moved(v: list[Tensor], by: float) -> list[Tensor]:
+        return [W + by * d for W, d in zip(start, v, strict=True)]
+    k1 = velocity(start)
+    k2 = velocity(moved(k1, t / 2))
+    k3 = velocity(moved(k2, t / 2))
+    k4 = velocity(moved(k3, t))
+    return moved([a + 2 * b + 2 * c + d for a, b, c, d in zip(k1, k2, k3, k4, strict=True)], t / 6)
+
+
+def _jacobian(weights: list[Tensor], X: Tensor, activation: Callable[[Tensor], Tensor], layer: int) -> Tensor:
+    """df/dz of a layer [n,c,d_out]."""
+    with torch.enable_grad():
+        f, z = _forward([W.detach().requires_grad_() for W in weights], X, activation)
+        return torch.stack([torch.autograd.grad(f[:, c].sum(), z[layer], retain_graph=True)[0] for c in range(f.shape[1])], 1)

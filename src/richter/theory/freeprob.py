@@ -1,0 +1,221 @@
+"""Random matrix theory of the centred NFC at the start, for one hidden quadratic layer: f(x) = a . (W x)^2.  [nfa, App. E, F]
+
+W [k,d] is N(0, 1/k), a is N(0, 1), phi(Z) = Tr(Z) / d. The data enter by M = X^T diag(y) X, A = M^2 and B = X^T X, the
+network by R = W^T diag(a^2) W. Under squared loss and zero outputs the correlation of the two second derivatives is
+
+    phi(A R A R B R) / sqrt(phi(A R A R) phi(A R B R A R B R)),
+
+and R is asymptotically free of {A, B}, so each of the three words is a polynomial in the moments m_p = phi(R^p). The factor
+2 of d(h^2) = 2 h is left out, as in the paper: it multiplies the words by 64, 16 and 256, and cancels. Bars: Z - phi(Z).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import Prediction, Ref, SelectionError
+from richter.theory.arrays import Array, column, like, read, whole
+
+
+@dataclass(frozen=True)
+class CentredNFC(Prediction):
+    """value = numerator / sqrt(denominator1 denominator2)."""
+
+    numerator: float
+    denominator1: float
+    denominator2: float
+
+
+# ------------------------------------------------------------------------------------------------ predict
+
+
+def centred_nfc(X: Array, y: Array, moments: Array | Sequence[float]) -> CentredNFC:
+    """The centred NFC as t -> 0 of a network whose R has the ``moments`` m_1..m_4: ``moments(width, d)`` in the limit of large
+    n, d and width, or ``sampled_moments(width, d)``.  [nfa, Eq. (8) with exponents +1/2, (18), (20), (26) corrected]"""
+    X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    M, B = X_.T @ (y_[:, None] * X_), X_.T @ X_
+    size = M.abs().max().item(), B.abs().max().item()
+    if min(size) == 0:
+        nan = float("nan")
+        return CentredNFC(nan, Ref("nfa", "App. E"), 0.0, 0.0, 0.0)
+    M, B = M / size[0], B / size[1]  # eighth powers of the data would overflow
+    A = M @ M
+    words = numerator(A, B, moments), denominator1(A, moments), denominator2(A, B, moments)
+    a, b = size[0] ** 2, size[1]
+    return CentredNFC(words[0] / math.sqrt(words[1] * words[2]), Ref("nfa", "App. E"),
+                      words[0] * a**2 * b, words[1] * a**2, words[2] * a**2 * b**2)
+
+
+def numerator(A: Array, B: Array, moments: Array | Sequence[float]) -> float:
+    """phi(A R A R B R) = phi(A)^2 phi(B) m3 + 2 phi(A) m1 m2 phi(_A _B) + phi(B) m1 m2 phi(_A^2) + m1^3 phi(_A^2 _B)
+    for R free of {A, B}; _A = A - phi(A).  [nfa, Eq. (18)]"""
+    t, (m1, m2, m3, _) = _traces(A, B), _four(moments)
+    return t.A**2 * t.B * m3 + 2 * t.A * m1 * m2 * t.AB + t.B * m1 * m2 * t.AA + m1**3 * t.AAB
+
+
+def denominator1(A: Array, moments: Array | Sequence[float]) -> float:
+    """phi(A R A R) = phi(A^2) m1^2 + phi(A)^2 m2 - phi(A)^2 m1^2 for R free of A.  [nfa, Eq. (20)]"""
+    t, (m1, m2, _, _) = _traces(A, A), _four(moments)
+    return (t.AA + t.A**2) * m1**2 + t.A**2 * m2 - t.A**2 * m1**2
+
+
+def denominator2(A: Array, B: Array, moments: Array | Sequence[float]) -> float:
+    """phi(A R B R A R B R) for R free of {A, B}.  [nfa, Eq. (26), corrected]
+
+    m1^4 phi((_A _B)^2) + 2 m1^2 (m2 - m1^2) phi(_A _B)^2 + 2 m1^2 m2 [phi(B) phi(_A^2 _B) + phi(A) phi(_A _B^2)]
+    + 4 phi(A) phi(B) m1 m3 phi(_A _B) + phi(A)^2 phi(B)^2 m4 + phi(A)^2 phi(_B^2) m2^2 + phi(B)^2 phi(_A^2) m2^2.
+    The last term is printed as tr[_A]^2 tr[B^2] tr[R^2]^2, which is zero; Eq. (25) has its right ancestor.
+    """
+    t, (m1, m2, m3, m4) = _traces(A, B), _four(moments)
+    return (m1**4 * t.ABAB + 2 * m1**2 * (m2 - m1**2) * t.AB**2
+            + 2 * m1**2 * m2 * (t.B * t.AAB + t.A * t.ABB)
+            + 4 * t.A * t.B * m1 * m3 * t.AB + t.A**2 * t.B**2 * m4
+            + t.A**2 * t.BB * m2**2 + t.B**2 * t.AA * m2**2)
+
+
+def alternating_word(C: Sequence[Array], R: Sequence[Array]) -> float:
+    """phi(C1 R1 C2 R2 ...) of up to four centred C (phi(C) = 0) and as many R that are free of them.  [nfa, Eqs. (10)-(13)]
+
+    Four: r1 r2 r3 r4 phi(C1 C2 C3 C4) + r1 r3 phi(_R2 _R4) phi(C1 C2) phi(C3 C4) + r2 r4 phi(_R1 _R3) phi(C2 C3) phi(C1 C4),
+    r = phi(R); up to three: the product of all r times phi(C1 C2 ...). The R may have another size than the C.
+    """
+    if not 1 <= len(C) <= 4 or len(R) != len(C):
+        raise SelectionError(f"alternating_word of {len(C)} C and {len(R)} R: one to four are needed, as many of each.")
+    c = read(**{f"C{i + 1}": (Z, "d d") for i, Z in enumerate(C)})
+    for i, Z in enumerate(c):
+        if abs(_phi(Z)) > 1e-8 * Z.norm().item() / math.sqrt(len(Z)):
+            raise SelectionError(f"C{i + 1} has phi = {_phi(Z):.3g}; the identities are for centred ones: subtract phi(C) I.")
+    big = read(**{f"R{i + 1}": (Z, "p p") for i, Z in enumerate(R)})
+    r = [_phi(Z) for Z in big]
+    if len(c) == 1:
+        return 0.0
+    if len(c) < 4:
+        return math.prod(r) * _phi(torch.linalg.multi_dot(c))
+
+    def pair(i: int, j: int) -> float:
+        return _phi(c[i] @ c[j])
+
+    def joint(i: int, j: int) -> float:
+        """phi(_R_i _R_j)"""
+        return _phi(big[i] @ big[j]) - r[i] * r[j]
+
+    return (math.prod(r) * _phi(torch.linalg.multi_dot(c)) + r[0] * r[2] * joint(1, 3) * pair(0, 1) * pair(2, 3)
+            + r[1] * r[3] * joint(0, 2) * pair(1, 2) * pair(0, 3))
+
+
+def moments(width: int, d: int, order: int = 4) -> np.ndarray:
+    """m_1..m_order of R as width and d grow in proportion: 1, 4, 25, 202 for width = d.
+
+    R is a free compound Poisson element with free cumulants kappa_p = (d/width)^(p-1) E a^(2p), E a^(2p) = (2p-1)!!, and
+    m_p = sum_s kappa_s [z^(p-s)] (1 + sum_q m_q z^q)^s.  [Marchenko and Pastur 1967; Nica and Speicher 2006, Lectures 11, 12]
+    """
+    whole(width=width, d=d, order=order)
+    series = np.zeros(order + 1)
+    series[0] = 1.0
+    for p in range(1, order + 1):
+        power = np.ones(1)
+        for s in range(1, p + 1):
+            power = np.convolve(power, series)[:order + 1]
+            kappa = (d / width) ** (s - 1) * math.prod(range(1, 2 * s, 2))
+            series[p] += kappa * power[p - s]  # holds m_q of q < p only, as s >= 1
+    return series[1:]
+
+
+def sampled_moments(width: int, d: int, networks: int = 30, seed: int = 0) -> np.ndarray:
+    """m_1..m_4 of R, the mean over random networks. m_4 has heavy tails: some per cent of noise at width 512 and 30 networks."""
+    whole(width=width, d=d, networks=networks)
+    whole(0, seed=seed)
+    total = np.zeros(4)
+    for i in range(networks):
+        draw = np.random.default_rng((seed, 12, i + 1))
+        V = draw.standard_normal((width, d)) * (draw.standard_normal((width, 1)) / math.sqrt(width))  # R = V^T V
+        R = V.T @ V if d <= width else V @ V.T  # the same traces
+        R2 = R @ R
+        total += np.array([np.trace(R), np.trace(R2), (R * R2).sum(), (R2 * R2).sum()]) / d
+    return total / networks
+
+
+def expected_second_derivatives(X: Array, y: Array, width: int) -> tuple[Array, Array]:
+    """E[W'^T W'] = M^2 and E[W'^T K W'] = (3/k) Tr(B) M^2 + (1 + 5/k) M B M over random networks, exact at every width k and
+    size of data; half of d^2/dt^2, and with the 2 of d(h^2) left out (with it: times 4 and 16).  [nfa, Prop. 8, corrected]
+
+    Printed are 3 Tr(B) M^2 + 6 M B M, which hold for k = 1 only: of E[R B R] = sum_{s,t} E[a_s^2 a_t^2 w_s (w_s . B w_t) w_t^T]
+    the k terms s = t give (3/k)(Tr(B) + 2 B), and the k(k-1) terms s != t, forgotten there, (1 - 1/k) B.
+    """
+    X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    whole(width=width)
+    M, B = X_.T @ (y_[:, None] * X_), X_.T @ X_
+    agop_dd = 3 / width * B.trace() * M @ M + (1 + 5 / width) * M @ B @ M
+    return like(M @ M, X), like(agop_dd, X)
+
+
+@dataclass(frozen=True)
+class _Traces:
+    """phi of A, B and of products of the centred: AAB is phi(_A _A _B)."""
+
+    A: float
+    B: float
+    AA: float
+    AB: float
+    BB: float
+    AAB: float
+    ABB: float
+    ABAB: float
+
+
+def _traces(A: Array, B: Array) -> _Traces:
+    A_, B_ = read(A=(A, "d d"), B=(B, "d d"))
+    d = len(A_)
+    eye = torch.eye(d, dtype=A_.dtype, device=A_.device)
+    P, Q = A_ - _phi(A_) * eye, B_ - _phi(B_) * eye
+    PQ = P @ Q
+
+    def product(Z: Float[Tensor, "d d"], V: Float[Tensor, "d d"]) -> float:
+        """phi(Z V)"""
+        return ((Z * V.T).sum() / d).item()
+
+    return _Traces(_phi(A_), _phi(B_), product(P, P), product(P, Q), product(Q, Q), product(P, PQ), product(PQ, Q),
+                   product(PQ, PQ))
+
+
+def _phi(Z: Float[Tensor, "d d"]) -> float:
+    return (Z.trace() / len(Z)).item()
+
+
+def _four(moments: Array | Sequence[float]) -> list[float]:
+    (m,) = read(moments=(moments, "order"))
+    if len(m) < 4:
+        raise SelectionError(f"moments has {len(m)} entries; m_1 to m_4 of R are needed: moments(width, d).")
+    return m[:4].tolist()
+
+
+# ------------------------------------------------------------------------------------------------ simulate
+
+
+def simulate(X: Array, y: Array, width: int, seed: int = 0) -> CentredNFC:
+    """What one random network shows: f(x) = a . (W x)^2 / 2 (the half takes the 2 of d(h^2) away), its first outputs added to y
+    so that the residual is -y, W' and df/dh from autograd, and the three traces of W'^T W' and W'^T K W'."""
+    X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    whole(width=width)
+    whole(0, seed=seed)
+    draw = np.random.default_rng((seed, 11))
+    W = torch.from_numpy(draw.standard_normal((width, X_.shape[1])) / math.sqrt(width)).to(X_).requires_grad_()
+    a = torch.from_numpy(draw.standard_normal(width)).to(X_)
+    with torch.enable_grad():
+        h = X_ @ W.T
+        f = h.square() @ a / 2
+        (J,) = torch.autograd.grad(f.sum(), h, retain_graph=True)
+        (gradient,) = torch.autograd.grad((f - (f.detach() + y_)).square().sum() / 2, W)
+    asked = J @ gradient
+    F, G = gradient.T @ gradient, asked.T @ asked
+    top, low1, low2 = ((U * V).sum().item() for U, V in ((F, G), (F, F), (G, G)))
+    value = ((F / F.norm()) * (G / G.norm())).sum().item()
+    d = X_.shape[1]
+    return CentredNFC(value, Ref("nfa", "App. E"), top / d, low1 / d, low2 / d)
