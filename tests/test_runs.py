@@ -10,6 +10,7 @@ import contextlib
 import csv
 import dataclasses
 import enum
+import fcntl
 import gc
 import importlib
 import inspect
@@ -180,7 +181,7 @@ STEPS = st.integers(-3, 3) | st.integers(-2 ** 63, 2 ** 63 - 1)
 NAMES = st.sampled_from(["", "0", "nfc", "step", "value", "a\0b", "ä\n\"'; DROP TABLE rows; --", "=1+1"]) | st.text(max_size=8)
 ROWS = st.lists(st.builds(Row, STEPS, NAMES, NAMES, NUMBERS, NUMBERS, NAMES), max_size=30)
 SCALARS = st.lists(st.tuples(STEPS, st.dictionaries(NAMES.filter(lambda name: name != "step"), NUMBERS, max_size=4)), max_size=8)
-EXAMPLES = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck),
+EXAMPLES = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck),
                     phases=(Phase.explicit, Phase.reuse, Phase.generate))  # files are slow to shrink
 
 
@@ -193,6 +194,7 @@ def somewhere() -> Iterator[Path]:
 @given(ROWS, SCALARS, st.sampled_from([1, 7, 30_000]))
 @example([Row(3, "a", "m", 1.0), Row(1, "a", "m", 2.0), Row(3, "a", "m", NAN, 0.5, "again")], [(0, {"loss": NAN, "value": 1.0})],
          2)
+@example([Row(3, "a", "m", 1.0), Row(3, "a", "m", 2.0)], [(0, {"loss": 1.0}), (0, {"loss": 2.0})], 30_000)
 @example([Row(0, "\r", "\n", 1.0, note=",\r")], [], 1)
 @EXAMPLES
 def test_all_ways_to_read_agree_with_what_was_written(rows: list[Any], scalars: list[Any], recent: int) -> None:
@@ -448,6 +450,16 @@ def test_claims_figures_state_and_facts(tmp_path: Path) -> None:
         run.scalar("lost")
 
 
+def test_what_a_killed_writer_left_half_written_is_removed(tmp_path: Path) -> None:
+    small(tmp_path / "run")
+    kept = sorted((tmp_path / "run" / "objects").iterdir())
+    (tmp_path / "run" / "objects" / ".x.part").write_bytes(b"half")
+    runs.open(tmp_path / "run").close()
+    assert len(list((tmp_path / "run" / "objects").iterdir())) == len(kept) + 1  # not by readers
+    runs.create(tmp_path / "run", resume=True).close()
+    assert sorted((tmp_path / "run" / "objects").iterdir()) == kept
+
+
 def test_cleared_runs_hold_nothing(tmp_path: Path) -> None:
     small(tmp_path / "run")
     with runs.create(tmp_path / "run", resume=True) as run:
@@ -630,21 +642,11 @@ def test_one_writer(tmp_path: Path) -> None:
         said = ended(child(second_writer, str(tmp_path / "run")))
         assert "another process is writing" in said
         run.scalars(0, loss=1.0)
-    asking = threading.Event()
-
-    def ask() -> None:
-        while not asking.is_set():
-            lock.held(tmp_path / "run" / "writer.lock")
-            time.sleep(1e-4)
-
-    asker = threading.Thread(target=ask)
-    asker.start()
-    try:
-        for _ in range(20):
-            runs.create(tmp_path / "run", resume=True).close()
-    finally:
-        asking.set()
-        asker.join()
+    handle = os.open(tmp_path / "run" / "writer.lock", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)  # as `held` does
+    threading.Timer(0.03, os.close, [handle]).start()
+    runs.create(tmp_path / "run", resume=True).close()
+    assert not lock.held(tmp_path / "run" / "writer.lock")
 
 
 def second_writer(folder: str) -> None:
@@ -1076,12 +1078,11 @@ def test_a_move_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(writing, "RECENT", 10)
     run = runs.create(tmp_path / "run")
     run.rows([Row(0, str(i), "m", i) for i in range(9)])
-    monkeypatch.setattr(writing, "SETTLE", "no SQL")
-    for _ in range(2):
-        with pytest.raises(StoreError, match="syntax error"):
-            run.rows([Row(1, "0", "m", 1)])
-    monkeypatch.undo()
-    monkeypatch.setattr(writing, "RECENT", 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.Writer, "_put_arrays", lambda *_: 1 / 0)  # after the rows are moved
+        with pytest.raises(ZeroDivisionError):
+            run.snapshot(known(1))
+    assert len(run.run.frame) == 9
     run.rows([Row(1, "0", "m", 1)])
     assert run.run._ask("SELECT count(*) FROM recent") == [(0,)]
     run.close()
@@ -1248,7 +1249,8 @@ def test_a_whole_run_answers_everything(copy: Path) -> None:
     """So that what follows is due to what was harmed."""
     assert all("only a symmetric matrix has eigenpairs" in s for s in survived(copy))
     assert len(everything(runs.open(copy))) > 25
-    assert {form for (form,) in runs.open(copy)._ask("SELECT form FROM arrays")} == {"plain", "zlib", "eigen", "half", "half-zlib"}
+    forms = {form for (form,) in runs.open(copy)._ask("SELECT form FROM arrays")}
+    assert forms == {"plain", "zlib", "eigen", "half", "half-zlib"}
 
 
 FOREIGN = {
@@ -1286,7 +1288,8 @@ def test_a_database_with_more_than_we_write_is_not_read(copy: Path, what: str) -
 def test_a_database_that_is_not_of_a_known_format(copy: Path, pragma: str, sentence: str) -> None:
     say(copy / "run.db", f"PRAGMA {pragma}")
     before = (copy / "run.db").read_bytes()
-    for ask in (lambda: runs.open(copy), lambda: runs.create(copy, resume=True), lambda: runs.create(copy)):
+    for ask in (lambda: runs.open(copy), lambda: runs.create(copy, resume=True), lambda: runs.create(copy),
+                lambda: fmt.writable(copy)):
         with pytest.raises(StoreError, match=sentence):
             ask()
     assert (copy / "run.db").read_bytes() == before
@@ -1325,7 +1328,7 @@ def test_columns_that_hold_what_they_should_not(copy: Path, table: str, column: 
         (copy / "run.db").write_bytes(whole)
         with contextlib.suppress(sqlite3.IntegrityError):  # a number of SQLite's own is always a number
             say(copy / "run.db", f"UPDATE OR IGNORE {table} SET {column} = {value}")
-        odd += bool({s for s in survived(copy, export=value == ODD[0]) if "only a symmetric matrix" not in s})
+        odd += bool({s for s in survived(copy, export=False) if "only a symmetric matrix" not in s})
     assert odd or column in ("note", "kind", "series", "key", "at") or (table, column) == ("snapshots", "step")
 
 
@@ -1374,16 +1377,20 @@ def test_arrays_that_say_they_are_larger_than_they_are(copy: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(StoreError, match="more than its shape says"):
         run.array("spectrum", "0")
-    say(copy / "run.db", "UPDATE arrays SET form = 'eigen', shape = '[100000, 100000]'")
-    with pytest.raises(StoreError, match="nothing that Richter writes"):
+    for form in ("eigen", "half", "zlib"):
+        say(copy / "run.db", f"UPDATE arrays SET form = '{form}', shape = '[100000, 100000]'")
+        with pytest.raises(StoreError, match="nothing that Richter writes"):
+            run.array("spectrum", "0")
+    say(copy / "run.db", "UPDATE arrays SET form = 'half', shape = '[20000, 20000]', bytes = x'00'")
+    with pytest.raises(StoreError, match="damaged: 1 bytes for shape"):
         run.array("spectrum", "0")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 ** 15  # KiB
 
 
 def test_pages_that_lead_to_each_other_do_not_keep_a_reader_busy(tmp_path: Path) -> None:
-    """A tree of four levels, each page of which has the same page below it two hundred times: 10^11 rows in a small file."""
+    """A tree of four levels, each page of which has the same page below it many times: 10^9 rows in a small file."""
     with runs.create(tmp_path / "run") as run:
-        run.rows([Row(step, "0", "m", 0.5) for step in range(25_000)])
+        run.rows([Row(step, "0", "m", 0.5) for step in range(8_000)])
         run.close()
     db = tmp_path / "run" / "run.db"
     with contextlib.closing(sqlite3.connect(db)) as connection:

@@ -55,7 +55,7 @@ def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:
             packed = np.concatenate([values[:, None], vectors.T], 1).astype(a.dtype)
             return Encoded("eigen", a.dtype.newbyteorder("<").str, a.shape, _deflated(_bytes(packed), a.dtype.itemsize))
     half = a.ndim == 2 and a.shape[0] == a.shape[1] > 1 and np.array_equal(a, a.T)
-    raw = _bytes(a[np.tril_indices(len(a))] if half else a)
+    raw = _bytes(a[np.tri(len(a), dtype=bool)] if half else a)
     deflated = _pays(raw, a.dtype.itemsize)
     form = ("half-zlib" if deflated else "half") if half else "zlib" if deflated else "plain"
     return Encoded(form, a.dtype.newbyteorder("<").str, a.shape, _deflated(raw, a.dtype.itemsize) if deflated else raw)
@@ -69,10 +69,9 @@ def decode(form: str, dtype: str, shape: tuple[int, ...], data: bytes) -> NDArra
         if form == "zlib":
             return _array(_unshuffled(_inflated(data, math.prod(shape) * kind.itemsize), kind.itemsize), kind, shape)
         if form in ("half", "half-zlib") and len(shape) == 2 and shape[0] == shape[1]:
-            entries = (shape[0] * (shape[0] + 1) // 2,)
-            whole = np.empty(shape, kind)
-            rows, columns = np.tril_indices(shape[0])
-            whole[rows, columns] = whole[columns, rows] = decode("zlib" if form == "half-zlib" else "plain", dtype, entries, data)
+            entries = decode("zlib" if form == "half-zlib" else "plain", dtype, (shape[0] * (shape[0] + 1) // 2,), data)
+            whole, lower = np.empty(shape, kind), np.tri(shape[0], dtype=bool)  # not before it is known that there is so much
+            whole[lower] = whole.T[lower] = entries
             return whole
         if form == "eigen":
             values, vectors = eigenpairs(dtype, shape, data)
