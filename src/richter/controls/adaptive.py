@@ -1,0 +1,103 @@
+"""Adaptive SLO: the layer that learns features least is sped up, all others are slowed down."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from richter.controls.direction import Base
+from richter.controls.groups import matches, owner
+from richter.controls.slo import SLO
+from richter.core import SelectionError, unknown
+
+Richness = Callable[[], Mapping[str, float]]  # layer -> how rich it is now, e.g. its nfc
+
+
+class AdaptiveSLO(SLO):
+    """SLO whose speeds follow a measurement: s for the layer with the smallest ``richness``, 1/s for all others.  [nfa, App. J]
+
+    >>> rich = richter.workflows.richness.nfc_by_layer(model, probe)
+    >>> AdaptiveSLO(slo_groups(model), lr=0.05, richness=rich, s=20.0, every=20)
+
+    Before every ``every``-th step, the first included, ``richness()`` is asked for a number of each layer; the smallest is
+    chosen, of equal ones the first in the mapping's order. Layers that are NaN or match ``exclude`` (the read-out, whose nfc is
+    1 by definition, if the mapping has it) are not chosen; if none is left, speeds stay as they are. Whatever is not chosen,
+    in the mapping or not, has speed 1/s. A map of a fused layer ("attn.q") stands for its module. ``history`` holds
+    (step, chosen layer or None). All else is as in ``SLO``; a copy of this optimiser asks the same ``richness``.
+    """
+
+    def __init__(self, params: Iterable[dict[str, Any]], lr: float, richness: Richness, *, s: float = 20.0, every: int = 1,
+                 exclude: str | Sequence[str] = (), eps: float = 0.01, base: Base | None = None, weight_decay: float = 0.0,
+                 maximize: bool = False, foreach: bool = True) -> None:
+        if not callable(richness):
+            raise SelectionError(f"richness={richness!r}: a function is needed that returns a number for each layer, e.g. "
+                                 f"richter.workflows.richness.nfc_by_layer(model, probe).")
+        if not isinstance(s, (int, float)) or not (math.isfinite(s) and s >= 1):
+            raise SelectionError(f"s={s!r}: the speed of the chosen layer, all others having 1/s, is a finite number from 1 on.")
+        self.richness, self.s, self.every = richness, float(s), _positive(every)
+        self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        self.steps = 0
+        self.history: list[tuple[int, str | None]] = []
+        super().__init__(params, lr, eps=eps, base=base, weight_decay=weight_decay, maximize=maximize, foreach=foreach)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if not isinstance(param_group.get("layer"), str):
+            raise SelectionError("AdaptiveSLO: a parameter group does not say which layer it is, so it cannot be chosen. "
+                                 "Pass slo_groups(model), or groups with a name under 'layer'.")
+        if param_group.get("speed", 1.0) != 1.0:
+            raise SelectionError(f"AdaptiveSLO: the group of layer {param_group['layer']!r} has speed={param_group['speed']!r}, "
+                                 f"which would do nothing: speeds are chosen by richness. Leave it out, or use SLO.")
+        super().add_param_group({**param_group, "speed": 1 / self.s})
+
+    def _choose(self) -> None:
+        if self.steps % self.every == 0:
+            with torch.enable_grad():
+                values = self.richness()
+            chosen = self._poorest(values)
+            self.history.append((self.steps, chosen))
+            if chosen is not None:
+                mine = owner(chosen, self._layers())
+                for group in self.param_groups:
+                    group["speed"] = self.s if group["layer"] == mine else 1 / self.s
+        self.steps += 1
+
+    def _poorest(self, values: Mapping[str, float]) -> str | None:
+        if not isinstance(values, Mapping) or not values:
+            raise SelectionError(f"richness() returned {values!r}; a number for each layer is needed, e.g. {{'0': 0.3}}.")
+        for name in values:
+            if owner(name, self._layers()) is None:
+                raise unknown("the optimiser", "layer", name, self._layers())
+        left = {k: v for k, v in values.items() if not (math.isnan(v) or any(matches(k, e) for e in self.exclude))}
+        return min(left, key=left.__getitem__, default=None)
+
+    def _layers(self) -> list[str]:
+        return [group["layer"] for group in self.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of SLO (the speeds now are in the groups), with the steps and choices so far under ``adaptive``."""
+        return {**super().state_dict(), "adaptive": {"steps": self.steps, "history": list(self.history)}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if "adaptive" not in state_dict:
+            raise SelectionError("load_state_dict: this is not the state of an AdaptiveSLO: it has no steps and choices.")
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "adaptive"})
+        self.steps = state_dict["adaptive"]["steps"]
+        self.history = [(step, layer) for step, layer in state_dict["adaptive"]["history"]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("richness", "s", "every", "exclude", "steps", "history")
+        return {**super().__getstate__(), **{k: getattr(self, k) for k in own}}
+
+
+def _positive(every: Any) -> int:
+    try:
+        found = operator.index(every)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise SelectionError(f"every={every!r}: a positive number of steps is needed.")
+    return found

@@ -1,0 +1,90 @@
+"""Parameter groups by layer: one for each module that owns parameters, named as in ``named_modules()``."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from richter.core import SelectionError, unknown
+
+
+def slo_groups(model: nn.Module, speeds: Mapping[str, float] | None = None, default: float = 1.0) -> list[dict[str, Any]]:
+    """Parameter groups for ``SLO``, one for each layer, with its ``speed`` and its name under ``layer``.
+
+    >>> SLO(slo_groups(model, {"0": 500.0}, default=0.002), lr=0.03)
+    >>> SLO(slo_groups(model, {"h.*.attn": 2.0, "h.0.attn.c_proj": 5.0}), lr=0.1)
+
+    ``speeds``: by names or patterns, as in ``layers=`` of ``richter.measure``: "h.0" means what is below it too. The name of a
+    layer itself comes before every pattern; of several patterns the last that matches decides; ``default`` is the speed of the
+    rest. A group holds what its module owns, weight and bias; a shared parameter belongs to the first of its owners.
+    """
+    if speeds is not None and not isinstance(speeds, Mapping):
+        raise SelectionError(f"speeds={speeds!r}: a mapping from layers to speeds is needed, e.g. {{'0': 500.0, '2': 0.002}}.")
+    asked = dict(speeds or {})
+    for name, speed in [*asked.items(), ("default", default)]:
+        number(speed, f"slo_groups: the speed of {name!r}")
+    owned = owners(model)
+    for pattern in asked:
+        if not any(matches(name, pattern) for name in owned):
+            raise unknown("the model", "layer", str(pattern), owned)
+    return [{"params": params, "layer": name, "speed": _speed(name, asked, default)} for name, params in owned.items()]
+
+
+def _speed(name: str, asked: dict[str, float], default: float) -> float:
+    return asked[name] if name in asked else next((s for k, s in reversed(asked.items()) if matches(name, k)), default)
+
+
+def owners(model: nn.Module) -> dict[str, list[Tensor]]:
+    """The parameters that each module owns itself; a shared one counts for the first of its owners."""
+    if not isinstance(model, nn.Module):
+        raise SelectionError(f"the model is a {type(model).__name__}; a torch.nn.Module is needed.")
+    seen: set[Tensor] = set()
+    found: dict[str, list[Tensor]] = {}
+    for name, module in inner(model).named_modules():
+        own = [p for p in module.parameters(recurse=False) if p not in seen]
+        seen.update(own)
+        if own:
+            found[name] = own
+    if not found:
+        raise SelectionError("the model has no parameters, so there is no layer to give a speed.")
+    return found
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile: its names are the layers'."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def matches(name: str, pattern: str) -> bool:
+    """A layer by its name, by the name of what it is part of, or by a pattern."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+
+
+def owner(name: str, layers: Iterable[str]) -> str | None:
+    """The layer a map belongs to: itself, or the longest beginning of its dotted name ("attn.q" is of "attn")."""
+    known = set(layers)
+    stem = name
+    while stem not in known:
+        if not stem:
+            return None
+        stem = stem.rpartition(".")[0]
+    return stem
+
+
+def number(value: Any, what: str) -> None:
+    """Real, finite and not negative; a tensor of one number is let through unread, for reading it would wait for its device."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise SelectionError(f"{what} is {value!r}: a finite number from 0 on is needed.")

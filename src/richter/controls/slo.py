@@ -1,0 +1,149 @@
+"""Speed Limited Optimisation: how far a layer moves in a step is chosen, not left to the size of its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from richter.controls.direction import Base, Direction
+from richter.controls.groups import number
+from richter.core import CaptureError, SelectionError
+
+LARGE = 2 ** 16  # entries, from which float32 squares are added up row by row on a CPU: one long sum loses digits
+
+
+class SLO(torch.optim.Optimizer):
+    """W <- W - lr speed g / (eps + |g|_F), the norm taken tensor by tensor.  [nfa, Sec. 5.2, with a descent's sign]
+
+    >>> SLO(model.parameters(), lr=0.1)
+    >>> SLO(slo_groups(model, {"0": 500.0}, default=0.002), lr=0.03)                  # speeds by layer
+    >>> SLO(model.parameters(), lr=0.1, base=functools.partial(torch.optim.SGD, momentum=0.9))
+
+    A tensor moves by lr * speed in Frobenius norm where |g| is far above ``eps``, and as in gradient descent with rate
+    lr speed / eps where it is far below, so that training can come to rest. ``lr``, ``speed``, ``eps``, ``weight_decay`` and
+    ``maximize`` may be set in a parameter group.
+
+    ``base``: what makes another optimiser; the direction it would take, at learning rate 1, takes the place of g.
+    ``weight_decay`` is decoupled: W also loses lr weight_decay W, whatever the speed, for a decay that is added to g would be
+    divided by the norm of g. ``foreach``: let torch batch the operations of many tensors. A gradient of zeros moves nothing,
+    also with eps=0; NaN stays NaN. Norms are taken in float32 at least.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float | Tensor, speed: float = 1.0, eps: float = 0.1, *,
+                 base: Base | None = None, weight_decay: float = 0.0, maximize: bool = False, foreach: bool = True) -> None:
+        self._direction: Direction | None = None
+        super().__init__(params, {"lr": lr, "speed": speed, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
+                                  "foreach": foreach})
+        if base is not None:
+            self._direction = Direction(base, [group["params"] for group in self.param_groups])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        try:
+            _check(self.param_groups[-1])
+        except SelectionError:
+            self.param_groups.pop()
+            raise
+        if self._direction is not None:
+            self._direction.add(self.param_groups[-1]["params"])
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step; ``closure`` computes the loss and its gradients again, and its loss is returned."""
+        self._choose()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moves = {p: _dense(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None}
+        if self._direction is not None:  # a base climbs by descending the negative
+            climbing = {p for group in self.param_groups if group["maximize"] for p in group["params"]}
+            moves = self._direction({p: -g if p in climbing else g for p, g in moves.items()})
+        for group in self.param_groups:
+            along = self._direction is not None or group["maximize"]
+            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            for p in group["params"]:
+                if p in moves:
+                    alike.setdefault((p.device, p.dtype), []).append(p)
+            for params in alike.values():
+                _move(params, [moves[p] for p in params], group, 1.0 if along else -1.0)
+        return loss
+
+    def _choose(self) -> None:
+        """Before a step: speeds that depend on how training goes (AdaptiveSLO)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups with their speeds, and the base's state under ``base``."""
+        found = super().state_dict()
+        return found if self._direction is None else {**found, "base": self._direction.optimiser.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if ("base" in state_dict) != (self._direction is not None):
+            there, here = ("has", "none was given here") if "base" in state_dict else ("has not", "one was given here")
+            raise SelectionError(f"load_state_dict: the state {there} a base optimiser, and {here}. Make SLO with the same base= "
+                                 f"as the one that was saved.")
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "base"})
+        if self._direction is not None:
+            self._direction.optimiser.load_state_dict(state_dict["base"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_direction": self._direction}  # a copy has a base of its own
+
+
+def _check(group: dict[str, Any]) -> None:
+    for key in ("lr", "speed", "eps", "weight_decay"):
+        number(group[key], f"SLO: {key}")
+    for p in group["params"]:
+        if p.is_complex():
+            raise SelectionError(f"SLO: a parameter has complex dtype {p.dtype}. The speed of complex weights has no settled "
+                                 f"definition; split real and imaginary parts.")
+
+
+def _dense(g: Tensor) -> Tensor:
+    if g.layout is not torch.strided:
+        raise CaptureError(f"SLO: a gradient is sparse ({g.layout}), and the norm of a whole tensor needs all of it. Build the "
+                           f"embedding with sparse=False.")
+    return g
+
+
+def _move(params: list[Tensor], moves: list[Tensor], group: dict[str, Any], sign: float) -> None:
+    """p <- (1 - lr decay) p + sign lr speed d / (eps + |d|) for tensors of one device and dtype."""
+    lr, decay, foreach = group["lr"], group["weight_decay"], group["foreach"]
+    size = norms(moves, foreach)
+    inverse = (size + group["eps"]).reciprocal()
+    if not isinstance(group["eps"], Tensor) and group["eps"] == 0:
+        inverse = torch.where(size == 0, 0.0, inverse)  # of NaN it stays NaN
+    factors = (inverse * (sign * lr * group["speed"])).unbind()
+    if params[0].dtype.itemsize < 4:  # a factor may be out of half precision's reach: products are rounded once, in the weights
+        moves = [d.float() for d in moves]
+    if isinstance(decay, Tensor) or decay:
+        for p in params:
+            p.mul_(1 - lr * decay)
+    if foreach:
+        torch._foreach_addcmul_(params, moves, factors)
+    else:
+        for p, d, factor in zip(params, moves, factors, strict=True):
+            p.addcmul_(d, factor)
+
+
+def norms(tensors: Sequence[Tensor], foreach: bool = True) -> Tensor:
+    """|d|_F of each, in float32 at least, on their device."""
+    wide = torch.promote_types(tensors[0].dtype, torch.float32)
+    if foreach and tensors[0].device.type == "cuda":
+        return torch.stack(torch._foreach_norm(list(tensors), 2, wide))
+    return torch.stack([_norm(d, wide) for d in tensors])
+
+
+def _norm(d: Tensor, wide: torch.dtype) -> Tensor:
+    if d.dim() < 2 or d.numel() < LARGE:
+        return torch.linalg.vector_norm(d, dtype=wide)
+    return torch.linalg.vector_norm(torch.linalg.vector_norm(d, dim=tuple(range(1, d.dim())), dtype=wide))
