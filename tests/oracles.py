@@ -544,3 +544,178 @@ def chain_egop(d: int, r: int) -> list[list[int]]:
         slopes[a].append(b)
         slopes[b].append(a)
     return [[sum(a == b for a, b in itertools.product(slopes[i], slopes[j])) for j in range(d)] for i in range(d)]
+
+
+# ------------------------------------------------------------------------------------------------ theory of early times
+
+
+def network(weights: list[Tensor], x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """f[n,c] = W_L phi(... phi(W_0 x)) of each row of x."""
+    for W in weights[:-1]:
+        x = activation(x @ W.T)
+    return x @ weights[-1].T
+
+
+def centred_second_derivatives(weights: list[Tensor], x: Tensor, y: Tensor, activation: Callable[[Tensor], Tensor],
+                               layer: int) -> tuple[Tensor, Tensor]:
+    """d^2/dt^2 at t = 0 of V^T V and V^T K V, V = W_layer(t) - W_layer(0), K(t) = sum_{n,c} (df/dz)(df/dz)^T, when all layers
+    follow gradient flow on sum |f - y|^2 / 2: forward-mode differentiation in time, twice, along theta + t v + t^2/2 a."""
+    theta = tuple(weights)
+
+    def velocity(*now: Tensor) -> tuple[Tensor, ...]:
+        loss = torch.func.grad(lambda w: (network(list(w), x, activation) - y).square().sum() / 2)
+        return tuple(-g for g in loss(now))
+
+    v, a = torch.func.jvp(velocity, theta, velocity(*theta))
+
+    def matrices(t: Tensor) -> tuple[Tensor, Tensor]:
+        now = [w + t * dw + t * t / 2 * ddw for w, dw, ddw in zip(theta, v, a, strict=True)]
+        h = x
+        for W in now[:layer]:
+            h = activation(h @ W.T)
+        V, K = now[layer] - theta[layer], 0
+        for row in h:
+            z = now[layer] @ row
+            above = torch.func.jacrev(lambda z: network(now[layer + 1:], activation(z), activation) if now[layer + 1:] else z)
+            J = above(z)
+            K = K + J.T @ J
+        return V.T @ V, V.T @ K @ V
+
+    def slope(t: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.func.jvp(matrices, (t,), (torch.ones_like(t),))[1]
+
+    zero = torch.zeros((), dtype=x.dtype)
+    return torch.func.jvp(slope, (zero,), (torch.ones_like(zero),))[1]
+
+
+def expected_kernel(x: Tensor, activation: str) -> list[list[float]]:
+    """The first-layer kernel of two wide hidden layers, by the textbook formulas, up to a constant."""
+    n, d = x.shape
+    K = [[0.0] * n for _ in range(n)]
+    for i, j in itertools.product(range(n), repeat=2):
+        xx, zz, xz = (float(u @ v) / d for u, v in ((x[i], x[i]), (x[j], x[j]), (x[i], x[j])))
+        if activation == "quadratic":
+            K[i][j] = xz * (xx * zz + 2 * xz**2)
+        else:
+            t0 = 0.0 if i == j else math.acos(xz / math.sqrt(xx * zz))
+            t1 = 0.0 if i == j else math.acos((math.sin(t0) + (math.pi - t0) * math.cos(t0)) / math.pi)
+            K[i][j] = (math.pi - t0) / (2 * math.pi) * (math.pi - t1) / (2 * math.pi)
+    return K
+
+
+# ------------------------------------------------------------------------------------------------ free probability
+
+
+def set_partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    """Every partition of a list into blocks."""
+    if not items:
+        yield []
+        return
+    for rest in set_partitions(items[1:]):
+        yield [[items[0]], *rest]
+        for i in range(len(rest)):
+            yield [*rest[:i], [items[0], *rest[i]], *rest[i + 1:]]
+
+
+def crosses(partition: list[list[int]]) -> bool:
+    """Is there a < b < c < d with a, c in one block and b, d in another?"""
+    for P, Q in itertools.permutations(partition, 2):
+        for (a, c), (b, d) in itertools.product(itertools.combinations(sorted(P), 2), itertools.combinations(sorted(Q), 2)):
+            if a < b < c < d:
+                return True
+    return False
+
+
+def free_cumulant(word: list[Tensor]) -> float:
+    """kappa_n(w_1, ..., w_n): what phi(w_1 ... w_n) has beyond the non-crossing partitions into smaller blocks."""
+    product = word[0]
+    for w in word[1:]:
+        product = product @ w
+    total = float(product.trace()) / len(product)
+    for partition in set_partitions(list(range(len(word)))):
+        if len(partition) > 1 and not crosses(partition):
+            total -= math.prod(free_cumulant([word[i] for i in sorted(block)]) for block in partition)
+    return total
+
+
+def free_word(letters: list[tuple[str, Tensor]]) -> float:
+    """phi(w_1 w_2 ...) of letters (family, matrix), where families are free: a sum over non-crossing partitions whose blocks
+    stay within one family (mixed free cumulants vanish). Within a family phi is the normalised trace."""
+    total = 0.0
+    cumulants: dict[tuple[int, ...], float] = {}
+    for partition in set_partitions(list(range(len(letters)))):
+        if any(len({letters[i][0] for i in block}) > 1 for block in partition) or crosses(partition):
+            continue
+        term = 1.0
+        for block in partition:
+            key = tuple(sorted(block))
+            if key not in cumulants:
+                cumulants[key] = free_cumulant([letters[i][1] for i in key])
+            term *= cumulants[key]
+        total += term
+    return total
+
+
+def quadratic_expectations(x: Tensor, y: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """E[W'^T W'] and E[W'^T K W'] of f = a . (W x)^2 / 2 with zero outputs, a ~ N(0, 1), W ~ N(0, 1/k): Gauss-Hermite
+    quadrature over every weight with 3 nodes, which is exact up to degree 5 in each (4 occurs)."""
+    d = x.shape[1]
+    nodes, chances = (-math.sqrt(3), 0.0, math.sqrt(3)), (1 / 6, 2 / 3, 1 / 6)
+    F, G = torch.zeros(d, d, dtype=x.dtype), torch.zeros(d, d, dtype=x.dtype)
+    for pick in itertools.product(range(3), repeat=width * (d + 1)):
+        chance = math.prod(chances[i] for i in pick)
+        values = torch.tensor([nodes[i] for i in pick], dtype=x.dtype)
+        W, a = values[:width * d].reshape(width, d) / math.sqrt(width), values[width * d:]
+        W_dot, K = torch.zeros(width, d, dtype=x.dtype), torch.zeros(width, width, dtype=x.dtype)
+        for row, label in zip(x, y, strict=True):
+            J = a * (W @ row)
+            W_dot += label * torch.outer(J, row)
+            K += torch.outer(J, J)
+        F += chance * W_dot.T @ W_dot
+        G += chance * W_dot.T @ K @ W_dot
+    return F, G
+
+
+def compound_poisson_moment(p: int, ratio: float) -> float:
+    """m_p of R = W^T diag(a^2) W as its sides grow: the sum over non-crossing partitions of products of
+    kappa_s = ratio^(s-1) E a^(2s), ratio = d / width."""
+    def kappa(s: int) -> float:
+        return ratio ** (s - 1) * math.prod(range(1, 2 * s, 2))
+    return sum(math.prod(kappa(len(block)) for block in partition)
+               for partition in set_partitions(list(range(p))) if not crosses(partition))
+
+
+# ------------------------------------------------------------------------------------------------ speed limited steps
+
+
+def slo_step(W: Tensor, d: Tensor, lr: float, speed: float = 1.0, eps: float = 0.1, weight_decay: float = 0.0) -> Tensor:
+    """W - lr weight_decay W - lr speed d / (eps + |d|_F), one entry at a time."""
+    norm = math.sqrt(math.fsum(v * v for v in d.flatten().tolist()))
+    entries = [w - lr * weight_decay * w - (lr * speed * v / (eps + norm) if v else 0.0)
+               for w, v in zip(W.flatten().tolist(), d.flatten().tolist(), strict=True)]
+    return torch.tensor(entries, dtype=torch.float64).reshape(W.shape)
+
+
+def momentum_direction(gradients: list[Tensor], momentum: float, nesterov: bool = False) -> Tensor:
+    """b_t = momentum b_{t-1} + g_t with b_1 = g_1; Nesterov's is g_t + momentum b_t."""
+    b = gradients[0]
+    for g in gradients[1:]:
+        b = momentum * b + g
+    return gradients[-1] + momentum * b if nesterov else b
+
+
+def adam_direction(gradients: list[Tensor], beta1: float, beta2: float, eps: float) -> Tensor:
+    """m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps), m and v written out as sums over the past."""
+    t = len(gradients)
+    m = sum(((1 - beta1) * beta1 ** (t - 1 - i) * g for i, g in enumerate(gradients)), torch.zeros_like(gradients[0]))
+    v = sum(((1 - beta2) * beta2 ** (t - 1 - i) * g**2 for i, g in enumerate(gradients)), torch.zeros_like(gradients[0]))
+    return m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
+
+
+def adaptive_speeds(values: dict[str, float], layers: list[str], s: float) -> dict[str, float]:
+    """s for the layer with the smallest value (the first of equal ones), 1/s for all others, named in values or not."""
+    chosen = None
+    for name, value in values.items():
+        if value == value and (chosen is None or value < values[chosen]):
+            chosen = name
+    return {name: s if name == chosen else 1 / s for name in layers}
