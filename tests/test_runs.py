@@ -453,9 +453,10 @@ def test_claims_figures_state_and_facts(tmp_path: Path) -> None:
 def test_what_a_killed_writer_left_half_written_is_removed(tmp_path: Path) -> None:
     small(tmp_path / "run")
     kept = sorted((tmp_path / "run" / "objects").iterdir())
-    (tmp_path / "run" / "objects" / ".x.part").write_bytes(b"half")
+    for name in (".x.part", ".tmpX"):
+        (tmp_path / "run" / "objects" / name).write_bytes(b"half")
     runs.open(tmp_path / "run").close()
-    assert len(list((tmp_path / "run" / "objects").iterdir())) == len(kept) + 1  # not by readers
+    assert len(list((tmp_path / "run" / "objects").iterdir())) == len(kept) + 2  # not by readers
     runs.create(tmp_path / "run", resume=True).close()
     assert sorted((tmp_path / "run" / "objects").iterdir()) == kept
 
@@ -527,6 +528,16 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path: P
         run.rows([Row(1, "0", "m", 1.5, note="kept")])
     check_table(list(runs.open(tmp_path / "run").frame.itertuples(index=False, name=None)),
                 {(0, "0", "m"): (0.5, NAN, "kept"), (1, "0", "m"): (1.5, NAN, "kept")})
+
+
+def test_names_of_a_refused_write_are_not_taken_for_known(tmp_path: Path) -> None:
+    with runs.create(tmp_path / "run") as run:
+        with pytest.raises(StoreError, match="cannot be stored"):
+            run.rows([Row(0, "new", "m", 1.0, note="said"), Row(0, "new", "m", "much")])
+        run.rows([Row(0, "other", "m", 3.0, note="else")])  # takes the numbers that were given back
+        run.rows([Row(0, "new", "m", 2.0, note="said")])
+        check_table(list(run.run.frame.itertuples(index=False, name=None)),
+                    {(0, "other", "m"): (3.0, NAN, "else"), (0, "new", "m"): (2.0, NAN, "said")})
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
@@ -1308,6 +1319,18 @@ def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
         assert (tmp_path / "run" / "run.db").read_bytes() == content
 
 
+def test_a_schema_that_is_no_text(copy: Path) -> None:
+    """SQLite cites it in an error, which Python cannot read."""
+    whole = (copy / "run.db").read_bytes()
+    harmed = whole.replace(b"CREATE TABLE claims", b"CREATE T\x94BLE claims")
+    assert harmed != whole
+    (copy / "run.db").write_bytes(harmed)
+    for ask in (lambda: runs.open(copy), lambda: runs.create(copy, resume=True)):
+        with pytest.raises(StoreError, match="damaged"):
+            ask()
+    assert (copy / "run.db").read_bytes() == harmed
+
+
 def columns() -> list[tuple[str, str]]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.executescript(fmt.SCHEMA)
@@ -1686,21 +1709,31 @@ def test_a_migration_is_whole_or_not_at_all(tmp_path: Path, newer: None, monkeyp
     folder = Path(shutil.copytree(DATA / "run_format_1", tmp_path / "run"))
     migration = fmt.MIGRATIONS[1]
 
+    def in_file(db: sqlite3.Connection) -> bool:  # and not in the copy of a reader
+        return bool(db.execute("PRAGMA database_list").fetchone()[2])
+
     def fails(db: sqlite3.Connection) -> None:
         migration(db)
-        raise sqlite3.OperationalError("database or disk is full")
+        if in_file(db):
+            raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(fmt, "MIGRATIONS", {1: fails})
     with pytest.raises(StoreError, match="The disk is full"):
         runs.create(folder, resume=True)
     assert versions(folder) == (1, False)
-    pid = os.fork()
-    if not pid:
-        fmt.MIGRATIONS[1] = lambda db: (migration(db), os.kill(os.getpid(), signal.SIGKILL))
-        runs.create(folder, resume=True)
-        os._exit(1)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    assert versions(folder) == (1, False)
+
+    def dying(db: sqlite3.Connection) -> None:
+        if in_file(db):
+            db.set_trace_callback(lambda said: moment in said and os.kill(os.getpid(), signal.SIGKILL))
+        migration(db)
+
+    for moment in ("ALTER", "user_version=2", "COMMIT"):  # noqa: B007
+        if not (pid := os.fork()):
+            fmt.MIGRATIONS[1] = dying
+            runs.create(folder, resume=True)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+        assert versions(folder) == (1, False)
     monkeypatch.setattr(fmt, "MIGRATIONS", {1: migration})
     runs.create(folder, resume=True).close()
     assert versions(folder) == (2, True)

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from richter.runs.reader import Run, Series, find, inside
+from richter.runs.reader import Run, Series, default_store, find, inside
 from richter.runs.reader import Run as open
 from richter.runs.writer import Writer, create
 
-__all__ = ["Run", "Series", "Writer", "create", "find", "inside", "open"]
+__all__ = ["Run", "Series", "Writer", "create", "default_store", "find", "inside", "open"]

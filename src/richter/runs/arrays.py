@@ -134,7 +134,7 @@ def keep_object(folder: Path, write: Callable[[Path], object]) -> str:
 
 def tidy(folder: Path) -> None:
     """Remove what a killed writer has left half written. For the one writer."""
-    for part in _own(folder).glob(".*.part"):
+    for part in _own(folder).glob(".*"):  # ours and those of safetensors
         part.unlink(missing_ok=True)
 
 

@@ -225,7 +225,7 @@ def explained(folder: Path, done: str) -> Iterator[None]:
     """SQLite's and the system's errors in one sentence, with what to do."""
     try:
         yield
-    except sqlite3.Error as why:
+    except (sqlite3.Error, UnicodeDecodeError) as why:  # the latter where SQLite cites what is no text
         text = str(why)
         hints = {"disk is full": "The disk is full. Free some space and continue with resume=True",
                  "disk I/O": "The disk refused to write (is it full, or gone?). Continue with resume=True when it is back",
@@ -233,6 +233,7 @@ def explained(folder: Path, done: str) -> Iterator[None]:
                  "unable to open": "The folder cannot be written or does not exist. Choose another place for runs",
                  "interrupted": "It asks for more work than a file of its size can: it is damaged, or was made to do harm",
                  "locked": "Another process holds it. Wait for it, or look at `richter runs`",
+                 "codec can't": "The file is damaged",
                  "malformed": "The file is damaged. `sqlite3 run.db .recover` may save what is left",
                  "not a database": "The file is not a database"}
         hint = next((v for k, v in hints.items() if k in text), "Nothing else is known")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import enum
 import importlib.metadata
@@ -87,7 +88,9 @@ def plain(settings: Any, where: str = "settings") -> Any:
         return str(settings)
     if settings is None or isinstance(settings, (bool, int, float, str)):
         return settings
-    if hasattr(settings, "item") and getattr(settings, "size", 0) == 1:  # a number of numpy
+    if hasattr(settings, "item") and getattr(settings, "ndim", -1) == 0:  # a number of numpy or torch
         return plain(settings.item(), where)
+    if isinstance(settings, argparse.Namespace):
+        return plain(vars(settings), where)
     raise StoreError(f"{where} is a {type(settings).__name__}, which cannot be kept in the record of a run. Settings are "
                      f"numbers, texts, lists and dataclasses of them.")

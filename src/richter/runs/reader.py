@@ -380,6 +380,11 @@ class Run:
         return f"<p><b>{_escaped(self.name)}</b> ({_escaped(self.status)}): {words}</p>{table}"
 
 
+def default_store() -> Path:
+    """Where runs are unless said otherwise: RICHTER_RUNS, or runs/ in the working folder."""
+    return Path(os.environ.get("RICHTER_RUNS") or "runs")
+
+
 def find(store: str | os.PathLike[str], depth: int = 3) -> Iterator[Run]:
     """The runs below a folder, by name; what cannot be read is left out. Links are not followed."""
     for path in paths(Path(store), depth):

@@ -39,7 +39,7 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
     >>> run.scalars(0, loss=2.3); run.finish()
     """
     folder, kept = Path(_text(os.fspath(path))), plain(settings)
-    meta = {"settings": kept, "settings_class": type(settings).__name__, "seeds": plain(seeds or {}, "seeds")}
+    meta = {"settings": kept, "seeds": plain(seeds or {}, "seeds")}
     if "\0" in str(folder):
         raise StoreError(f"{str(folder)!r} cannot be the name of a folder. Choose another.")
     with explained(folder, "made"):
@@ -51,6 +51,9 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
                              f"name.")
         folder.mkdir(parents=True, exist_ok=True)
         handle = lock.take(folder / LOCK)
+    if handle is None and folder.resolve() in _open:
+        raise StoreError(f"this process is already writing the run {folder}. Close the earlier Observer or writer first "
+                         f"(watch.close()), then go on with resume=True.")
     if handle is None:
         raise StoreError(f"another process is writing the run {folder}. A run has one writer; choose another name, or wait.")
     with contextlib.ExitStack() as undo:
@@ -84,9 +87,15 @@ class Writer:
                                        (time.time(), json.dumps(provenance()))).lastrowid
         self.run = Run(folder)
         self.listener: Callable[[float], None] | None = None  # hears how much is done
+        self.observer: object = None  # who writes its measurements here: one Observer at most
         self._told = 0.0
+        _open[folder.resolve()] = self
         # a program that ends without a word has finished, or failed; one that is killed says nothing and was interrupted
-        self._ending = weakref.finalize(self, _end, database, handle, self._session, os.getpid())
+        self._ending = weakref.finalize(self, _end, database, handle, self._session, os.getpid(), _last_error())
+
+    @property
+    def closed(self) -> bool:
+        return self._handle < 0
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -148,12 +157,19 @@ class Writer:
                 self.listener(share)
 
     def clear(self) -> None:
-        """Forget all rows, scalars, arrays, claims and figures: the work is done anew."""
+        """Forget everything but the settings: the work is done anew."""
         with self._transaction("cleared") as db:
             for table in ("rows", "recent", "series", "notes", "snapshots", "arrays", "claims", "figures"):
                 db.execute(f"DELETE FROM {table}")
+            db.execute("DELETE FROM meta WHERE key IN ('initial', 'about')")
             self._series.clear()
             self._notes, self._recent = {"": 0}, 0
+
+    def forget(self, after: int) -> None:
+        """Forget what was written for later steps: training went back to a checkpoint, and they belong to another future."""
+        with self._transaction("cleared") as db:
+            for table in ("rows", "recent", "snapshots", "arrays"):
+                db.execute(f"DELETE FROM {table} WHERE step > ?", (_step(after),))
 
     def describe(self, **facts: Any) -> None:
         """What the run is of: model, parameters, examples, ... (``run.about``)."""
@@ -186,6 +202,7 @@ class Writer:
                 close(self._database)
                 lock.let_go(self._handle)
                 self._handle = -1
+                _open.pop(self.path.resolve(), None)
 
     def __enter__(self) -> Writer:
         return self
@@ -266,12 +283,20 @@ class Writer:
                                                            json.dumps(e.shape), None if large else e.data, stored))
 
 
-def _end(database: sqlite3.Connection, handle: int, session: int | None, process: int) -> None:
+_open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()  # what this process writes
+
+
+def _last_error() -> BaseException | None:
+    """What the interpreter last reported as unhandled; notebooks and prompts keep it."""
+    return getattr(sys, "last_value", None)
+
+
+def _end(database: sqlite3.Connection, handle: int, session: int | None, process: int, earlier: BaseException | None) -> None:
     """When the writer or the whole process goes: how it ended, as far as can be told."""
     if os.getpid() != process:  # a child that was forked; the run is its parent's
         return
-    error = getattr(sys, "last_value", None)
-    how = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else \
+    error = _last_error()
+    how = "finished" if error is None or error is earlier else "interrupted" if isinstance(error, KeyboardInterrupt) else \
         f"failed: {type(error).__name__}: {error}"[:500]
     with contextlib.suppress(sqlite3.Error):
         database.execute(ENDED, (time.time(), how.encode("utf-8", "replace").decode(), session))
