@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -45,6 +47,34 @@ def test_a_trivial_correlation_is_no_evidence() -> None:
     (layer,) = diagnose(snapshot({"a": 0.9}, note="trivial: ...")).layers
     assert "nfc" not in layer.evidence
     assert "c_uc_ratio" in layer.evidence
+
+
+@pytest.mark.parametrize(("before", "after", "error", "words"), [
+    (0.1, 0.5, 0.01, ["0.1 -> 0.5 (x5.0), beyond probe noise"]),
+    (0.1, 0.11, 0.01, ["0.1 -> 0.11 (x1.1), within probe noise (0.014)"]),
+    (0.1, 0.1000001, math.nan, ["0.1 -> 0.1 (x1.0), no error bar"]), (0.0, 0.5, math.inf, ["0 -> 0.5, no error bar"]),
+    (math.nan, 0.5, 0.01, []), (0.1, math.nan, 0.01, []), (0.1, math.inf, math.nan, [])])
+def test_evidence_is_said_with_its_noise(before: float, after: float, error: float, words: list[str]) -> None:
+    ends = [Snapshot((Row(s, "*", "tangent_cka", v, e),), s) for s, v, e in ((0, before, 0.01), (9, after, error))]
+    found = diagnose(SimpleNamespace(snapshots=ends))
+    assert [e.partition(": ")[2] for e in found.evidence] == words
+    assert found.step == 9
+
+
+def test_the_verdict_does_not_read_what_lies_between() -> None:
+    class Long:
+        ends: ClassVar = [snapshot({"a": 0.9}), snapshot({"a": 0.01})]
+
+        @property
+        def snapshots(self) -> list[Snapshot]:
+            raise AssertionError("all of them were read")
+
+    assert diagnose(Long()).verdict.startswith("lazy")
+
+
+def test_layers_are_told_in_words() -> None:
+    assert [str(v) for v in diagnose(snapshot({"a": 0.2, "b": math.nan})).layers] == [
+        "learned in part (c_uc_ratio 0.2, weight_change 0.3, nfc 0.5)", "cannot be told (weight_change 0.3, nfc 0.5)"]
 
 
 def trained(scale: float, output: float, lr: float, steps: int = 300) -> richter.Observer:

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from richter.core import WHOLE, SelectionError
+from richter.core import WHOLE, Row, SelectionError
 from richter.snapshot import Snapshot
 
 # Thresholds on c_uc_ratio, the share of a layer's feature correlation that its weight change carries. In the networks of
 # [nfa, Fig. 4] lazy training ends at .004, training that learns features at .65 to 1.00.
 LAZY, RICH = 0.05, 0.5
+WORDS = {"rich": "learned features", "between": "learned in part", "lazy": "lazy: stayed near its initial features",
+         "unknown": "cannot be told"}
 
 
 class Watched(Protocol):
-    """An Observer or a Run: something with measurements."""
+    """An Observer or a Run: something with measurements. A Run also has ``ends``, the first and the last of them."""
 
     @property
     def snapshots(self) -> Sequence[Snapshot]: ...
@@ -31,10 +33,15 @@ class LayerVerdict:
     evidence: dict[str, float]
 
     def __str__(self) -> str:
-        words = {"rich": "learned features", "between": "partly", "lazy": "lazy: stayed near its initial features",
-                 "unknown": "cannot be told"}
-        numbers = ", ".join(f"{k} {v:.3g}" for k, v in self.evidence.items() if math.isfinite(v))
-        return f"{words[self.verdict]} ({numbers})" if numbers else words[self.verdict]
+        return f"{self.words} ({self.numbers})" if self.numbers else self.words
+
+    @property
+    def words(self) -> str:
+        return WORDS[self.verdict]
+
+    @property
+    def numbers(self) -> str:
+        return ", ".join(f"{k} {v:.3g}" for k, v in self.evidence.items() if math.isfinite(v))
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class Diagnosis:
     layers: tuple[LayerVerdict, ...]
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
+    step: int | None  # of the last measurement
 
     def __str__(self) -> str:
         width = max((len(v.layer) for v in self.layers), default=0)
@@ -55,15 +63,15 @@ class Diagnosis:
 
 def diagnose(found: Snapshot | Watched) -> Diagnosis:
     """Read a Snapshot (measured with ``initial=``), an Observer or a Run: verdict, evidence, advice."""
-    if not isinstance(found, Snapshot) and not hasattr(found, "snapshots"):
+    snapshots = [found] if isinstance(found, Snapshot) else getattr(found, "ends", None)  # of a Run: the others are not read
+    if snapshots is None and (snapshots := getattr(found, "snapshots", None)) is None:
         raise SelectionError(f"diagnose takes a Snapshot, an Observer or a Run, not {type(found).__name__}.")
-    snapshots = [found] if isinstance(found, Snapshot) else list(found.snapshots)
     if not snapshots:
         raise SelectionError("nothing has been measured yet: call the Observer in the training loop first.")
     last = snapshots[-1]
     layers = tuple(_layer(last, name) for name in last.layers if name != WHOLE and _has(last, "nfc", name))
     known = [v for v in layers if v.verdict != "unknown"]
-    return Diagnosis(_overall(known, layers), layers, tuple(_evidence(snapshots)), tuple(_advice(known)))
+    return Diagnosis(_overall(known, layers), layers, tuple(_evidence(snapshots[0], last)), tuple(_advice(known)), last.step)
 
 
 def _has(snap: Snapshot, measure: str, layer: str) -> bool:
@@ -97,21 +105,26 @@ def _overall(known: Sequence[LayerVerdict], layers: Sequence[LayerVerdict]) -> s
             + (f"; lazy in {', '.join(lazy)}." if lazy else "; the others learned in part."))
 
 
-def _evidence(snapshots: Sequence[Snapshot]) -> list[str]:
+def _evidence(first: Snapshot, last: Snapshot) -> list[str]:
     """What the kernel of the whole model did between the first and the last measurement."""
-    first, last = snapshots[0], snapshots[-1]
     found = []
     for measure, words in (("tangent_cka", "alignment of the tangent kernel with the labels"),
                            ("tangent_stable_rank", "stable rank of the tangent kernel")):
         if first is last or not _has(first, measure, WHOLE) or not _has(last, measure, WHOLE):
             continue
         a, b = first.row(measure), last.row(measure)
-        noise = math.hypot(*(e if math.isfinite(e) else 0.0 for e in (a.error, b.error)))
-        moved = abs(b.value - a.value) > 2 * noise
-        found.append(f"{words}: {a.value:.3g} -> {b.value:.3g}"
-                     + (f" (x{b.value / a.value:.1f})" if a.value else "")
-                     + (", beyond probe noise" if moved else f", within probe noise ({noise:.2g})"))
+        if math.isfinite(a.value) and math.isfinite(b.value):
+            found.append(f"{words}: {a.value:.3g} -> {b.value:.3g}" + (f" (x{b.value / a.value:.1f})" if a.value else "")
+                         + f", {_against_noise(a, b)}")
     return found
+
+
+def _against_noise(a: Row, b: Row) -> str:
+    """Is the difference more than two standard errors? Where one of these is missing, nobody knows."""
+    noise = math.hypot(a.error, b.error)
+    if not math.isfinite(noise):
+        return "no error bar"
+    return "beyond probe noise" if abs(b.value - a.value) > 2 * noise else f"within probe noise ({noise:.2g})"
 
 
 def _advice(known: Sequence[LayerVerdict]) -> list[str]:

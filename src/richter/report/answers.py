@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,11 +55,11 @@ def verdict(shelf: Shelf, request: Request) -> Response:
 
     def found() -> Any:
         with shelf.open(name) as r:
-            ends = r.ends
-            if not ends:
+            try:
+                d = diagnose(r)
+            except SelectionError:
                 return {"run": name, "verdict": "Nothing has been measured yet.", "layers": [], "evidence": [], "advice": []}
-            d = diagnose(SimpleNamespace(snapshots=ends))
-            return {"run": name, "step": ends[-1].step, "verdict": d.verdict, "evidence": d.evidence, "advice": d.advice,
+            return {"run": name, "step": d.step, "verdict": d.verdict, "evidence": d.evidence, "advice": d.advice,
                     "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
     return _tagged(request, shelf.mark(name), found)
 

@@ -17,8 +17,6 @@ from richter.runs import Run
 from richter.snapshot import Snapshot, shown
 from richter.verdict import LayerVerdict, diagnose
 
-WORDS = {"rich": "learned features", "between": "learned in part", "lazy": "stayed near its start", "unknown": "cannot be told"}
-
 
 class Named(Protocol):
     """A run as a report shows it."""
@@ -74,8 +72,7 @@ def _layers(layers: Sequence[LayerVerdict]) -> Markup:
     rows = []
     for v in layers:
         share = v.evidence.get("c_uc_ratio", math.nan)
-        numbers = ", ".join(f"{k} {x:.3g}" for k, x in v.evidence.items() if math.isfinite(x))
-        rows.append([called(v.layer), tag("span", WORDS[v.verdict], class_=v.verdict), _bar(share), numbers])
+        rows.append([called(v.layer), tag("span", v.words, class_=v.verdict), _bar(share), v.numbers])
     return table(["layer", "verdict", "share learned, 0 to 1", "evidence"], rows)
 
 

@@ -2,8 +2,6 @@
 
 import { el, layerName } from "./dashboard-dom.js";
 
-const WORDS = { rich: "rich", between: "partly", lazy: "lazy", unknown: "unknown" };
-
 /** One line for each run, above the curves. */
 export function verdictLines(verdicts) {
   return verdicts.slice(0, 4).map((v) => el("p", { className: "verdict-line" },
@@ -15,7 +13,7 @@ export function verdictView(verdicts) {
     el("h3", { textContent: v.run }),
     el("p", { className: "headline", textContent: capital(v.verdict) }),
     v.layers.length ? el("ul", { className: "layers" }, ...v.layers.map((l) => el("li", {},
-      el("span", { className: `badge ${l.verdict in WORDS ? l.verdict : "unknown"}`, textContent: WORDS[l.verdict] ?? "unknown" }),
+      el("span", { className: `badge ${l.verdict}`, textContent: l.verdict }),
       el("code", { textContent: layerName(l.layer) }), el("span", { textContent: l.words })))) : null,
     ...section("Evidence", v.evidence), ...section("Advice", v.advice),
     v.step === undefined || v.step === null ? null : el("p", { className: "faint", textContent: `As measured at step ${v.step.toLocaleString("en")}.` })));
