@@ -195,6 +195,7 @@ def test_runs_are_listed_with_what_they_are(store: Path) -> None:
 
 def test_a_run_says_what_it_holds(store: Path) -> None:
     found = client(store).get("/api/run", params={"run": "deep/b"}).json()
+    assert found["seeds"] == {}
     assert found["measures"] == list(MEASURES)
     assert found["layers"] == list(LAYERS)
     assert found["scalars"] == ["loss"]

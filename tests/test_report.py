@@ -415,6 +415,14 @@ def test_settings_that_differ() -> None:
     assert plotdata.differences([one, two]) == ({"b.c": ["[1, 2]", "[1]"], "d": ["x", ""]}, {"a": "1"})
     assert plotdata.flat(None) == {}
     assert plotdata.flat(3) == {"settings": "3"}
+    assert plotdata.flat([1, "ü"]) == {"settings": '[1, "ü"]'}
+    assert plotdata.flat({}) == {}
+    assert plotdata.flat({"m": {}, "n": {"k": None}, "": {"": 1}}) == {"m": "{}", "n.k": "null", ".": "1"}
+    deep: Any = 1
+    for _ in range(20):
+        deep = {"a": deep}
+    (name,) = plotdata.flat(deep)
+    assert name == ".".join("a" * 8)
 
 
 @pytest.mark.parametrize(("record", "holds"), [

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from richter.core import SelectionError, StoreError
+from richter.report.plotdata import flat
 from richter.report.shelf import Shelf
 from richter.report.thin import shrink, thin
 from richter.report.titles import TITLES
@@ -226,10 +227,3 @@ def numbers(values: NDArray[np.float64]) -> list[float | None]:
         short = np.round(values * scale) / scale
     short = np.where(np.isfinite(short), short, values)
     return [v if ok else None for v, ok in zip(short.tolist(), np.isfinite(short), strict=True)]
-
-
-def flat(found: Any, key: str = "") -> dict[str, str]:
-    """Nested settings as lines: {"model": {"width": 8}} is {"model.width": "8"}."""
-    if isinstance(found, dict) and found and key.count(".") < 8:
-        return {k: v for name, part in found.items() for k, v in flat(part, f"{key}.{name}" if key else str(name)).items()}
-    return {} if found is None and not key else {key: found if isinstance(found, str) else json.dumps(found)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64]
 T = TypeVar("T")
 MATRICES = ("nfm", "agop", "egop")
+NESTED = 8  # levels of settings that become names
 FLOOR = 1e-7  # of the largest eigenvalue: below it, single precision is noise
 
 
@@ -217,17 +219,16 @@ def labelled(runs: Sequence[Run]) -> dict[str, Run]:
             for i, (n, r) in enumerate(zip(names, runs, strict=True))}
 
 
-def flat(settings: Any, prefix: str = "") -> dict[str, str]:
-    """Settings as dotted names and texts."""
-    import json
-    if isinstance(settings, Mapping):
-        found: dict[str, str] = {}
-        for k, v in settings.items():
-            found |= flat(v, f"{prefix}.{k}" if prefix else str(k))
-        return found
-    if settings is None and not prefix:
+def flat(settings: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
+    """Settings as dotted names and texts: {"model": {"width": 8}, "tags": {}} is {"model.width": "8", "tags": "{}"}.
+
+    What is nested deeper than NESTED is one text; so are settings that are no mapping, under the name "settings"."""
+    if isinstance(settings, Mapping) and len(path) < NESTED and (settings or not path):
+        return {name: text for k, v in settings.items() for name, text in flat(v, (*path, str(k))).items()}
+    if settings is None and not path:
         return {}
-    return {prefix or "settings": settings if isinstance(settings, str) else json.dumps(settings, ensure_ascii=False)}
+    return {".".join(path) if path else "settings": settings if isinstance(settings, str) else
+            json.dumps(settings, ensure_ascii=False)}
 
 
 def differences(settings: Sequence[Mapping[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
