@@ -472,6 +472,23 @@ def test_cleared_runs_hold_nothing(tmp_path: Path) -> None:
     assert runs.open(tmp_path / "run").settings == {"lr": 0.1, "betas": [0.9, 0.99]}
 
 
+@pytest.mark.parametrize("recent", [1, 30_000])
+def test_later_steps_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int) -> None:
+    """Moved or not, and what is written for them again is there."""
+    monkeypatch.setattr(writing, "RECENT", recent)
+    with runs.create(tmp_path / "run") as run:
+        for step in (-2, 5, 6):
+            run.snapshot(known(step))
+            run.scalars(step, loss=step)
+        run.forget(after=5)
+        found = run.run
+        assert (found.steps, found.last, found.scalar("loss").step.tolist()) == ([-2, 5], 5, [-2, 5])
+        assert found.series("nfc", "0").step.tolist() == [-2, 5]
+        assert {step for _, _, step in found.arrays} == {-2, 5}
+        run.scalars(6, loss=1.0)
+        assert found.scalar("loss").value.tolist() == [-2, 5, 1]
+
+
 class Vector:
     """As a tensor of several numbers is: not to be turned into one."""
 
@@ -648,10 +665,10 @@ def test_one_writer(tmp_path: Path) -> None:
     """In one process or two; the first goes on, and a reader that asks for the status does not stand in the way."""
     with runs.create(tmp_path / "run") as run:
         for resume in (True, False):
-            with pytest.raises(StoreError, match=r"another process is writing the run .* A run has one writer; choose another"):
+            with pytest.raises(StoreError, match=r"this process is already writing the run .* Close the earlier"):
                 runs.create(tmp_path / "run", resume=resume)
         said = ended(child(second_writer, str(tmp_path / "run")))
-        assert "another process is writing" in said
+        assert f"another process is writing the run {tmp_path / 'run'}. A run has one writer; choose another name, or wait." in said
         run.scalars(0, loss=1.0)
     handle = os.open(tmp_path / "run" / "writer.lock", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_SH)  # as `held` does
