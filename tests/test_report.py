@@ -25,6 +25,7 @@ from richter.report.html import Album, card, report
 from richter.report.markup import Markup, table, tag
 from richter.report.record import claim_holds
 from richter.report.svg import inline_svg
+from richter.report.thin import thin
 from richter.runs import Run
 from richter.snapshot import Snapshot
 
@@ -292,14 +293,14 @@ def test_matrices_with_their_cosines(run: Run) -> None:
         figures.matrices(run, "readout")
 
 
-def test_wide_matrices_are_means_over_blocks() -> None:
-    A = np.arange(35.0).reshape(5, 7)
-    small, k = plotdata.reduced(A, 4)
-    assert k == 2
-    assert small.shape == (3, 4)
-    assert small[0, 0] == A[:2, :2].mean()
-    assert small[2, 3] == A[4, 6]
-    assert plotdata.reduced(A, 7) == (pytest.approx(A), 1)
+def test_of_a_wide_matrix_the_largest_entry_of_each_block_is_seen() -> None:
+    A = np.zeros((300, 100))
+    A[299, 7], A[0, 0] = -5.0, 1.0
+    (ax,) = figures.side_by_side({"A": A}).axes
+    shown = np.asarray(ax.get_images()[0].get_array())
+    assert shown.shape == (100, 100)
+    assert (shown[99, 7], shown[0, 0]) == (-5.0, 1.0)
+    assert ax.get_aspect() == 3.0  # as tall as the matrix is
 
 
 def test_many_layers_are_coloured_along_depth() -> None:
@@ -377,12 +378,25 @@ def test_thinning_keeps_the_picture() -> None:
     value = np.sin(step / 50)
     value[[3, 777, 15001]] = 9.0, -9.0, 5.0
     for linear in (None, 1.0):
-        line = plotdata.thinned(plotdata.Line(step, value, np.full(20000, 0.1)), linear, 400)
-        assert len(line.step) <= 420
+        line = thin(plotdata.Line(step, value, np.full(20000, 0.1)), 400, linear)
+        assert len(line.step) <= 400
         assert {3, 777, 15001, 0, 19999} <= set(line.step)
         np.testing.assert_array_equal(line.value, value[line.step.astype(int)])
         assert len(line.error) == len(line.step)
-    assert plotdata.thinned(plotdata.Line(step[:9], value[:9], value[:9]), None, 9).step.tolist() == list(range(9))
+        assert (line.step < 200).sum() > (50 if linear else 3)  # a logarithmic axis shows more of the beginning
+    assert thin(plotdata.Line(step[:9], value[:9], value[:9]), 9).step.tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("step", [
+    np.r_[np.arange(10_000.0), 10_000 + 1000 * np.arange(1, 100)], np.r_[np.arange(10_000.0), 1e9]], ids=["sparse", "far"])
+def test_thinning_of_uneven_steps(step: np.ndarray[Any, Any]) -> None:
+    """No wide gap where there was none, and no crowd that is left to two points."""
+    value = np.random.default_rng(0).standard_normal(len(step))
+    line = thin(plotdata.Line(step, value, value), 400)
+    assert len(line.step) <= 400
+    assert (line.step < 10_000).sum() >= 150
+    inner = step[step <= 110_000]
+    assert np.diff(line.step[line.step <= inner[-1]]).max() <= 2 * max(np.diff(inner).max(), np.ptp(inner) / 99)
 
 
 @pytest.mark.parametrize(("steps", "linear"), [

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from richter.core import SelectionError, StoreError
-from richter.report.plotdata import flat
+from richter.report.plotdata import SPECTRUM, flat
 from richter.report.shelf import Shelf
 from richter.report.thin import shrink, thin
 from richter.report.titles import TITLES
@@ -27,7 +27,6 @@ from richter.verdict import diagnose
 
 CURVES = 4000  # in one answer
 ENTRIES = 2 ** 24  # of a matrix that is shown
-SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while somebody waits
 
 
 def runs(shelf: Shelf, request: Request) -> Response:

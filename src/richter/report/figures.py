@@ -20,6 +20,7 @@ import numpy as np
 from richter.core import WHOLE, SelectionError, unknown
 from richter.report import plotdata
 from richter.report.plotdata import Framed, Grid, Line
+from richter.report.thin import shrink, thin
 from richter.report.titles import TITLES, UNIT, short_names, shortened
 from richter.runs import Run
 from richter.verdict import LAZY, RICH
@@ -284,7 +285,7 @@ def _panel(ax: Axes, lines: Mapping[str, tuple[Line, Look]], measure: str, linea
     """Curves of one measure with their bands."""
     most = min(400, max(40, 5000 // max(1, len(lines))))
     for label, (line, look) in lines.items():
-        _curve(ax, label, plotdata.thinned(line, linear, most), look, faint=len(lines) > LEGEND + 1)
+        _curve(ax, label, thin(line, most, linear), look, faint=len(lines) > LEGEND + 1)
     _steps(ax, linear)
     _heights(ax, [line for line, _ in lines.values()], measure)
     if measure == "c_uc_ratio" and lines:
@@ -320,9 +321,9 @@ def _curve(ax: Axes, label: str, line: Line, look: Look, faint: bool = False) ->
 
 def _scalar(ax: Axes, name: str, lines: Mapping[str, tuple[Line, Look]], linear: float | None) -> None:
     for label, (line, look) in lines.items():
-        thin = plotdata.thinned(line, linear, 600)
-        ax.plot(thin.step, thin.value, look.style, color=look.colour, label=label, linewidth=1.1,
-                marker="o" if len(thin.step) <= 30 else None, markersize=2.6)
+        few = thin(line, 600, linear)
+        ax.plot(few.step, few.value, look.style, color=look.colour, label=label, linewidth=1.1,
+                marker="o" if len(few.step) <= 30 else None, markersize=2.6)
     values = np.concatenate([line.value for line, _ in lines.values()] or [np.empty(0)])
     if len(values) and values.min() > 0 and values.max() > 50 * values.min():
         ax.set_yscale("log")
@@ -518,10 +519,11 @@ def _bar(figure: Figure, image: Any, ax: Any, rows: int) -> None:
 
 def _matrix(ax: Axes, A: np.ndarray[Any, Any]) -> float:
     """Entries as colours around white for zero; the largest half per cent share the darkest, whose value is returned."""
-    shown, _ = plotdata.reduced(A, BLOCKS)
+    shown = shrink(A, BLOCKS)
+    tall, wide = (d / max(1, k) for d, k in zip(A.shape, shown.shape, strict=True))  # of a block
     finite = np.abs(shown[np.isfinite(shown)])
     top = (float(np.quantile(finite, 0.995)) if finite.size else 0.0) or float(finite.max(initial=0.0)) or 1.0
-    ax.imshow(np.ma.masked_invalid(shown), cmap="RdBu_r", vmin=-top, vmax=top, interpolation="none")
+    ax.imshow(np.ma.masked_invalid(shown), cmap="RdBu_r", vmin=-top, vmax=top, interpolation="none", aspect=tall / wide)
     ax.spines[:].set_visible(True)
     ax.set_xticks([])
     ax.set_yticks([])

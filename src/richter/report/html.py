@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 STATIC = Path(__file__).parent / "static"
 HEAT = ("nfc", "c_uc_ratio", "tangent_cka")  # of several runs; of one, all
 LAYERS = 6  # whose matrices are shown
-SPECTRUM = 1024  # wider matrices have no spectrum in a report: it would take seconds each
 PICTURE = 2 ** 20  # bytes of a stored picture
 
 
@@ -174,8 +173,8 @@ def _heat(shown: Sequence[Shown], album: Album) -> Markup:
 
 def _matrices(shown: Sequence[Shown], album: Album) -> Markup:
     parts = [part for s in shown for part in _matrices_of(s, album, len(shown))]
-    about = ("Red is positive, blue negative; each matrix has its own scale, written below it. Wide ones are shown as means over "
-             "blocks.")
+    about = ("Red is positive, blue negative; each matrix has its own scale, written below it. Of a wide one, a point is the "
+             "largest entry of its block.")
     return joined([tag("p", about, class_="soft"), *parts]) if parts else Markup("")
 
 
@@ -204,8 +203,8 @@ def _spectra(s: Shown, layer: str, album: Album, of: str) -> Markup:
         width = max(max(s.run.array(n, layer, steps[-1]).shape, default=0) for n, steps in names.items())
     except RichterError as why:
         return tag("p", f"No spectra: {why}", class_="soft")
-    if width > SPECTRUM:
-        return tag("p", f"Spectra of matrices wider than {SPECTRUM} are not part of a report; they are drawn by "
+    if width > plotdata.SPECTRUM:
+        return tag("p", f"Spectra of matrices wider than {plotdata.SPECTRUM} are not part of a report; they are drawn by "
                         f"richter.report.figures.spectra(run, {layer!r}).", class_="soft")
     return album.page(f"spectra-{of}{layer}", lambda: figures.spectra(s.run, layer, across=1),
                       "Eigenvalues before and after; stored are the leading ones.")

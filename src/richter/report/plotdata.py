@@ -19,6 +19,7 @@ Numbers = NDArray[np.float64]
 T = TypeVar("T")
 MATRICES = ("nfm", "agop", "egop")
 NESTED = 8  # levels of settings that become names
+SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while somebody waits
 FLOOR = 1e-7  # of the largest eigenvalue: below it, single precision is noise
 
 
@@ -99,37 +100,11 @@ def threshold(steps: Iterable[float]) -> float | None:
     return None if not positive or max(positive) < 20 * min(positive) else float(min(positive))
 
 
-def thinned(line: Line, linear: float | None, most: int = 400) -> Line:
-    """At most about ``most`` points that draw the same picture: of each narrow strip the first, last, least and greatest."""
-    n = len(line.step)
-    if n <= most:
-        return line
-    at = line.step if linear is None else np.arcsinh(line.step / linear)
-    strip = np.floor((at - at[0]) / max(at[-1] - at[0], 1e-300) * (most // 4 - 1)).astype(int)
-    start = np.flatnonzero(np.r_[True, np.diff(strip) > 0])
-    stop = np.r_[start[1:], n]
-    keep = {i for a, b in zip(start, stop, strict=True)
-            for i in (a, b - 1, a + int(line.value[a:b].argmin()), a + int(line.value[a:b].argmax()))}
-    index = sorted(keep)
-    return Line(line.step[index], line.value[index], line.error[index])
-
-
 def chosen(items: Sequence[T], most: int) -> list[T]:
     """At most ``most`` of them, evenly spread, the first and (of two or more) the last included."""
     if len(items) <= most or most < 2:
         return list(items[:most])
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
-def reduced(A: NDArray[Any], most: int) -> tuple[NDArray[Any], int]:
-    """A matrix as means over k x k blocks such that at most ``most`` blocks lie side by side; and k."""
-    k = -(-max(A.shape) // most)
-    if k <= 1:
-        return A, 1
-    rows, columns = (np.arange(0, d, k) for d in A.shape)
-    sums = np.add.reduceat(np.add.reduceat(A.astype(np.float64), rows, 0), columns, 1)
-    sizes = np.outer(np.diff(np.r_[rows, A.shape[0]]), np.diff(np.r_[columns, A.shape[1]]))
-    return sums / sizes, k
 
 
 # --------------------------------------------------------------------------------------------------------- matrices

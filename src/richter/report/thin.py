@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import SelectionError
+from richter.report.plotdata import Line
 from richter.runs import Series
 
+Curve = TypeVar("Curve", Series, Line)
 
-def thin(series: Series, points: int) -> Series:
-    """At most ``points`` of the points: the first, the last, and the lowest and highest of each of equally many between.
 
-    A curve drawn through them covers the same pixels as the whole one. A stretch without a number keeps one point of it.
+def thin(curve: Curve, points: int, linear: float | None = None) -> Curve:
+    """At most ``points`` of the points: the first, the last, and the lowest and highest of each stretch between.
+
+    A stretch has a bounded width, so that the whole curve covers the same pixels, and a bounded number of points, so that a part
+    of it does when one looks closer. ``linear``: the axis is linear up to there and logarithmic after. A stretch without a number
+    keeps one point of it.
     """
     if points < 4:
         raise SelectionError(f"points={points}: a curve keeps at least 4 points, its ends and its extremes.")
-    n = len(series.step)
+    n = len(curve.step)
     if n <= points:
-        return series
-    inner, width = series.value[1:-1], -(-(n - 2) // ((points - 2) // 2))
-    low = _first(np.argmin, np.where(np.isnan(inner), np.inf, inner), width, np.inf)
-    high = _first(np.argmax, np.where(np.isnan(inner), -np.inf, inner), width, -np.inf)
+        return curve
+    step, value = curve.step[1:-1].astype(np.float64), curve.value[1:-1]
+    starts = _stretches(step if linear is None else np.arcsinh(step / linear), (points - 2) // 2)
+    low = _first(np.minimum, np.where(np.isnan(value), np.inf, value), starts)
+    high = _first(np.maximum, np.where(np.isnan(value), -np.inf, value), starts)
     kept = np.unique(np.concatenate([[0, n - 1], 1 + low, 1 + high]))
-    return Series(series.step[kept], series.value[kept], series.error[kept])
+    return type(curve)(*(column[kept] for column in curve))
 
 
-def _first(which: Callable[..., Any], values: NDArray[np.float64], width: int, fill: float) -> NDArray[np.int64]:
-    """Where the extreme of each bucket of ``width`` values is. Of equal ones it is the first, hence never the filling."""
-    buckets = np.pad(values, (0, -len(values) % width), constant_values=fill).reshape(-1, width)
-    return np.arange(len(buckets)) * width + which(buckets, axis=1)
+def _stretches(place: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """Where at most ``most`` stretches begin: half of them at equal distances, the others after equally many points."""
+    n, wide = len(place), (most + 1) // 2
+    span = max(place[-1] - place[0], np.finfo(np.float64).tiny)
+    strip = np.maximum.accumulate(np.clip((place - place[0]) / span * wide, 0, wide - 1).astype(np.int64))
+    many = ((np.arange(most - wide) + 0.5) * n / max(1, most - wide)).astype(np.int64)  # amid the strips, if steps are even
+    return np.union1d(np.flatnonzero(np.diff(strip, prepend=-1)), many)
+
+
+def _first(least: np.ufunc, values: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the extreme of each stretch is; of equal ones, the first."""
+    sizes = np.diff(starts, append=len(values))
+    there = np.flatnonzero(values == np.repeat(least.reduceat(values, starts), sizes))
+    return there[np.unique(np.searchsorted(starts, there, side="right"), return_index=True)[1]]
 
 
 def shrink(matrix: NDArray[Any], size: int) -> NDArray[Any]:
-    """At most [size, size]: of each block of entries the one with the largest magnitude."""
+    """At most [size, size]: of each block of entries the one with the largest magnitude.
+
+    Not the mean: it would make a diagonal k times fainter (k of the k x k entries of a block), cancel entries of different signs,
+    and show numbers that are nowhere in the matrix. A single large entry stays visible, as a spike of a curve does.
+    """
     for axis in (0, 1):
         block = -(-matrix.shape[axis] // size)
         if block > 1:
