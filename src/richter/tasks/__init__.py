@@ -13,7 +13,8 @@ _WHERE = {
     "Images": "images", "Split": "images", "split": "images", "digits": "images", "mnist": "images", "mnist_5k": "images",
     "fashion_mnist": "images", "cifar10": "images",
     "shakespeare": "text", "corpus": "text", "analogies": "text", "tables": "tabular", "table_names": "tabular",
-    "chain_monomial": "synthetic",
+    "chain_monomial": "synthetic", "alignment_reversing": "synthetic", "gaussian": "synthetic",
+    "power_law_gaussian": "synthetic", "quadratic": "synthetic",
 }
 _PARTS = ("augment", "files", "registry", "store")
 
@@ -22,7 +23,7 @@ __all__ = [*_WHERE, *_PARTS]
 if TYPE_CHECKING:  # what type checkers see of the lazy names
     from richter.tasks import augment, files, registry, store  # noqa: F401
     from richter.tasks.images import Images, Split, cifar10, digits, fashion_mnist, mnist, mnist_5k, split  # noqa: F401
-    from richter.tasks.synthetic import chain_monomial  # noqa: F401
+    from richter.tasks.synthetic import alignment_reversing, chain_monomial, gaussian, power_law_gaussian, quadratic  # noqa: F401
     from richter.tasks.tabular import table_names, tables  # noqa: F401
     from richter.tasks.text import analogies, corpus, shakespeare  # noqa: F401
 

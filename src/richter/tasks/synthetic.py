@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,3 +57,110 @@ def chain_egop(d: int, rank: int) -> Float[Tensor, "d d"]:
     egop = torch.zeros(d, d, dtype=torch.float64)
     egop[:rank, :rank] = B @ B.T
     return egop
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """Inputs without labels, and the covariance they were drawn with."""
+
+    x: Float[Tensor, "n d"]
+    x_test: Float[Tensor, "m d"]
+    covariance: Float[Tensor, "d d"]
+
+
+def gaussian(n: int, d: int, spectrum: Sequence[float] | Tensor | np.ndarray, seed: int = 0, *, n_test: int = 1000,
+             dtype: torch.dtype = torch.float32) -> Gaussian:
+    """x ~ N(0, O diag(spectrum) O^T) with an eigenbasis O drawn from the Haar measure.  [nfa, App. D, G]
+
+    Test examples and O do not depend on ``n``.
+    """
+    values = torch.as_tensor(np.asarray(spectrum), dtype=torch.float64)
+    if tuple(values.shape) != (d,) or not bool((torch.isfinite(values) & (values >= 0)).all()) or n < 1 or n_test < 1 or seed < 0:
+        raise SelectionError(f"gaussian(n={n}, d={d}, spectrum of shape {tuple(values.shape)}, seed={seed}, n_test={n_test}): d "
+                             f"eigenvalues, finite and not negative, one example at least and a seed from 0 on are needed.")
+    Q, R = torch.linalg.qr(torch.from_numpy(np.random.default_rng((seed, 2)).standard_normal((d, d))))
+    root = Q * R.diagonal().sign() * values.sqrt()  # with these signs Q is Haar
+    x, x_test = (torch.from_numpy(np.random.default_rng((seed, part)).standard_normal((m, d))) @ root.T
+                 for part, m in enumerate((n, n_test)))
+    return Gaussian(x.to(dtype), x_test.to(dtype), (root @ root.T).to(dtype))
+
+
+def power_law_gaussian(n: int, d: int, decay: float, seed: int = 0, *, n_test: int = 1000,
+                       dtype: torch.dtype = torch.float32) -> Gaussian:
+    """``gaussian`` with eigenvalues 1 / (1 + k^decay), k = 1..d: a projector for decay 0 (all 1/2) and for decay to infinity
+    (rank one).  [nfa, App. D]"""
+    if d < 1 or not math.isfinite(decay):
+        raise SelectionError(f"power_law_gaussian(n={n}, d={d}, decay={decay}): one dimension at least and a finite decay are "
+                             f"needed.")
+    k = torch.arange(1, d + 1, dtype=torch.float64)
+    return gaussian(n, d, 1 / (1 + k**decay), seed, n_test=n_test, dtype=dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """Examples of the quadratic task, its matrix Q and the expected gradient outer product of its target."""
+
+    x: Float[Tensor, "n d"]
+    y: Float[Tensor, "n 1"]
+    x_test: Float[Tensor, "m d"]
+    y_test: Float[Tensor, "m 1"]
+    egop: Float[Tensor, "d d"]
+    Q: Float[Tensor, "d d"]
+
+
+def quadratic(n: int, d: int, seed: int = 0, *, spectrum: Sequence[float] | Tensor | np.ndarray | None = None,
+              n_test: int = 1000, standardise: bool = False, dtype: torch.dtype = torch.float32) -> Quadratic:
+    """f(x) = sum_i (Q x)_i^2 with Q of standard normal entries: every direction counts.  [nfa, App. I]
+
+    x ~ N(0, I_d), or ``gaussian`` with a ``spectrum``. With S its covariance and M = Q^T Q, E[grad f grad f^T] = 4 M S M, and
+    ``standardise`` divides f by its deviation sqrt(2 Tr(M S M S)); its mean, Tr(M S), stays.
+    """
+    if n < 1 or d < 1 or n_test < 1 or seed < 0:
+        raise SelectionError(f"quadratic(n={n}, d={d}, seed={seed}, n_test={n_test}): one example, one dimension and a seed from "
+                             f"0 on are needed.")
+    z = gaussian(n, d, np.ones(d) if spectrum is None else spectrum, seed, n_test=n_test, dtype=torch.float64)
+    Q = torch.from_numpy(np.random.default_rng((seed, 3)).standard_normal((d, d)))
+    MS = Q.T @ Q @ z.covariance
+    if standardise:
+        Q = Q / (2 * (MS * MS.T).sum()) ** 0.25
+    M = Q.T @ Q
+    y, y_test = ((x @ Q.T).square().sum(1, keepdim=True).to(dtype) for x in (z.x, z.x_test))
+    return Quadratic(z.x.to(dtype), y, z.x_test.to(dtype), y_test, (4 * M @ z.covariance @ M).to(dtype), Q.to(dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class AlignmentReversing:
+    """The two halves of the data, one below the other."""
+
+    x: Float[Tensor, "n d"]
+    y: Float[Tensor, "n 1"]
+
+
+def alignment_reversing(n: int, d: int, balance: float, seed: int = 0, *, scale: float = 1.0, spread: float = 0.5,
+                        noise: float = 1e-2, offset: float = 1e-5, raw: bool = False,
+                        dtype: torch.dtype = torch.float32) -> AlignmentReversing:
+    """Data whose X^T X is made to disagree with X^T diag(y) X.  [nfa, App. F]
+
+    A share ``balance`` of the rows, X1, is ``scale`` N(0, 11^T + spread I) with label 1; the others are X2 = V2 S1^-1 U1^T with
+    label 0, where X1^T X1 = U1 S1 U1^T and V2 are the left singular vectors of another draw; then ``noise`` N(0, I) is added to
+    all inputs and ``offset`` to all labels. X1^T X1 is singular for fewer than d rows, so only the r = min(n1, n2, d) largest
+    entries of S1 are inverted: X2^T X2 = ((X1^T X1)^+)^2 exactly for balance <= 1/2 and n1 <= d. ``raw`` inverts as many as V2
+    has columns, as the recipe is printed: what it inverts below balance 1/2 is round-off, which differs between machines.
+    ``scale`` acts before the inversion (correlations do not see the scale of all of X).
+    """
+    n1 = round(balance * n) if math.isfinite(balance) else 0
+    n2 = n - n1
+    if not (min(d, n1, n2) >= 1 and seed >= 0 and scale > 0 and spread > 0 and noise >= 0
+            and math.isfinite(scale + spread + noise + offset)):
+        raise SelectionError(f"alignment_reversing(n={n}, d={d}, balance={balance}, seed={seed}, scale={scale}, spread={spread}, "
+                             f"noise={noise}): both halves need a row (balance n between 1 and n - 1), scale and spread must be "
+                             f"positive, noise not negative, the seed from 0 on.")
+    draw = np.random.default_rng((seed, 4))
+    X1, other = (scale * (draw.standard_normal((m, 1)) + math.sqrt(spread) * draw.standard_normal((m, d))) for m in (n1, n2))
+    U1, S1, _ = np.linalg.svd(X1.T @ X1)
+    V2 = np.linalg.svd(other, full_matrices=False)[0]
+    r = min(n2, d) if raw else min(n1, n2, d)
+    X2 = V2[:, :r] / S1[:r] @ U1[:, :r].T
+    X = np.concatenate([X1, X2]) + noise * draw.standard_normal((n, d))
+    y = np.concatenate([np.ones(n1), np.zeros(n2)]) + offset
+    return AlignmentReversing(torch.from_numpy(X).to(dtype), torch.from_numpy(y)[:, None].to(dtype))
