@@ -1,16 +1,22 @@
-"""Conformance tests for people who extend Richter: ``check_layer``, ``check_measure`` and ``check_experiment`` raise
-AssertionError with a sentence that says what is wrong."""
+"""Conformance tests for people who extend Richter: ``check_layer``, ``check_measure``, ``check_theory`` and
+``check_experiment`` raise AssertionError with a sentence that says what is wrong."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from richter.capture import Call, forward, quiet, state_of
+from richter.core import Prediction
 from richter.experiments import running
 from richter.experiments.frame import Experiment
 from richter.kernels.ntk import ntk
@@ -22,7 +28,7 @@ from richter.observe import measure
 from richter.probe import Probe
 from richter.survey import survey
 
-__all__ = ["check_experiment", "check_layer", "check_measure"]
+__all__ = ["check_experiment", "check_layer", "check_measure", "check_theory"]
 
 
 def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> None:
@@ -149,6 +155,67 @@ def check_measure(m: Measure) -> None:
                 same = math.isnan(a.value) == math.isnan(b.value) and (math.isnan(a.value) or math.isclose(
                     a.value, b.value, rel_tol=1e-8, abs_tol=1e-12))
                 _require(same, f"{m.name} of {a.layer!r} changes with {what}: {a.value} and {b.value}.")
+
+
+def check_theory(predict: Callable[..., Any], simulate: Callable[..., Any], cases: Sequence[tuple[Any, ...]], *,
+                 tolerance: float, perturb: Mapping[str, Any]) -> None:
+    """Is the closed form ``predict`` what ``simulate`` shows, and would a wrong one be noticed?
+
+    Checked: in every case |predict(*case) - simulate(*case)| <= tolerance |simulate(*case)|, for each array that they return
+    (numbers, arrays, tuples of them, or Predictions); ``simulate`` runs no function of a theory that ``predict`` runs; and for
+    every entry of ``perturb``, a keyword of ``predict`` with a wrong value of a constant, predict misses some case.
+    """
+    _require(bool(cases) and bool(perturb), "a case is needed, and a constant of predict with a wrong value for it.")
+    shown, run_by_both = [], set()
+    for i, case in enumerate(cases):
+        predicted, ran = _run(predict, case)
+        simulated, ran_too = _run(simulate, case)
+        shown.append(simulated)
+        run_by_both |= {c.co_name for c in ran & ran_too}
+        error = _distance(predicted, simulated)
+        _require(error <= tolerance, f"case {i}: prediction and simulation differ by {error:.3g} (relative); "
+                                      f"{tolerance:g} is allowed.")
+    _require(not run_by_both, f"simulate runs what predict runs ({', '.join(sorted(run_by_both))}): that they agree is no "
+                              f"evidence.")
+    for name, wrong in perturb.items():
+        worst = np.max([_distance(predict(*case, **{name: wrong}), s) for case, s in zip(cases, shown, strict=True)])
+        _require(not worst <= tolerance, f"with {name}={wrong!r} the prediction still agrees within {tolerance:g} (error at most "
+                                         f"{worst:.3g}): the cases do not see this constant, or the tolerance is too wide.")
+
+
+def _run(function: Callable[..., Any], case: tuple[Any, ...]) -> tuple[Any, set[CodeType]]:
+    """What a function returns, and the functions of theories that it ran (reading arguments apart)."""
+    seen: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and (module == function.__module__ or module.startswith("richter.theory.")) \
+                and module != "richter.theory.arrays" and not frame.f_code.co_name.startswith("__"):
+            seen.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        return function(*case), seen
+    finally:
+        sys.setprofile(before)
+
+
+def _distance(predicted: Any, simulated: Any) -> float:
+    """The largest |p - s| / |s| of the arrays in two results; NaN if there is a NaN."""
+    errors = []
+    for p, s in zip(_arrays(predicted), _arrays(simulated), strict=True):
+        _require(p.shape == s.shape, f"prediction and simulation have shapes {p.shape} and {s.shape}.")
+        size = np.linalg.norm(s)
+        errors.append(np.linalg.norm(p - s) / size if size else np.linalg.norm(p))
+    return float(np.max(errors))
+
+
+def _arrays(result: Any) -> list[np.ndarray]:
+    if isinstance(result, Prediction):
+        result = result.value
+    parts = result if isinstance(result, tuple) else (result,)
+    return [np.asarray(p.detach().cpu() if isinstance(p, Tensor) else p, dtype=np.float64) for p in parts]
 
 
 def _require(true: bool, sentence: str) -> None:
