@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -600,6 +601,26 @@ def expected_kernel(x: Tensor, activation: str) -> list[list[float]]:
             t0 = 0.0 if i == j else math.acos(xz / math.sqrt(xx * zz))
             t1 = 0.0 if i == j else math.acos((math.sin(t0) + (math.pi - t0) * math.cos(t0)) / math.pi)
             K[i][j] = (math.pi - t0) / (2 * math.pi) * (math.pi - t1) / (2 * math.pi)
+    return K
+
+
+def deep_quadratic_kernel(x: Tensor, depth: int) -> Tensor:
+    """The same for phi(u) = u^2 and any depth, with its constant: E[phi'(u) phi'(v)] of each layer times that of the others,
+    E[phi(u) phi(v)] the next layer's covariance, each a Gauss-Hermite sum over (u, v) (exact for polynomials)."""
+    nodes, weights = torch.from_numpy(np.stack(np.polynomial.hermite_e.hermegauss(6)))
+    S, K = x @ x.T / x.shape[1], torch.ones(len(x), len(x), dtype=x.dtype)
+    for _ in range(depth):
+        after = torch.zeros_like(S)
+        for i, j in itertools.product(range(len(x)), repeat=2):
+            square, product = 0.0, 0.0
+            for (p, wp), (q, wq) in itertools.product(zip(nodes.tolist(), weights.tolist(), strict=True), repeat=2):
+                u = math.sqrt(S[i, i]) * p
+                v = S[i, j] / math.sqrt(S[i, i]) * p + math.sqrt(max(S[j, j] - S[i, j] ** 2 / S[i, i], 0.0)) * q
+                product += float(wp * wq * 2 * u * 2 * v) / (2 * math.pi)
+                square += float(wp * wq * u**2 * v**2) / (2 * math.pi)
+            K[i, j] *= product
+            after[i, j] = square
+        S = after
     return K
 
 

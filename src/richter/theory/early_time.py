@@ -110,7 +110,7 @@ _EXPECTED: dict[str, Callable[[Tensor, int], Tensor]] = {"quadratic": _quadratic
 
 
 def simulate(weights: Sequence[Array], X: Array, y: Array, activation: Callable[[Tensor], Tensor] = torch.relu,
-             layer: int = 0, movement: float = 1e-3) -> tuple[Array, Array]:
+             layer: int = 0, movement: float = 1e-4) -> tuple[Array, Array]:
     """The same two second derivatives of one layer, from the training of an actual network: f(x) = W_L phi(... phi(W_0 x)),
     all layers under gradient flow on sum |f - y|^2 / 2, y [n,c].
 
@@ -121,8 +121,8 @@ def simulate(weights: Sequence[Array], X: Array, y: Array, activation: Callable[
     start = [read(**{f"weights[{i}]": (W, "d_out d_in")})[0].to(X_.device) for i, W in enumerate(weights)]
     sizes = [X_.shape[1], *(W.shape[0] for W in start)]
     if not start or [W.shape[1] for W in start] != sizes[:-1] or sizes[-1] != y_.shape[1] or not 0 <= layer < len(start):
-        raise SelectionError(f"weights {[tuple(W.shape) for W in start]} [d_out, d_in], X {tuple(X_.shape)}, y {tuple(y_.shape)} and "
-                             f"layer={layer} do not make a network: each layer reads what the one before it writes.")
+        raise SelectionError(f"weights {[tuple(W.shape) for W in start]} [d_out, d_in], X {tuple(X_.shape)}, y {tuple(y_.shape)} "
+                             f"and layer={layer} do not make a network: each layer reads what the one before it writes.")
     nfm_dd, agop_dd = _from_flow(start, X_, y_, activation, layer, movement)
     return like(nfm_dd, X), like(agop_dd, X)
 

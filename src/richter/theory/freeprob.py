@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.special import ndtri
 from torch import Tensor
 
 from richter.core import Prediction, Ref, SelectionError
@@ -129,13 +130,20 @@ def moments(width: int, d: int, order: int = 4) -> np.ndarray:
 
 
 def sampled_moments(width: int, d: int, networks: int = 30, seed: int = 0) -> np.ndarray:
-    """m_1..m_4 of R, the mean over random networks. m_4 has heavy tails: some per cent of noise at width 512 and 30 networks."""
+    """m_1..m_4 of R, the mean over random networks.
+
+    The read-outs a are stratified: one from each of (networks width) intervals of equal chance, in random order. Drawn freely,
+    the tails of a^4..a^8 alone would leave an error of 2 % in m_2 and 10 % in m_4 at width 512 and 30 networks.
+    """
     whole(width=width, d=d, networks=networks)
     whole(0, seed=seed)
+    draw = np.random.default_rng((seed, 12))
+    size = networks * width
+    chance = (draw.permutation(size) + draw.uniform(size=size)) / size
+    readouts = ndtri(chance.clip(1e-300, 1 - 1e-16)).reshape(networks, width, 1)
     total = np.zeros(4)
-    for i in range(networks):
-        draw = np.random.default_rng((seed, 12, i + 1))
-        V = draw.standard_normal((width, d)) * (draw.standard_normal((width, 1)) / math.sqrt(width))  # R = V^T V
+    for a in readouts:
+        V = draw.standard_normal((width, d)) * (a / math.sqrt(width))  # R = V^T V
         R = V.T @ V if d <= width else V @ V.T  # the same traces
         R2 = R @ R
         total += np.array([np.trace(R), np.trace(R2), (R * R2).sum(), (R2 * R2).sum()]) / d
@@ -200,8 +208,8 @@ def _four(moments: Array | Sequence[float]) -> list[float]:
 
 
 def simulate(X: Array, y: Array, width: int, seed: int = 0) -> CentredNFC:
-    """What one random network shows: f(x) = a . (W x)^2 / 2 (the half takes the 2 of d(h^2) away), its first outputs added to y
-    so that the residual is -y, W' and df/dh from autograd, and the three traces of W'^T W' and W'^T K W'."""
+    """What one random network shows: f(x) = a . (W x)^2 / 2 (the half takes the 2 of d(h^2) away), its first outputs taken off so
+    that the residual is -y, W' and df/dh from autograd, and the three traces of W'^T W' and W'^T K W'."""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
     whole(width=width)
     whole(0, seed=seed)
@@ -212,9 +220,9 @@ def simulate(X: Array, y: Array, width: int, seed: int = 0) -> CentredNFC:
         h = X_ @ W.T
         f = h.square() @ a / 2
         (J,) = torch.autograd.grad(f.sum(), h, retain_graph=True)
-        (gradient,) = torch.autograd.grad((f - (f.detach() + y_)).square().sum() / 2, W)
-    asked = J @ gradient
-    F, G = gradient.T @ gradient, asked.T @ asked
+        (W_dot,) = torch.autograd.grad(f, W, grad_outputs=y_)  # f - (f(0) + y) as a number would lose y beside a large f
+    asked = J @ W_dot
+    F, G = W_dot.T @ W_dot, asked.T @ asked
     top, low1, low2 = ((U * V).sum().item() for U, V in ((F, G), (F, F), (G, G)))
     value = ((F / F.norm()) * (G / G.norm())).sum().item()
     d = X_.shape[1]
