@@ -20,6 +20,7 @@ from matplotlib.colors import to_hex
 import richter
 from richter import runs
 from richter.core import Row, SelectionError
+from richter.cosine import cosine
 from richter.report import figures, plotdata, titles
 from richter.report.html import Album, card, report
 from richter.report.markup import Markup, table, tag
@@ -282,8 +283,7 @@ def test_matrices_with_their_cosines(run: Run) -> None:
     axes = figures.matrices(run, "fc1", 1000).axes
     assert [a.get_title() for a in axes] == ["NFM, 6 x 6", "AGOP, 6 x 6", "EGOP, 6 x 6"]
     np.testing.assert_array_equal(np.asarray(axes[1].get_images()[0].get_array()), B)
-    cosine = (A * B).sum() / np.linalg.norm(A) / np.linalg.norm(B)
-    assert f"cosine with NFM: {cosine:.3f}" in axes[1].get_xlabel()
+    assert f"cosine with NFM: {(A * B).sum() / np.linalg.norm(A) / np.linalg.norm(B):.3f}" in axes[1].get_xlabel()
     assert f"cosine with AGOP: {(B * C).sum() / np.linalg.norm(B) / np.linalg.norm(C):.3f}" in axes[2].get_xlabel()
     assert len(figures.matrices(run, "fc1").axes) == 6  # first and last
     assert len(figures.matrices(run, "fc2", 10).axes) == 2  # the EGOP is of the input, which fc2 does not read
@@ -291,6 +291,13 @@ def test_matrices_with_their_cosines(run: Run) -> None:
         figures.matrices(run, "fc1", 5)
     with pytest.raises(SelectionError, match="Layers that have them: 'fc1', 'fc2'"):
         figures.matrices(run, "readout")
+
+
+def test_a_cosine_of_what_has_none() -> None:
+    A = np.arange(4.0).reshape(2, 2)
+    assert cosine(A, -2 * A) == pytest.approx(-1)
+    assert math.isnan(cosine(A, 0 * A))
+    assert math.isnan(cosine(A, A[:1]))
 
 
 def test_of_a_wide_matrix_the_largest_entry_of_each_block_is_seen() -> None:

@@ -15,7 +15,7 @@ ROOT = Path(richter.__file__).parent
 
 # module -> the parts of richter it may import (a prefix allows what is below it)
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "core": (), "layers": ("layers",), "cotangents": ("core",), "capture": ("core", "layers"),
+    "core": (), "cosine": (), "layers": ("layers",), "cotangents": ("core",), "capture": ("core", "layers"),
     "checks": ("core",), "layercapture": ("core", "layers", "capture"),
     "survey": ("core", "layers", "capture", "layercapture"),
     "kernels.arrays": ("core",), "kernels.spectra": ("core", "kernels.arrays"),
@@ -33,7 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
                 "subject"),
     "runs": ("core", "runs", "snapshot"), "verdict": ("core", "snapshot"),
     "citations": ("core",),
-    "report": ("core", "citations", "report", "runs", "snapshot", "verdict"), "tasks": ("core", "tasks"),
+    "report": ("core", "citations", "cosine", "report", "runs", "snapshot", "verdict"), "tasks": ("core", "tasks"),
     "models": ("core", "models"),
     "testing": ("core", "capture", "experiments", "layercapture", "survey", "layers", "kernels", "measures", "observe", "probe",
                 "models"),
@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "experiments.frame": ("core", "experiments.running", "runs"),
     "experiments.ledger": ("citations", "core", "experiments.frame"),
     "experiments.running": ("core", "engine", "experiments.frame", "report.figures", "runs"),
-    "experiments": ("core", "experiments", "kernels", "models", "observe", "probe", "report.figures", "runs", "tasks"),
+    "experiments": ("core", "cosine", "experiments", "kernels", "models", "observe", "probe", "report.figures", "runs", "tasks"),
     "controls": ("core", "controls"),
     "workflows.richness": ("capture", "core", "cotangents", "evaluate", "layercapture", "measures", "moments", "observe", "probe",
                            "statistics", "survey"),

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from richter.core import Interval, Ref
+from richter.cosine import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.kernels import ptk_covariance
 from richter.models import mlp
@@ -86,10 +87,6 @@ def haar(k: int, draw: np.random.Generator) -> NDArray[Any]:
 
 def _with(values: NDArray[Any], vectors: NDArray[Any]) -> NDArray[Any]:
     return (vectors * values) @ vectors.T
-
-
-def cosine(A: NDArray[Any], B: NDArray[Any]) -> float:
-    return float((A * B).sum() / (np.linalg.norm(A) * np.linalg.norm(B)))
 
 
 def draw(results: Results) -> Figure:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from richter.core import WHOLE, SelectionError, unknown
+from richter.cosine import cosine
 from richter.report import plotdata
 from richter.report.plotdata import Framed, Grid, Line
 from richter.report.thin import shrink, thin
@@ -218,7 +219,7 @@ def matrices(run: Run, layer: str, step: int | None = None) -> Figure:
             top = _matrix(ax, mine[name])
             ax.set_title(f"{name.upper()}, {len(mine[name])} x {len(mine[name])}" if i == 0 else "")
             ax.set_ylabel(f"step {s}" if j == 0 else "")
-            cosines = {other: plotdata.cosine(mine[other], mine[name]) for other in names[:j] if other in mine}
+            cosines = {other: cosine(mine[other], mine[name]) for other in names[:j] if other in mine}
             words = [f"±{top:.2g}", *(f"cosine with {k.upper()}: {v:.3f}" for k, v in cosines.items())]
             ax.set_xlabel("\n".join(words))
     return figure

@@ -171,15 +171,6 @@ def matrix_steps(run: Run, layer: str) -> list[int]:
     return list(dict.fromkeys(steps[:1] + steps[-1:]))
 
 
-def cosine(A: NDArray[Any], B: NDArray[Any]) -> float:
-    """<A, B> / (|A| |B|); NaN for a zero matrix or other shapes."""
-    if A.shape != B.shape:
-        return float("nan")
-    a, b = A.astype(np.float64).ravel(), B.astype(np.float64).ravel()
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size else float("nan")
-
-
 def _order(name: str) -> tuple[int, str]:
     return (MATRICES.index(name) if name in MATRICES else len(MATRICES), name)
 
