@@ -668,7 +668,7 @@ def test_one_writer(tmp_path: Path) -> None:
             with pytest.raises(StoreError, match=r"this process is already writing the run .* Close the earlier"):
                 runs.create(tmp_path / "run", resume=resume)
         said = ended(child(second_writer, str(tmp_path / "run")))
-        assert f"another process is writing the run {tmp_path / 'run'}. A run has one writer; choose another name, or wait." in said
+        assert f"another process is writing the run {tmp_path / 'run'}. A run has one writer; choose another name" in said
         run.scalars(0, loss=1.0)
     handle = os.open(tmp_path / "run" / "writer.lock", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_SH)  # as `held` does
