@@ -130,17 +130,11 @@ class Run:
         last = self.sessions[-1:]
         return str(last[0].how) if last and last[0].how else "interrupted"
 
-    @property
-    def changed(self) -> tuple[int, int]:
-        """Something that differs when the run has new data: cheap to ask again and again."""
-        rows = self._ask("SELECT coalesce(max(rowid), 0) FROM snapshots")[0][0]
-        return self._ask("PRAGMA data_version")[0][0], rows
-
     # --------------------------------------------------------------------------------------------------------- rows
 
     @property
     def measures(self) -> list[str]:
-        return [r[0] for r in 
+        return [r[0] for r in
                 self._ask("SELECT name FROM series WHERE kind = 'row' GROUP BY name ORDER BY min(id)", kinds="t")]
 
     @property
