@@ -193,6 +193,15 @@ def test_runs_are_listed_with_what_they_are(store: Path) -> None:
     assert abs(found["a"]["updated"] - time.time()) < 60
 
 
+@pytest.mark.parametrize(("said", "share"), [(0.25, 0.25), (1, 1.0), (math.nan, None), (1.5, None), ("half", None), (None, None)])
+def test_a_running_run_says_how_much_is_done(tmp_path: Path, said: object, share: float | None) -> None:
+    with create(tmp_path / "run") as writer:
+        writer.describe(progress=said)
+        assert client(tmp_path).get("/api/runs").json()["runs"][0]["progress"] == share
+    (line,) = client(tmp_path).get("/api/runs").json()["runs"]
+    assert (line["status"], line["progress"]) == ("finished", None)
+
+
 def test_a_run_says_what_it_holds(store: Path) -> None:
     found = client(store).get("/api/run", params={"run": "deep/b"}).json()
     assert found["seeds"] == {}
@@ -743,6 +752,7 @@ import time
 from test_dashboard import create, snapshot
 with create({str(folder / 'growing')!r}, {{}}) as writer:
     for step in range(25):
+        writer.progress(0.5)
         writer.snapshot(snapshot(step)); writer.scalars(step, loss=1.0); time.sleep(0.1)
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
@@ -752,9 +762,11 @@ with create({str(folder / 'growing')!r}, {{}}) as writer:
         browser.until("/growing/.test(document.querySelector('#runs .on')?.innerText)", 20)  # what runs is shown at once
         first = int(browser.until(points("nfc")).split(",")[0])
         browser.until("/● running/.test(document.body.innerText) && document.getElementById('live').className === 'running'")
+        browser.until("/50 %/.test(document.querySelector('#runs .on').innerText)")
         browser.until(f"parseInt({points('nfc')}) > {first}")
         assert browser.run("return window.same")  # it was never loaded again
         browser.until(f"{points('nfc')} === '25,25' && document.getElementById('live').className === 'idle'", 20)
+        assert "50 %" not in browser.text()
     finally:
         process.kill()
         process.wait()

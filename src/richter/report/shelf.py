@@ -33,6 +33,7 @@ class Summary:
     reason: str = ""
     last: int | None = None
     updated: float | None = None
+    progress: float | None = None  # 0 to 1, of one that is running and says so
 
 
 @dataclass
@@ -145,9 +146,15 @@ class Shelf:
                 last = run.last
                 if not isinstance(last, int | None):
                     raise StoreError(f"the run {name!r} is damaged: its last step is {last!r}.")
-                return Summary(name, mark, status, reason, last, updated)
+                return Summary(name, mark, status, reason, last, updated, _share(run) if status == "running" else None)
         except (StoreError, OSError) as why:
             return Summary(name, "unreadable", "unreadable", str(why))
+
+
+def _share(run: Run) -> float | None:
+    """How much is done, as its writer said; None if that is no share."""
+    said = run.about.get("progress")
+    return float(said) if isinstance(said, (int, float)) and 0 <= said <= 1 else None
 
 
 @contextlib.contextmanager

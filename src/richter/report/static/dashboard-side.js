@@ -33,6 +33,7 @@ function line(run, chosen, look) {
     el("span", { className: "name", textContent: run.name }), on && chosen.length > 1 ? swatch(look(run.name, "")) : null,
     el("span", { className: "meta" },
       el("span", { className: `status ${kind}`, textContent: `${SIGNS[kind]} ${run.status}` }),
+      run.progress === null ? null : el("span", { textContent: `${Math.floor(100 * run.progress)} %`, title: "Done, as the run says" }),
       run.last === null ? null : el("span", { textContent: `step ${run.last.toLocaleString("en")}` }),
       readable ? el("span", { dataset: { age: run.name } }) : null),
     run.reason ? el("span", { className: "reason", textContent: run.reason, title: run.reason }) : null),
