@@ -6,7 +6,9 @@ import copy
 import functools
 import io
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -730,3 +732,13 @@ def test_sparse_gradients_are_refused() -> None:
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(CaptureError, match=r"a gradient is sparse.*sparse=False"):
         SLO(table.parameters(), 0.1).step()
+
+
+def test_the_examples_of_the_document_run() -> None:
+    text = (Path(__file__).parent.parent / "docs/controls.md").read_text()
+    fixed, adaptive = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(fixed.replace("range(600)", "range(10)"), names)
+    assert [g["speed"] for g in names["optimiser"].param_groups] == [500.0, 0.002, 0.002]
+    exec(adaptive.replace("range(500)", "range(11)"), names)
+    assert str(names["optimiser"].history[:3]) in text

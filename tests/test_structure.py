@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "experiments": ("core", "cosine", "experiments", "kernels", "models", "observe", "probe", "report.figures", "runs", "tasks"),
     "controls": ("core", "controls"),
     "workflows.richness": ("capture", "core", "cotangents", "evaluate", "layercapture", "measures", "moments", "observe", "probe",
-                           "statistics", "survey"),
+                           "survey"),
     "workflows": ("core", "observe", "probe", "runs", "snapshot", "models", "tasks", "report", "verdict", "workflows"),
     "commands": ("core", "citations", "commands", "experiments", "measures", "report", "runs", "tasks", "verdict", "workflows"),
     "cli": ("__version__", "commands", "core"), "": ("core", "evaluate", "observe", "probe", "snapshot", "verdict"),

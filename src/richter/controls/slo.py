@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, overload
 
 import torch
@@ -12,7 +12,8 @@ from richter.controls.direction import Base, Direction
 from richter.controls.groups import number
 from richter.core import CaptureError, SelectionError
 
-LARGE = 2 ** 16  # entries, from which float32 squares are added up row by row on a CPU: one long sum loses digits
+SETTINGS = ("lr", "speed", "eps", "weight_decay", "maximize", "foreach")
+LARGE = 2 ** 18  # entries, from which float32 squares are added up row by row on a CPU: one long sum loses digits
 
 
 class SLO(torch.optim.Optimizer):
@@ -68,15 +69,19 @@ class SLO(torch.optim.Optimizer):
         if self._direction is not None:  # a base climbs by descending the negative
             climbing = {p for group in self.param_groups if group["maximize"] for p in group["params"]}
             moves = self._direction({p: -g if p in climbing else g for p, g in moves.items()})
+        for params, settings in self._alike(moves):
+            _move(params, [moves[p] for p in params], settings, along=self._direction is not None or settings["maximize"])
+        return loss
+
+    def _alike(self, moves: Collection[Tensor]) -> list[tuple[list[Tensor], dict[str, Any]]]:
+        """Parameters that move together: of one device, dtype and settings, whatever their groups (one for each layer, often)."""
+        found: dict[tuple[Any, ...], tuple[list[Tensor], dict[str, Any]]] = {}
         for group in self.param_groups:
-            along = self._direction is not None or group["maximize"]
-            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            settings = tuple(group[k] for k in SETTINGS)
             for p in group["params"]:
                 if p in moves:
-                    alike.setdefault((p.device, p.dtype), []).append(p)
-            for params in alike.values():
-                _move(params, [moves[p] for p in params], group, 1.0 if along else -1.0)
-        return loss
+                    found.setdefault((p.device, p.dtype, *settings), ([], group))[0].append(p)
+        return list(found.values())
 
     def _choose(self) -> None:
         """Before a step: speeds that depend on how training goes (AdaptiveSLO)."""
@@ -115,14 +120,14 @@ def _dense(g: Tensor) -> Tensor:
     return g
 
 
-def _move(params: list[Tensor], moves: list[Tensor], group: dict[str, Any], sign: float) -> None:
-    """p <- (1 - lr decay) p + sign lr speed d / (eps + |d|) for tensors of one device and dtype."""
+def _move(params: list[Tensor], moves: list[Tensor], group: dict[str, Any], along: bool) -> None:
+    """p <- (1 - lr decay) p +- lr speed d / (eps + |d|) for tensors of one device and dtype, ``along`` d or against it."""
     lr, decay, foreach = group["lr"], group["weight_decay"], group["foreach"]
     size = norms(moves, foreach)
     inverse = (size + group["eps"]).reciprocal()
     if not isinstance(group["eps"], Tensor) and group["eps"] == 0:
         inverse = torch.where(size == 0, 0.0, inverse)  # of NaN it stays NaN
-    factors = (inverse * (sign * lr * group["speed"])).unbind()
+    factors = (inverse * ((lr if along else -lr) * group["speed"])).unbind()
     if params[0].dtype.itemsize < 4:  # a factor may be out of half precision's reach: products are rounded once, in the weights
         moves = [d.float() for d in moves]
     if isinstance(decay, Tensor) or decay:

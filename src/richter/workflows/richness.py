@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.capture import Output, device_of, quiet, state_of, to_device, unwrap
+from richter.capture import Call, Output, device_of, quiet, state_of, to_device, unwrap
 from richter.core import parse_bytes
 from richter.cotangents import every_output
 from richter.evaluate import MOMENT_OUTPUTS
-from richter.layercapture import Survey, record, select
+from richter.layercapture import Recording, Survey, record, select
 from richter.measures import quotient
 from richter.moments import AT_ONCE
 from richter.observe import measure
 from richter.probe import Probe
-from richter.statistics import covariance
 from richter.survey import SURVEYED, surveyed
 
 Layers = str | Sequence[str] | Callable[[str], bool] | None
@@ -86,12 +85,21 @@ class _Quick:
                 seen = record(self.model, x, rows, state, self.found, self.names, self.output)
                 V = every_output(seen.f)
                 for i in range(0, len(V), self.block):
-                    for name, c in seen.captures(V[i:i + self.block], reads=False).items():
-                        W[name], g = _wide(c.W), _wide(c.g)
-                        d_out, d_in = c.W.shape
-                        K = covariance(g @ W[name] if d_in < d_out else g)
-                        sums[name] = sums[name].add_(K) if name in sums else K
+                    for c, g in _asked(seen, V[i:i + self.block]):
+                        if c.name not in W:
+                            W[c.name] = _wide(c.map.matrix(c.module, c.weight.detach()))
+                        d_out, d_in = W[c.name].shape
+                        A = g @ W[c.name] if d_in < d_out else g
+                        sums[c.name] = sums[c.name].addmm_(A.T, A) if c.name in sums else A.T @ A
         return {name: _nfc(W[name], sums[name]) for name in self.names}
+
+
+def _asked(seen: Recording, V: Float[Tensor, "v n k"]) -> Iterator[tuple[Call, Float[Tensor, "m o"]]]:
+    """What the outputs ask of each call of each map, all cotangents, examples and positions in one column: sums over them are
+    wanted, so whose they are does not matter."""
+    found = [seen.seen.backward(v)[0] for v in V.unbind()]
+    for c, *g in zip(seen.seen.calls, *found, strict=True):
+        yield c, _wide(c.map.outputs(c.module, torch.cat(g)).flatten(0, 1))
 
 
 def _wide(t: Tensor) -> Tensor:
