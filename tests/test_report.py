@@ -19,12 +19,14 @@ from matplotlib.colors import to_hex
 
 import richter
 from richter import runs
-from richter.core import Row, SelectionError
+from richter.core import Interval, Row, SelectionError
 from richter.cosine import cosine
+from richter.experiments.frame import Claim, Control
+from richter.experiments.running import Finding
 from richter.report import figures, plotdata, titles
+from richter.report.claims import KEYS, told
 from richter.report.html import Album, card, report
 from richter.report.markup import Markup, table, tag
-from richter.report.record import claim_holds
 from richter.report.svg import inline_svg
 from richter.report.thin import thin
 from richter.runs import Run
@@ -62,13 +64,18 @@ def make(path: Path, layers: tuple[str, ...] = ("fc1", "fc2"), steps: tuple[int,
     return w.run
 
 
+def finding(text: str, value: float, expect: Interval, **more: str) -> Finding:
+    return Finding(Claim(text, lambda r: value, expect, Control("none", {}), **more), value)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     found = make(tmp_path_factory.mktemp("runs") / "first", scale=0.5)
     with runs.create(found.path, resume=True) as w:
-        w.claim("rises", {"text": "the correlation rises", "interval": {"low": 0.2, "high": 1.0}, "value": 0.35})
-        w.claim("stays", {"text": "nothing moves", "expect": [None, 0.01], "value": 0.5, "holds": False, "verdict": "FAILED",
-                          "paper": "0.005"})
+        for f in (finding("the correlation rises", 0.35, Interval(0.2, 1.0)),
+                  finding("nothing moves", 0.5, Interval(high=0.01), paper="0.005")):
+            w.claim(f.claim.text, f.record)
+        w.claim("my own", {"loss": {"at most": 2}})
     return found
 
 
@@ -130,8 +137,9 @@ def test_the_report_of_a_run_says_what_was_found(page: str, run: Run) -> None:
     seen = check_safe(page)
     assert seen.text.index(VERDICT) < seen.text.rindex("Measures over training")
     for words in ("first", "finished", "c_uc_ratio 0.3", "feature correlation (nfc)", "tangent kernel x labels (cka)",
-                  "optimiser.lr", "0.1", "digits", "data 11", "the correlation rises", "0.2 to 1", "0.35", "holds",
+                  "optimiser.lr", "0.1", "digits", "data 11", "the correlation rises", "0.2 to 1", "0.35", "reproduced",
                   "at most 0.01", "FAILED", "0.005", "numpy", "1 s", "64", "cores", "Feature learning as alignment",
+                  "my own", "loss.at most: 2",
                   "@article{nfa", "signal", "nfc of readout: trivial: by definition", "cosine with NFM", "Layers and time"):
         assert words in seen.text, words
     assert "rapid" not in seen.text  # its measure was not taken
@@ -446,13 +454,34 @@ def test_settings_that_differ() -> None:
     assert name == ".".join("a" * 8)
 
 
-@pytest.mark.parametrize(("record", "holds"), [
-    ({"holds": True, "verdict": "FAILED"}, True), ({"verdict": "holds"}, True), ({"verdict": "FAILED"}, False),
-    ({"interval": {"low": 0, "high": 1}, "value": 1.0}, True), ({"expect": [None, 1], "value": 1.5}, False),
-    ({"expect": [2, None], "value": 1.5}, False), ({"low": 1, "high": 2, "value": 1.5}, True), ({"value": 1.0}, None), ({}, None),
-])
-def test_whether_a_claim_holds(record: dict[str, Any], holds: bool | None) -> None:
-    assert claim_holds(record) is holds
+@pytest.mark.parametrize(("value", "expect", "words"), [
+    (0.5, Interval(0.2, 1.0), ("0.2 to 1", "0.5", "reproduced", True)),
+    (0.1, Interval(low=0.2), ("at least 0.2", "0.1", "FAILED", False)),
+    (math.nan, Interval(high=0.2), ("at most 0.2", "", "FAILED", False)), (3, Interval(), ("any", "3", "reproduced", True))])
+def test_claims_are_read_as_experiments_write_them(value: float, expect: Interval, words: tuple[Any, ...]) -> None:
+    found = finding("it rises", value, expect, paper="0.9", source="a check")
+    c = told("key", found.record)
+    assert (c.text, c.paper, c.remark) == ("it rises", "0.9", "")
+    assert (c.bar, c.value, c.verdict, c.holds) == words
+    assert set(found.record) == KEYS
+
+
+def test_a_claim_that_differs_says_why() -> None:
+    c = told("key", finding("it rises", 0.0, Interval(low=1), differs="another data set").record)
+    assert (c.verdict, c.remark, c.holds) == ("differs", "another data set", False)
+
+
+OURS = finding("it rises", 0.5, Interval(0.2, 1.0)).record
+
+
+@pytest.mark.parametrize("record", [
+    {}, {"value": 1.0}, {k: v for k, v in OURS.items() if k != "holds"}, OURS | {"expect": {"low": 0}}, OURS | {"expect": [0]},
+    OURS | {"value": 10 ** 400},
+    OURS | {"value": "0.5"}, OURS | {"value": True}, OURS | {"holds": "yes"}, OURS | {"text": 3}, OURS | {"interval": [0, 1]}])
+def test_other_records_of_claims_are_shown_as_text(record: dict[str, Any]) -> None:
+    c = told("mine", record)
+    assert (c.text, c.bar, c.value, c.verdict, c.holds) == ("mine", "", "", "", None)
+    assert all(k in c.remark for k in record)
 
 
 def test_markup_escapes_what_is_not_markup() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from richter.core import WHOLE, SelectionError
 from richter.report import plotdata
+from richter.report.claims import told
 from richter.report.markup import Markup, joined, table, tag
 from richter.report.titles import called, papers
 from richter.runs import Run
@@ -114,52 +115,15 @@ def _few(places: Sequence[str], most: int = 4) -> str:
 # ------------------------------------------------------------------------------------------------------------- claims
 
 def claims(name: str, found: Mapping[str, Mapping[str, Any]], several: bool = False) -> Markup:
-    """What the run was to show: the claim, the interval, the value, and whether it holds."""
+    """What the run was to show: the claim, its bar, the value, and whether it holds."""
     if not found:
         return Markup("")
     rows = []
-    for key, record in found.items():
-        ends, value, holds = _interval(record), record.get("value"), claim_holds(record)
-        said = record.get("verdict") if isinstance(record.get("verdict"), str) else ""
-        word = said or ("" if holds is None else "holds" if holds else "does not hold")
-        differs = [tag("br"), tag("span", record["differs"], class_="soft")] if record.get("differs") else []
-        rows.append([joined([record.get("text") or key, *differs]), "" if ends is None else _range(*ends),
-                     f"{value:.4g}" if _number(value) else "" if value is None else value, record.get("paper") or "",
-                     tag("span", word, class_=None if holds is None else "rich" if holds else "trouble")])
+    for c in (told(key, record) for key, record in found.items()):
+        remark = [tag("br"), tag("span", c.remark, class_="soft")] if c.remark else []
+        rows.append([joined([c.text, *remark]), c.bar, c.value, c.paper,
+                     tag("span", c.verdict, class_=None if c.holds is None else "rich" if c.holds else "trouble")])
     return joined([tag("h3", name) if several else "", table(["claim", "expected", "value", "in the paper", "verdict"], rows)])
-
-
-def _range(low: float, high: float) -> str:
-    if math.isinf(low) or math.isinf(high):
-        return f"at least {low:g}" if math.isfinite(low) else f"at most {high:g}" if math.isfinite(high) else "any"
-    return f"{low:g} to {high:g}"
-
-
-def claim_holds(record: Mapping[str, Any]) -> bool | None:
-    """As recorded, or as value and interval say; None where neither does."""
-    for key in ("holds", "passed", "verdict"):
-        said = record.get(key)
-        if isinstance(said, bool):
-            return said
-        if isinstance(said, str) and said:
-            return said.lower() in ("holds", "hold", "true", "passed", "pass", "ok", "yes")
-    ends, value = _interval(record), record.get("value")
-    return None if ends is None or not isinstance(value, (int, float)) else ends[0] <= value <= ends[1]
-
-
-def _interval(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """(low, high) of what is written as a mapping or as a pair, an open end as None."""
-    found = next((record[k] for k in ("interval", "expect", "expected") if record.get(k) is not None), record)
-    ends = [found.get("low"), found.get("high")] if isinstance(found, Mapping) else found if isinstance(found, list) else []
-    if len(ends) != 2 or ends == [None, None]:
-        return None
-    low, high = ends
-    return (float(low) if isinstance(low, (int, float)) else -math.inf,
-            float(high) if isinstance(high, (int, float)) else math.inf)
-
-
-def _number(v: Any) -> bool:
-    return isinstance(v, (int, float)) and not isinstance(v, bool)
 
 
 # -------------------------------------------------------------------------------------------- settings, cost, sessions
