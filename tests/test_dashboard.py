@@ -239,6 +239,34 @@ def test_the_verdict_is_in_words(store: Path) -> None:
     assert "Nothing has been measured" in client(store).get("/api/verdict", params={"run": "new"}).json()["verdict"]
 
 
+CLAIM = {"text": "it rises", "paper": "0.9", "source": "a check", "expect": [0.2, None], "value": 0.5, "holds": True,
+         "verdict": "reproduced"}
+SCRIPT = b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'><script>alert(4)</script></svg>"
+
+
+def test_claims_and_pictures_come_with_the_verdict(store: Path) -> None:
+    with create(store / "a", resume=True) as writer:
+        writer.claim("it rises", CLAIM)
+        writer.claim("mine", {"a": 1})
+        for kind in ("svg", "pdf"):
+            writer.figure("fig", kind, SCRIPT)
+    c = client(store)
+    found = c.get("/api/verdict", params={"run": "a"}).json()
+    assert [list(c.values()) for c in found["claims"]] == [
+        ["it rises", "at least 0.2", "0.5", "0.9", "reproduced", "", True], ["mine", "", "", "", "", "a: 1", None]]
+    assert found["figures"] == [{"name": "fig", "kind": "svg"}]
+    picture = c.get("/api/figure", params={"run": "a", "name": "fig", "kind": "svg"})
+    assert picture.content == SCRIPT
+    assert picture.headers["content-type"] == "image/svg+xml"
+    assert picture.headers["x-content-type-options"] == "nosniff"
+    policy = picture.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    assert policy.endswith("sandbox")
+    assert "script" not in policy
+    assert c.get("/api/figure", params={"run": "a", "name": "fig", "kind": "pdf"}).status_code == 400
+    assert c.get("/api/figure", params={"run": "a", "name": "other", "kind": "svg"}).status_code == 400
+
+
 def test_a_matrix_comes_with_its_spectrum(store: Path) -> None:
     c = client(store)
     assert c.get("/api/arrays", params={"run": "a"}).json()["arrays"] == [{"name": "nfm", "layer": "0", "steps": [0, 1, 2, 3, 4]}]
@@ -443,8 +471,9 @@ def test_names_and_links_do_not_lead_out_of_the_store(store: Path, name: str) ->
     (store / "linked").mkdir()
     (store / "linked" / "run.db").symlink_to(store.parent / "outside" / "run.db")
     c = client(store)
-    for path in ("run", "verdict", "arrays", "curves", "curves.csv", "matrix", "matrix.csv"):
-        reply = c.get(f"/api/{path}?" + urlencode({"run": name, "name": "nfm", "layer": "0", "measure": "nfc"}, errors="replace"))
+    for path in ("run", "verdict", "figure", "arrays", "curves", "curves.csv", "matrix", "matrix.csv"):
+        query = {"run": name, "name": "nfm", "layer": "0", "measure": "nfc", "kind": "svg"}
+        reply = c.get(f"/api/{path}?{urlencode(query, errors='replace')}")
         assert reply.status_code in (400, 404), (path, name)
         assert len(reply.json()["error"]) > 20
     listed = {r["name"]: r["status"] for r in c.get("/api/runs").json()["runs"]}
@@ -590,6 +619,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     folder = tmp_path_factory.mktemp("site")
     make(folder / "first", steps=9)
     make(folder / "second", steps=6, settings={"lr": 0.5, "model": {"width": 8}})
+    with create(folder / "second", resume=True) as writer:
+        writer.claim("it rises", CLAIM)
+        writer.claim(EVIL, {"a": EVIL})
+        writer.figure("fig", "svg", SCRIPT)
     with create(folder / EVIL.replace("/", "|"), {EVIL: EVIL}) as writer:
         for step in range(3):
             writer.rows([Row(step, layer, measure, 0.5, 0.1, EVIL) for layer in (EVIL, BOLD) for measure in ("nfc", EVIL, BOLD)])
@@ -761,8 +794,8 @@ with create({str(folder / 'growing')!r}, {{}}) as writer:
         browser.run("window.same = true")
         browser.until("/growing/.test(document.querySelector('#runs .on')?.innerText)", 20)  # what runs is shown at once
         first = int(browser.until(points("nfc")).split(",")[0])
-        browser.until("/● running/.test(document.body.innerText) && document.getElementById('live').className === 'running'")
-        browser.until("/50 %/.test(document.querySelector('#runs .on').innerText)")
+        browser.until("/● running\\s+50 %/.test(document.body.innerText) && "
+                      "document.getElementById('live').className === 'running'")
         browser.until(f"parseInt({points('nfc')}) > {first}")
         assert browser.run("return window.same")  # it was never loaded again
         browser.until(f"{points('nfc')} === '25,25' && document.getElementById('live').className === 'idle'", 20)
@@ -813,6 +846,10 @@ def test_verdict_and_settings_are_shown(site: tuple[str, Path], browser: Browser
     browser.open(f"{site[0]}#run=first&run=second&view=verdict")
     browser.until("document.querySelectorAll('.verdict').length === 2")
     assert "Between lazy and rich" in browser.text()
+    rows = "[...document.querySelectorAll('.claims tbody tr')].map(r => [...r.children].map(c => c.textContent))"
+    assert browser.run(f"return {rows}") == [
+        ["it rises", "at least 0.2", "0.5", "0.9", "reproduced"], [f"{EVIL}a: {EVIL}", "", "", "", ""]]
+    browser.until("document.querySelector('.picture img')?.naturalWidth === 9")
     browser.click("#views button", "Settings")
     browser.until("document.querySelector('.differs')")
     assert browser.run("return document.querySelector('.differs').innerText").split() == ["lr", "0.1", "0.5"]

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from richter.core import SelectionError, StoreError
+from richter.report.claims import told
 from richter.report.plotdata import SPECTRUM, flat
 from richter.report.shelf import Shelf
 from richter.report.thin import shrink, thin
@@ -26,6 +27,8 @@ from richter.runs import Run, Series
 from richter.verdict import diagnose
 
 CURVES = 4000  # in one answer
+PICTURES = {"svg": "image/svg+xml", "png": "image/png"}
+ALONE = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"  # the policy of a picture
 ENTRIES = 2 ** 24  # of a matrix that is shown
 
 
@@ -50,18 +53,30 @@ def run(shelf: Shelf, request: Request) -> Response:
 
 
 def verdict(shelf: Shelf, request: Request) -> Response:
-    """Lazy or rich, in words."""
+    """Lazy or rich, in words; the run's claims, and the names of its pictures."""
     name = _one(request, "run")
 
     def found() -> Any:
         with shelf.open(name) as r:
+            base = {"run": name, "claims": [told(k, record)._asdict() for k, record in r.claims.items()],
+                    "figures": [{"name": n, "kind": kind} for n, kind in r.figures if kind in PICTURES]}
             try:
                 d = diagnose(r)
             except SelectionError:
-                return {"run": name, "verdict": "Nothing has been measured yet.", "layers": [], "evidence": [], "advice": []}
-            return {"run": name, "step": d.step, "verdict": d.verdict, "evidence": d.evidence, "advice": d.advice,
+                return {**base, "verdict": "Nothing has been measured yet.", "layers": [], "evidence": [], "advice": []}
+            return {**base, "step": d.step, "verdict": d.verdict, "evidence": d.evidence, "advice": d.advice,
                     "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
     return _tagged(request, shelf.mark(name), found)
+
+
+def figure(shelf: Shelf, request: Request) -> Response:
+    """A picture that was stored with a run: as an image, in which nothing runs and which loads nothing."""
+    kind = _one(request, "kind")
+    if kind not in PICTURES:
+        raise SelectionError(f"kind={kind[:100]!r}: pictures are shown as {' or '.join(PICTURES)}.")
+    with shelf.open(_one(request, "run")) as r:
+        data = r.figure(_one(request, "name"), kind)
+    return Response(data, media_type=PICTURES[kind], headers={"Content-Security-Policy": ALONE})
 
 
 def curves(shelf: Shelf, request: Request) -> Response:
@@ -117,7 +132,7 @@ def matrix_csv(shelf: Shelf, request: Request) -> Response:
 
 
 ANSWERS: dict[str, Callable[[Shelf, Request], Response]] = {
-    "runs": runs, "run": run, "verdict": verdict, "curves": curves, "curves.csv": curves_csv, "arrays": arrays,
+    "runs": runs, "run": run, "verdict": verdict, "figure": figure, "curves": curves, "curves.csv": curves_csv, "arrays": arrays,
     "matrix": matrix, "matrix.csv": matrix_csv}
 
 

@@ -60,9 +60,8 @@ class Guard:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-cache")
+                for name, value in (*HEADERS.items(), ("Cache-Control", "no-cache")):
+                    headers.setdefault(name, value)  # a stored picture has a stricter policy of its own
                 if self.token is not None and given.get("token") and self._same(given["token"]):
                     headers["Set-Cookie"] = f"{COOKIE}-{_port(scope)}={self.token}; HttpOnly; SameSite=Strict; Path=/"
             await send(message)

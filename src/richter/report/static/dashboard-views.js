@@ -1,5 +1,6 @@
 // What stands beside the curves: verdicts in words, settings with their differences, the empty store.
 
+import { address } from "./dashboard-api.js";
 import { el, layerName } from "./dashboard-dom.js";
 
 /** One line for each run, above the curves. */
@@ -15,11 +16,31 @@ export function verdictView(verdicts) {
     v.layers.length ? el("ul", { className: "layers" }, ...v.layers.map((l) => el("li", {},
       el("span", { className: `badge ${l.verdict}`, textContent: l.verdict }),
       el("code", { textContent: layerName(l.layer) }), el("span", { textContent: l.words })))) : null,
-    ...section("Evidence", v.evidence), ...section("Advice", v.advice),
+    ...section("Evidence", v.evidence), ...section("Advice", v.advice), ...claims(v.claims), ...pictures(v),
     v.step === undefined || v.step === null ? null : el("p", { className: "faint", textContent: `As measured at step ${v.step.toLocaleString("en")}.` })));
 }
 
 const section = (title, lines) => (lines.length ? [el("h4", { textContent: title }), el("ul", {}, ...lines.map((t) => el("li", { textContent: t })))] : []);
+
+/** What an experiment was to show, and whether it did. */
+function claims(found) {
+  if (!found.length) return [];
+  const head = ["claim", "bar", "value", "in the paper", "verdict"];
+  return [el("h4", { textContent: "Claims" }), el("div", { className: "scroll" }, el("table", { className: "settings claims" },
+    el("thead", {}, el("tr", {}, ...head.map((t) => el("th", { scope: "col", textContent: t })))),
+    el("tbody", {}, ...found.map((c) => el("tr", {},
+      el("th", { scope: "row" }, c.text, c.remark ? el("div", { className: "faint", textContent: c.remark }) : null),
+      ...[c.bar, c.value, c.paper].map((t) => el("td", { textContent: t })),
+      el("td", { className: c.holds === null ? "" : c.holds ? "holds" : "fails", textContent: c.verdict }))))))];
+}
+
+/** Pictures stored with the run: each once, as images, in which nothing can run. */
+function pictures({ run, figures }) {
+  const once = figures.filter((f) => !figures.some((g) => g.name === f.name && g.kind > f.kind));
+  return once.length ? [el("h4", { textContent: "Pictures" }), ...once.map((f) => el("figure", { className: "picture" },
+    el("img", { loading: "lazy", alt: f.name, src: address("figure", { run, ...f }) }), el("figcaption", { className: "faint", textContent: f.name })))] : [];
+}
+
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** A table of settings, runs side by side; rows that differ come first and are marked. */
