@@ -14,7 +14,7 @@ test: .venv/installed-dev  ## all tests but the long ones
 check: .venv/installed-dev lint  ## everything: the long tests, every experiment with its controls, one step at the paper's scale
 	$(BIN)/python -m pytest -n 2 -m "long or not long"
 	$(BIN)/richter check --controls
-	$(BIN)/richter check --scale paper --start
+	$(BIN)/richter check --start
 
 claims: .venv/installed-dev  ## docs/claims.md from the records of the experiments
 	$(BIN)/richter ledger -o docs/claims.md

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -129,10 +130,23 @@ def test_a_failed_claim_is_exit_code_one(tmp_path: Path, experiment: None, capsy
     assert "FAILED" in shown
 
 
+def test_one_that_fails_stops_no_other(tmp_path: Path, experiment: None, monkeypatch: pytest.MonkeyPatch,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    broken = dataclasses.replace(tiny.EXPERIMENT, smoke=dataclasses.replace(tiny.EXPERIMENT.smoke, broken=1))
+    monkeypatch.setattr("richter.experiments.names", lambda: ["nfa_broken", "nfa_tiny"])
+    monkeypatch.setattr("richter.experiments.get", lambda name: broken if name == "nfa_broken" else tiny.EXPERIMENT)
+    assert cli.main(["check", "--store", str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert "seed 1 is broken" in found[0]["error"]
+    assert found[1]["claims"][0]["holds"]
+    assert "leave --set or --record out" in said(capsys, "run", "nfa_tiny", "--set", "steps=3", "--record", code=2)
+    assert "nothing to do" in said(capsys, "run", "nfa_tiny", "--set", "seeds=", "--store", str(tmp_path), code=2)
+
+
 def test_an_experiment_without_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                         capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RICHTER_DATA", str(tmp_path))
-    cli.main(["check", "signal_fig7", "--store", str(tmp_path / "store")])
+    assert cli.main(["check", "signal_fig7", "--store", str(tmp_path / "store")]) == 1
     assert "signal_fig7: skipped, it needs `richter data fetch fashion_mnist`" in capsys.readouterr().err
     shown = said(capsys, "run", "signal_fig7", "--store", str(tmp_path / "store"), code=2)
     assert "richter data fetch fashion_mnist" in shown
@@ -176,11 +190,12 @@ def test_the_demo_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     (["runs", "/nonexistent"], "richter runs: there is no folder /nonexistent"),
     (["doctor", "/nonexistent"], "richter doctor: /nonexistent holds no run"),
     (["report", "/nonexistent"], "richter report: /nonexistent holds no run"),
-    (["run", "nfa_fig"], "Close to it: 'nfa_fig1'"),
+    (["run", "nfa_fi"], "Close to it: 'nfa_fig"),
     (["check", "zzz"], "no experiment 'zzz'"),
     (["run", "nfa_fig1", "--set", "step=3"], "Close to it: 'steps'"),
     (["cite", "nobody"], "no paper, experiment or measure 'nobody'"),
     (["data", "fetch", "imagenet"], "imagenet"),
+    (["report", "/nonexistent", "-o", "/"], "holds no run"),
     (["serve", __file__], "is a file; a store is a folder of runs"),
 ])
 def test_errors_are_one_sentence_with_what_to_do(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from richter.engine.sweep import name_of
 from richter.experiments import ledger, running
 from richter.experiments.frame import Claim, Control, Results
 from richter.runs import Writer, find
+from richter.runs.provenance import plain
 from richter.testing import check_experiment
 
 TASKS = tiny.EXPERIMENT.tasks(tiny.EXPERIMENT.smoke)
@@ -73,6 +75,55 @@ def test_a_worker_that_is_killed_loses_its_own_task_only(tmp_path: Path) -> None
     assert outcomes[1].run.status == "interrupted"
     (tmp_path / "again").touch()
     assert [o.error for o in sweep(killed, TASKS, tmp_path / "store", workers=2)] == [None] * 3
+
+
+def observed(task: tiny.Task, run: Writer) -> dict[str, Any]:
+    """An Observer in a task leaves the run to the sweep. The network is another each time."""
+    import torch
+
+    import richter
+    from richter.models import mlp
+    probe = richter.Probe(torch.eye(4), torch.arange(4) % 3)
+    with richter.Observer(mlp([4, 3], seed=time.time_ns() % 1000), probe, run=run, measures=["weight_change"]) as watch:
+        watch(0, loss=1.0)
+    watch.close()
+    with pytest.raises(SelectionError, match="another Observer writes to the run"):
+        richter.Observer(mlp([4, 3], seed=0), probe, run=run)
+    return {"moved": watch.snapshots[-1].value("weight_change", "0")}
+
+
+def test_an_observer_in_a_task_does_not_end_its_run(tmp_path: Path) -> None:
+    for fresh in (False, True):  # anew with initial weights of its own
+        (outcome,) = sweep(observed, TASKS[:1], tmp_path, fresh=fresh)
+        assert outcome.error is None
+        assert float(outcome.run.array("moved")) == 0.0
+
+
+def closing(task: tiny.Task, run: Writer) -> dict[str, Any]:
+    run.finish()
+    return {"total": 1.0}
+
+
+def test_a_run_that_was_closed_is_no_result(tmp_path: Path) -> None:
+    for _ in range(2):
+        (outcome,) = sweep(closing, TASKS[:1], tmp_path)
+        assert "was closed" in (outcome.error or "")
+
+
+def test_work_that_other_processes_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(SelectionError, match="work is a partial; a function of a module is needed"):
+        sweep(functools.partial(tiny.work), TASKS, tmp_path)
+    with pytest.raises(SelectionError, match="cannot be handed to another process"):
+        sweep(lambda task, run: {}, TASKS, tmp_path, workers=2)
+    with pytest.raises(SelectionError, match="no task"):
+        sweep(tiny.work, [], tmp_path)
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from richter.engine import sweep\ndef work(s, run): return {}\n"
+                                        "sweep(work, [{'a': 1}, {'a': 2}], 'store', workers=2)\n")
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "if __name__ == '__main__':" in done.stderr.splitlines()[-1]
 
 
 def test_names_of_tasks_tell_settings_apart(tmp_path: Path) -> None:
@@ -160,9 +211,13 @@ def test_settings_that_are_not(text: str, said: str) -> None:
 
 def test_other_code_is_another_result(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running.check(tiny.EXPERIMENT, "smoke", tmp_path)
-    monkeypatch.setitem(tiny.EXPERIMENT.__dict__, "key", "changed")
-    running.check(tiny.EXPERIMENT, "smoke", tmp_path)
+    changed = dataclasses.replace(tiny.EXPERIMENT)
+    monkeypatch.setattr("richter.experiments.frame.package_digest", lambda: "another")
+    running.check(changed, "smoke", tmp_path)
     assert len(log.read_text().split()) == 6
+    running.start(changed, tmp_path)
+    running.start(changed, tmp_path)  # whether it starts is seen each time
+    assert len(log.read_text().split()) == 8
 
 
 # ------------------------------------------------------------------------------------------------------------ the ledger
@@ -213,6 +268,7 @@ def test_the_ledger_in_the_documents_is_what_the_records_say() -> None:
 def test_a_record_is_of_the_claims_as_they_are(key: tuple[str, str]) -> None:
     """Other claims or bars than the experiment has today: run it again with --record."""
     e, kept = experiments.get(key[0]), ledger.records()[key]
+    assert kept["settings"] == json.loads(json.dumps(plain(e.settings(key[1]))))
     assert [(c["text"], c["paper"], c["source"]) for c in kept["claims"]] == [(c.text, c.paper, c.source) for c in e.claims]
     for c, claim in zip(kept["claims"], e.claims, strict=True):
         f = running.Finding(claim, float("nan") if c["value"] is None else c["value"])

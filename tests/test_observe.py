@@ -433,8 +433,30 @@ def test_what_a_run_refuses(tmp_path: Path) -> None:
     with pytest.raises(RichterError, match="matrices=-1"):
         richter.Observer(mlp(), probe(), run=tmp_path / "b", matrices=-1)
     with richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True), \
-            pytest.raises(RichterError, match="another process is writing the run"):
+            pytest.raises(RichterError, match="this process is already writing the run"):
         richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True)
+
+
+def test_an_observer_is_told_early(tmp_path: Path) -> None:
+    with pytest.raises(RichterError, match="an Observer has no option 'every'"):
+        richter.Observer(mlp(), probe(), run=tmp_path / "a", every=10)
+    assert not (tmp_path / "a").exists()
+    watch = richter.Observer(mlp(), probe(), run=tmp_path / "a", measures=FEW)
+    watch(0)
+    watch.close()
+    with pytest.raises(RichterError, match="was closed: nothing more is measured into it"):
+        watch.now(1)
+    assert len(watch.snapshots) == 1
+
+
+def test_matrices_are_kept_as_steps_grow_by_a_tenth(tmp_path: Path) -> None:
+    with richter.Observer(mlp(), probe(), run=tmp_path, measures=["nfc"], when=1, budget=None) as watch:
+        for step in [*range(30), 100, 101, 112]:
+            watch(step)
+        watch.now(113)
+    kept = sorted({step for _, _, step in richter.runs.open(tmp_path).arrays})
+    assert kept == [*range(12), 13, 15, 17, 19, 21, 24, 27, 100, 112, 113]
+    assert len(watch.snapshots) == 34
 
 
 def test_half_precision_and_tied_weights_survive_the_disk(tmp_path: Path) -> None:

@@ -60,12 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RichterError as why:
         print(f"richter {given.command}: {why}", file=sys.stderr)
         return 2
+    except OSError as why:
+        if isinstance(why, BrokenPipeError):  # e.g. `richter list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        print(f"richter {given.command}: {why.strerror or why}{f': {why.filename}' if why.filename else ''}.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # e.g. `richter list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _completion(given: argparse.Namespace) -> int:

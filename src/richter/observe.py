@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from richter.capture import Output, quiet, unwrap
 from richter.checks import check_initial, check_weights
-from richter.core import WHOLE, SelectionError, parse_bytes
+from richter.core import WHOLE, SelectionError, StoreError, parse_bytes, unknown
 from richter.cotangents import Cotangents
 from richter.evaluate import Evaluation
 from richter.measures import Measure, resolve
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pandas
 
 Schedule = Callable[[int], bool]
+OPTIONS = ("cotangents", "layers", "memory", "output", "mode", "seed")  # of measure, that an Observer hands on
 MATRICES = 256  # inputs; feature matrices of larger layers are not kept in a run unless asked for
 When = SupportsIndex | Iterable[SupportsIndex] | Schedule  # every so many steps, these steps, or a rule
 
@@ -120,8 +121,9 @@ class Observer:
     ``watch.share`` is the share that was taken.
 
     ``run="runs/demo"`` keeps everything on disk as it is measured: rows, scalars, the initial weights, the feature matrices of
-    layers with at most ``matrices`` inputs, and ``settings`` (a dataclass or mapping of yours). After a crash ``resume=True``
-    goes on with the run and its initial weights. Everything else is as in ``richter.measure``.
+    layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of
+    yours). After a crash ``resume=True`` goes on with the run and its initial weights. Of several ranks the first writes.
+    Everything else is as in ``richter.measure``.
     """
 
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | os.PathLike[str] | Writer | None = None,
@@ -133,9 +135,12 @@ class Observer:
         self.model, self.probe = unwrap(model), probe
         self.measures = resolve(measures)
         self.when, self.budget, self.options = schedule(when), budget, options
+        for name in set(options) - set(OPTIONS):
+            raise unknown("an Observer", "option", name, [*OPTIONS, "run", "settings", "resume", "matrices", "when", "measures",
+                                                          "initial", "budget"])
         if matrices is not None and matrices < 0:
             raise SelectionError(f"matrices={matrices}: the most inputs that a layer whose matrices are kept may have; 0: none.")
-        self.options["matrices"] = matrices if matrices is not None else MATRICES if run is not None else 0
+        self.matrices = matrices if matrices is not None else MATRICES if run is not None else 0
         check_weights(self.model)
         given = check_initial(self.model, initial) if initial is not None else self.model.state_dict()
         with torch.inference_mode(False):
@@ -148,16 +153,38 @@ class Observer:
         self._spent = 0.0
         self._first: float | None = None  # seconds of this process's first measurement; a resumed run has earlier ones
         self._last: float | None = None  # of the last, if it is another
-        self.writer = self._opened(run, settings, resume, initial is not None)
+        self._drawn: int | None = None  # the last step whose matrices were kept
+        self._owns = not isinstance(run, Writer)
+        if run is None and (settings is not None or resume):
+            raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
+        self.writer: Writer | None = None
+        if run is not None:
+            self._open(run, settings, resume, initial is not None)
 
-    def _opened(self, run: str | os.PathLike[str] | Writer | None, settings: Any, resume: bool, given: bool) -> Writer | None:
+    def _open(self, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> None:
+        """The first rank opens the run; the others have its initial weights and earlier measurements, or its error."""
+        said: list[Any] = [None]
+        if _rank() == 0:
+            try:
+                self.writer = self._opened(run, settings, resume, given)
+            except Exception as why:
+                said = [why]
+        if _ranks() > 1:
+            said = [said[0] or ({k: v.cpu() for k, v in self.initial.items()}, self.snapshots)]
+            torch.distributed.broadcast_object_list(said, src=0)
+        if isinstance(said[0], Exception):
+            raise said[0]
+        if _rank() and said[0] is not None:
+            initial, self.snapshots = said[0]
+            self.initial = {k: v.to(self.initial[k].device) for k, v in initial.items()}
+
+    def _opened(self, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> Writer:
         """The run that is written; one that was begun before hands over its initial weights and measurements."""
-        if run is None:
-            if settings is not None or resume:
-                raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
-            return None
         writer = run if isinstance(run, Writer) else create(run, settings, resume=resume)
         try:
+            if writer.observer is not None:
+                raise SelectionError(f"another Observer writes to the run {writer.path}; their rows would replace each other. "
+                                     f"Give each a run of its own.")
             kept = writer.run.initial
             if kept is None:
                 writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in self.initial.items()}, path))
@@ -166,7 +193,7 @@ class Observer:
             else:
                 self.initial = _fitting(self.model, load_file(kept), writer.path)
             self.snapshots = writer.run.snapshots
-            self._scalars = [{str(k): v for k, v in row.items() if v == v} for row in writer.run.scalars.to_dict("records")]
+            writer.observer = self
             writer.describe(model=type(self.model).__name__, parameters=sum(p.numel() for p in self.model.parameters()),
                             examples=self.probe.n, budget=self.budget, measures=[m.name for m in self.measures])
         except BaseException:
@@ -177,21 +204,35 @@ class Observer:
 
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
-        self._begun = time.perf_counter() if self._begun is None else self._begun
+        begun = time.perf_counter()
+        self._begun = begun if self._begun is None else self._begun
         if scalars:
             values = {k: float(v.detach() if isinstance(v, Tensor) else v) for k, v in scalars.items()}
-            self._scalars.append({"step": step, **values})
             if self.writer is not None:
                 self.writer.scalars(step, values)
-        return self.now(step) if self._first is None or self._due(step) else None
+                self._spent += time.perf_counter() - begun
+            else:
+                self._scalars.append({"step": step, **values})
+        return self._measured(step, self._draws(step)) if self._first is None or self._due(step) else None
 
     def now(self, step: int) -> Snapshot:
         """Measure at once, whatever the schedule and the budget say."""
+        return self._measured(step, self.matrices)
+
+    def _draws(self, step: int) -> int:
+        """Matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured."""
+        return self.matrices if self._drawn is None or step >= 1.1 * self._drawn or step < self._drawn else 0
+
+    def _measured(self, step: int, matrices: int) -> Snapshot:
+        if self.writer is not None and self.writer.closed:
+            raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         start = time.perf_counter()
         self._begun = start if self._begun is None else self._begun
         self._owed = False
         try:
-            snap = measure(self.model, self.probe, self.measures, initial=self.initial, step=step, **self.options)
+            snap = measure(self.model, self.probe, self.measures, initial=self.initial, step=step, matrices=matrices,
+                           **self.options)
+            self._drawn = step if matrices else self._drawn
             if self.writer is not None:
                 self.writer.snapshot(snap)
                 snap = replace(snap, arrays={})  # they are on disk
@@ -199,7 +240,8 @@ class Observer:
             seconds = time.perf_counter() - start  # with writing it down
             self._spent += seconds
         self._first, self._last = (seconds, None) if self._first is None else (self._first, seconds)
-        self.snapshots = [*(s for s in self.snapshots if s.step != step), snap]  # a step that is measured again replaces
+        others = [s for s in self.snapshots if s.step != step]  # a step that is measured again replaces
+        self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
 
     def _due(self, step: int) -> bool:
@@ -237,23 +279,32 @@ class Observer:
     def scalars(self) -> pandas.DataFrame:
         """What was passed beside the steps: loss, accuracy, ..."""
         import pandas as pd
-        return pd.DataFrame(self._scalars)
+        return pd.DataFrame(self._scalars) if self.writer is None else self.writer.run.scalars
 
     def curve(self, name: str, layer: str = WHOLE) -> tuple[list[int], list[float]]:
         """Steps and values of one measure of one layer."""
         return [s.step or 0 for s in self.snapshots], [s.value(name, layer) for s in self.snapshots]
 
     def close(self) -> None:
-        """Finish the run on disk, if there is one. The end of the process does so too."""
-        if self.writer is not None:
+        """Finish the run on disk, if it is the Observer's own. The end of the process does so too."""
+        if self.writer is not None and self._owns:
             self.writer.finish()
 
     def __enter__(self) -> Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.writer is not None:
+        if self.writer is not None and self._owns:
             self.writer.__exit__(kind, error, trace)
+
+
+def _ranks() -> int:
+    """Processes that train one model together."""
+    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if _ranks() > 1 else 0
 
 
 def _fitting(model: nn.Module, kept: dict[str, Tensor], path: Path) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from richter.commands import Commands, as_json, command, table
+from richter.runs.reader import default_store
 
 if TYPE_CHECKING:
     from richter.experiments.frame import Experiment
@@ -29,11 +30,12 @@ def add(commands: Commands) -> None:
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; may be repeated")
     p.add_argument("--record", action="store_true", help="keep the result in the ledger (for developers)")
     p = command(commands, "check", "run experiments and compare each claim with its bar; exit 1 if one fails", _check,
-                ["richter check", "richter check 'nfa_*' --controls", "richter check --scale paper --start   # one step of each"])
+                ["richter check", "richter check 'nfa_*' --controls",
+                 "richter check --start                 # one step of each at the paper's scale"])
     p.add_argument("pattern", nargs="?", default="*", help="names of experiments, e.g. 'nfa_*' (default: all)")
     _common(p)
     p.add_argument("--controls", action="store_true", help="also run the case on which each claim must fail")
-    p.add_argument("--start", action="store_true", help="only see that each starts: one step at this scale")
+    p.add_argument("--start", action="store_true", help="only see that the paper's scale of each starts: one step")
     p.add_argument("--record", action="store_true", help="keep the results in the ledger (for developers)")
     p = command(commands, "ledger", "write the page that says what became of every figure and table", _ledger,
                 ["richter ledger -o docs/claims.md"])
@@ -45,7 +47,7 @@ def add(commands: Commands) -> None:
 
 def _common(p: argparse.ArgumentParser) -> None:
     p.add_argument("--scale", choices=("smoke", "paper"), default="smoke", help="a minute at most, or the paper's own sizes")
-    p.add_argument("--store", type=Path, help="where runs are kept (default: RICHTER_RUNS, or runs)")
+    p.add_argument("--store", type=Path, default=default_store(), help="where runs are kept (default: RICHTER_RUNS, or runs)")
     p.add_argument("--workers", type=int, default=1, help="processes")
     p.add_argument("--fresh", action="store_true", help="run again what was finished before")
     p.add_argument("--json", action="store_true", help="for machines")
@@ -101,26 +103,44 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _started(known: Iterable[Experiment], given: argparse.Namespace) -> int:
-    from richter.experiments.running import default_store, start
+    from richter.core import RichterError
+    from richter.experiments.running import start
+    failed = False
     for e in known:
         if (lacking := _lacking(e)):
             print(f"{e.name}: skipped, {lacking}")
             continue
-        start(e, given.store or default_store())
-        print(f"{e.name}: starts at the paper's scale")
-    return 0
+        try:
+            start(e, given.store)
+            print(f"{e.name}: starts at the paper's scale")
+        except RichterError as why:
+            failed = True
+            print(f"{e.name}: does not start. {why}")
+    return int(failed)
 
 
 def _several(known: Iterable[Experiment], given: argparse.Namespace, changes: Mapping[str, Any]) -> int:
+    from richter.core import RichterError, SelectionError
     from richter.experiments.ledger import keep
-    from richter.experiments.running import check, controls, default_store, summarise
-    store, failed, found = given.store or default_store(), False, []
+    from richter.experiments.running import check, controls, summarise
+    if given.record and changes:
+        raise SelectionError("the ledger keeps results of the settings as they are: leave --set or --record out.")
+    store, failed, found = given.store, False, list[dict[str, Any]]()
     for e in known:
         if (lacking := _lacking(e)) and given.command == "check":
             print(f"{e.name}: skipped, {lacking}", file=sys.stderr)
+            found.append({"experiment": e.name, "skipped": lacking})
             continue
-        c = check(e, given.scale, store, workers=given.workers, fresh=given.fresh, changes=changes)
-        against = controls(e, given.scale, store, workers=given.workers) if getattr(given, "controls", False) else []
+        try:
+            c = check(e, given.scale, store, workers=given.workers, fresh=given.fresh, changes=changes)
+            against = controls(e, given.scale, store, workers=given.workers) if getattr(given, "controls", False) else []
+        except RichterError as why:
+            if given.command == "run":
+                raise
+            failed = True
+            print(f"{e.name}: FAILED. {why}", file=sys.stderr)
+            found.append({"experiment": e.name, "error": str(why)})
+            continue
         failed |= c.failed or any(f.holds for f in against)
         found.append({**c.record, "controls": [{**f.record, "control": f.claim.control.text} for f in against]})
         folder = summarise(c, store)
@@ -130,7 +150,7 @@ def _several(known: Iterable[Experiment], given: argparse.Namespace, changes: Ma
             keep(c.record)
     if given.json:
         print(as_json(found))
-    return int(failed)
+    return int(failed or all("skipped" in f for f in found))  # what was not checked has not passed
 
 
 def _lacking(e: Experiment) -> str:
@@ -176,7 +196,7 @@ def _cite(given: argparse.Namespace) -> int:
             from richter.core import unknown
             from richter.measures import catalogue
             known = {**{k: m.ref.paper for k, m in catalogue().items() if m.ref},
-                     **{k: k.partition("_")[0] for k in experiments.names()}}
+                     **{k: k.partition("_")[0] for k in experiments.names()}}  # a file's name begins with its paper
             if name not in known:
                 raise unknown("Richter", "paper, experiment or measure", name, [*references(), *known])
             name = known[name]

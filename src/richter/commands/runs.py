@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from richter.commands import Commands, as_json, command, table
+from richter.runs.reader import default_store
 
 
 def add(commands: Commands) -> None:
@@ -19,7 +20,7 @@ def add(commands: Commands) -> None:
     p.add_argument("--scale", type=float, default=0.5, help="of the initial weights: small is rich, large is lazy")
     p.add_argument("--seed", type=int, default=0)
     p = command(commands, "runs", "list the runs of a store", _runs, ["richter runs", "richter runs runs/sweep --json"])
-    p.add_argument("store", nargs="?", default="runs", help="a folder (default: runs)")
+    p.add_argument("store", nargs="?", type=Path, default=default_store(), help="a folder (default: RICHTER_RUNS, or runs)")
     p.add_argument("--json", action="store_true", help="for machines")
     p = command(commands, "report", "write one HTML file about one or more runs", _report,
                 ["richter report runs/demo", "richter report runs/a runs/b -o compare.html --figures figures/"])
@@ -28,7 +29,7 @@ def add(commands: Commands) -> None:
     p.add_argument("--figures", type=Path, help="also save every figure as SVG and PDF in this folder")
     p = command(commands, "serve", "a live dashboard of a store, on this machine", _serve,
                 ["richter serve", "richter serve runs --port 9000", "richter serve --host 0.0.0.0 --token SECRET"])
-    p.add_argument("store", nargs="?", default="runs", help="a folder (default: runs)")
+    p.add_argument("store", nargs="?", type=Path, default=default_store(), help="a folder (default: RICHTER_RUNS, or runs)")
     p.add_argument("--host", default="127.0.0.1", help="another address than this machine's own needs a token")
     p.add_argument("--port", type=int, default=8642, help="0: any free one")
     p.add_argument("--token", help="who may look (default: a new one, if needed)")
@@ -51,7 +52,7 @@ def _demo(given: argparse.Namespace) -> int:
 
     from richter.workflows.demo import demo
     torch.set_num_threads(1)  # the matrices are small: more threads would mostly wait for each other
-    demo(given.run or _free(Path("runs/demo")), given.steps, given.scale, given.seed)
+    demo(given.run or _free(default_store() / "demo"), given.steps, given.scale, given.seed)
     return 0
 
 
@@ -67,7 +68,7 @@ def _free(path: Path) -> Path:
 def _runs(given: argparse.Namespace) -> int:
     from richter.core import WHOLE, StoreError
     from richter.runs.reader import Run, paths
-    store, rows, found = Path(given.store), [("run", "status", "last step", "measured", "layers", "begun")], []
+    store, rows, found = given.store, [("run", "status", "last step", "measured", "layers", "begun")], []
     if not store.is_dir():
         raise StoreError(f"there is no folder {store}. Runs are made by Observer(run='{store}/...') and by `richter demo`.")
     for path in paths(store, 3):

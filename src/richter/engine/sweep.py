@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
+import pickle
 import re
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,6 +52,9 @@ def sweep(work: Work, settings: Sequence[Any], store: str | Path, *, workers: in
     """
     if workers < 1:
         raise SelectionError(f"workers={workers}: at least one is needed.")
+    if not settings:
+        raise SelectionError("this sweep has no task: give it at least one setting.")
+    _check(work, settings, workers)
     paths = [Path(store) / name_of(work, s, key) for s in settings]
     if len(set(paths)) < len(paths):
         raise SelectionError("two tasks of this sweep have the same settings: each would be run twice for one result.")
@@ -71,6 +76,7 @@ def sweep(work: Work, settings: Sequence[Any], store: str | Path, *, workers: in
 def attempt(work: Work, settings: Any, path: Path, fresh: bool, tell: Callable[[float], None]) -> str | None:
     """One task in this process: its run is finished, or marked as failed and the reason returned."""
     begun, cpu = time.perf_counter(), time.process_time()
+    _forget_peak()
     try:
         run = create(path, settings, resume=True)
     except StoreError as why:
@@ -78,14 +84,16 @@ def attempt(work: Work, settings: Any, path: Path, fresh: bool, tell: Callable[[
     run.listener = tell
     try:
         with run:
-            if fresh and run.run.arrays:
+            if fresh:
                 run.clear()
-            run.arrays(dict(work(settings, run) or {}))
-            run.describe(seconds=time.perf_counter() - begun, cpu_seconds=time.process_time() - cpu, memory=_peak())
+            try:
+                run.arrays(dict(work(settings, run) or {}))
+            except Exception:
+                run.describe(traceback=traceback.format_exc())
+                raise
+            run.describe(done=True, seconds=time.perf_counter() - begun, cpu_seconds=time.process_time() - cpu, memory=_peak())
     except Exception as why:
-        if isinstance(why, RichterError):
-            return str(why)
-        return f"{type(why).__name__}: {why}\n{traceback.format_exc()}"
+        return str(why) if isinstance(why, RichterError) else f"{type(why).__name__}: {why}"
     return None
 
 
@@ -99,13 +107,31 @@ def name_of(work: Work, settings: Any, key: str = "") -> str:
 
 
 def finished(path: Path) -> bool:
+    """Did its work return? That the run was closed in good order is not enough."""
     try:
-        return Run(path).status == "finished"
+        return Run(path).about.get("done") is True
     except StoreError:
         return False
 
 
-@contextmanager
+def _check(work: Work, settings: Sequence[Any], workers: int) -> None:
+    """What cannot be handed to another process is refused before one is started."""
+    if not inspect.isfunction(work):
+        raise SelectionError(f"work is a {type(work).__name__}; a function of a module is needed: its name says what was done.")
+    if workers == 1:
+        return
+    main = sys.modules.get("__main__")
+    if work.__module__ == "__main__" and not hasattr(main, "__file__"):
+        raise SelectionError(f"workers={workers}: other processes cannot import {work.__name__}, which was defined in a notebook "
+                             f"or at a prompt. Move it to a file, or use workers=1.")
+    try:
+        pickle.dumps((work, list(settings)))  # to our own children, over a pipe
+    except Exception as why:
+        raise SelectionError(f"workers={workers}: {work.__qualname__} or its settings cannot be handed to another process "
+                             f"({why}). Use a function and a dataclass of a module, or workers=1.") from why
+
+
+@contextlib.contextmanager
 def _bar(title: str, tasks: int, done: int) -> Iterator[Callable[[Path, float], None]]:
     """One bar for all tasks, moving with what each says of itself."""
     from tqdm import tqdm
@@ -119,8 +145,17 @@ def _bar(title: str, tasks: int, done: int) -> Iterator[Callable[[Path, float], 
         yield tell
 
 
+def _forget_peak() -> None:
+    """Where the system lets us (Linux), the next peak is that of the next task."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _peak() -> int:
-    """The most memory this process has held, in bytes; 0 where the system does not say."""
+    """The most memory this process has held since, in bytes; 0 where the system does not say."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
     try:
         import resource
     except ImportError:

@@ -11,6 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from richter.core import RichterError
+
+
+class EngineError(RichterError, RuntimeError):
+    """Work could not be started."""
+
 
 class Pool:
     """``count`` workers, each with its share of the cores."""
@@ -20,6 +26,7 @@ class Pool:
         self._cores = max(1, (os.cpu_count() or 1) // count)
         self._count = count
         self._all: dict[Connection, multiprocessing.process.BaseProcess] = {}
+        self._ready: set[Connection] = set()
 
     def run(self, work: Callable[..., str | None], tasks: Sequence[tuple[Any, ...]],
             tell: Callable[[Path, float], None]) -> Iterator[tuple[Path, str]]:
@@ -36,13 +43,18 @@ class Pool:
                 try:
                     kind, said = pipe.recv()
                 except (EOFError, ConnectionResetError):
+                    if pipe not in self._ready:
+                        raise EngineError("the workers could not start (their messages are above). A script that uses workers "
+                                          "guards its own work by `if __name__ == '__main__':`.") from None
                     process = self._all.pop(pipe)
                     process.join()
                     del busy[pipe]
                     busy[self._started()] = None
                     yield path, f"its process ended ({_how(process.exitcode)}); run it again to resume"
                     continue
-                if kind == "share":
+                if kind == "ready":
+                    self._ready.add(pipe)
+                elif kind == "share":
                     tell(path, said)
                 else:
                     busy[pipe] = None
@@ -50,7 +62,7 @@ class Pool:
 
     def _started(self) -> Connection:
         mine, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=_loop, args=(theirs, self._cores), daemon=True)
+        process = self._spawn.Process(target=_loop, args=(theirs,))
         kept = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = str(self._cores)  # read once, when the child loads its libraries
         try:
@@ -72,8 +84,9 @@ class Pool:
             process.join()
 
 
-def _loop(pipe: Connection, cores: int) -> None:
+def _loop(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
+    pipe.send(("ready", None))
     while True:
         try:
             work, task = pipe.recv()

@@ -9,7 +9,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from richter.core import Interval, Ref, SelectionError, unknown
-from richter.runs import Run, Writer
+from richter.runs import Run, Writer, default_store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,19 +125,20 @@ class Experiment:
                 raise unknown(f"the experiment {self.name}", "setting", name, sorted(known))
         return dataclasses.replace(base, **changes)
 
-    def run(self, scale: Scale = "smoke", *, store: str | Path = "runs", workers: int = 1, fresh: bool = False,
+    def run(self, scale: Scale = "smoke", *, store: str | Path | None = None, workers: int = 1, fresh: bool = False,
             **changes: Any) -> Results:
         """All tasks, and what they returned. What was finished before is not run again.
 
         >>> results = richter.experiments.get("nfa_fig1").run("smoke")
         """
         from richter.experiments.running import run
-        return run(self, self.settings(scale, **changes), store, workers, fresh)
+        return run(self, self.settings(scale, **changes), store or default_store(), workers, fresh)
 
     @cached_property
     def key(self) -> str:
-        """A digest of the experiment's own file: other code, other results."""
-        return hashlib.sha256(Path(inspect.getfile(self.work)).read_bytes()).hexdigest()[:16]
+        """A digest of the experiment's own file and of all that it may rest on: other code, other results."""
+        own = Path(inspect.getfile(self.work)).read_bytes()
+        return hashlib.sha256(own + package_digest().encode()).hexdigest()[:16]
 
     def parsed(self, assignments: Sequence[str]) -> dict[str, Any]:
         """Settings from ``key=value`` texts, by the types of the dataclass."""
@@ -151,6 +152,17 @@ class Experiment:
                 raise unknown(f"the experiment {self.name}", "setting", name, hints)
             found[name] = _parsed(name, value, hints[name])
         return found
+
+
+@cache
+def package_digest() -> str:
+    """Of every file of Richter that numbers come from: not of the other experiments, nor of what only shows results."""
+    root = Path(__file__).parent.parent
+    shown = {root / "cli.py", root / "testing.py", root / "verdict.py"}
+    files = [p for p in sorted(root.rglob("*.py")) if p not in shown
+             and p.relative_to(root).parts[0] not in ("report", "commands")
+             and not (p.parent == root / "experiments" and "_" in p.stem.strip("_"))]
+    return hashlib.sha256(b"".join(hashlib.sha256(p.read_bytes()).digest() for p in files)).hexdigest()
 
 
 def _parsed(name: str, text: str, kind: Any) -> Any:

@@ -14,7 +14,7 @@ from richter.citations import reference
 from richter.core import Interval, show_bytes
 from richter.experiments.frame import SCALES, Experiment
 
-FOLDER = Path(str(resources.files("richter"))) / "experiments" / "ledger"
+FOLDER = Path(str(resources.files("richter"))) / "experiments" / "records"
 VERDICTS = {"reproduced": "reproduced", "reduced": "reproduced at reduced size", "differs": "differs",
             "absent": "not run here", "unwritten": "no experiment yet"}
 
@@ -93,7 +93,7 @@ def page(experiments: Iterable[Experiment], found: Mapping[tuple[str, str], Mapp
     all_places = places(experiments, found)
     counts = Counter(p.verdict for p in all_places)
     lines = ["# What the papers claim, and what was found", "",
-             "Made by `make claims` from the records in `src/richter/experiments/ledger/`; nothing here is written by hand.",
+             "Made by `make claims` from the records in `src/richter/experiments/records/`; nothing here is written by hand.",
              "`richter check` runs the experiments at the small scale and compares every number with its bar; `richter check "
              "--controls` runs the cases on which each claim must fail.", "",
              "| verdict | figures, tables and results |", "|---|---|",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from richter.core import RichterError
+from richter.core import RichterError, SelectionError
 from richter.engine import Outcome, sweep
 from richter.engine.sweep import name_of
 from richter.experiments.frame import Claim, Experiment, Results, Scale
@@ -95,8 +94,9 @@ def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, f
         "cpu_minutes": round(sum(a.get("cpu_seconds", 0.0) for a in about) / 60, 3),
         "minutes": round(sum(a.get("seconds", 0.0) for a in about) / 60, 3),
         "memory": max((a.get("memory", 0) for a in about), default=0),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "revision": revision(Path(__file__).parent.parent, ".", ":(exclude)experiments/ledger"),
+        "date": datetime.datetime.fromtimestamp(max(o.run.sessions[-1].begun for o in outcomes), datetime.timezone.utc).date()
+        .isoformat(),
+        "revision": revision(Path(__file__).parent.parent, ".", ":(exclude)experiments/records"),
         "versions": versions(), "hardware": {k: machine[k] for k in ("processor", "cores") if k in machine}, "key": e.key})
 
 
@@ -107,17 +107,22 @@ def controls(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1
 
 def start(e: Experiment, store: str | Path) -> None:
     """One step of the first task at the paper's scale: does it start?"""
-    first = list(e.tasks(e.settings("paper", **e.start)))[:1]
-    _raise(e, sweep(e.work, first, Path(store) / "experiments" / e.name, key=e.key, title=f"{e.name} (first step)"))
+    first = _tasks(e, e.settings("paper", **e.start))[:1]
+    _raise(e, sweep(e.work, first, Path(store) / "experiments" / e.name, key=e.key, title=f"{e.name} (first step)", fresh=True))
 
 
-def default_store() -> Path:
-    """Where runs go unless said otherwise: RICHTER_RUNS, or runs/ in the working folder."""
-    return Path(os.environ.get("RICHTER_RUNS", "runs"))
+def _tasks(e: Experiment, settings: Any) -> list[Any]:
+    try:
+        found = list(e.tasks(settings))
+    except ValueError as why:
+        raise SelectionError(f"{e.name}: these settings do not fit together ({why}).") from why
+    if not found:
+        raise SelectionError(f"{e.name}: with these settings there is nothing to do.")
+    return found
 
 
 def _outcomes(e: Experiment, settings: Any, store: str | Path, workers: int, fresh: bool) -> list[Outcome]:
-    outcomes = sweep(e.work, list(e.tasks(settings)), Path(store) / "experiments" / e.name, workers=workers, fresh=fresh,
+    outcomes = sweep(e.work, _tasks(e, settings), Path(store) / "experiments" / e.name, workers=workers, fresh=fresh,
                      key=e.key, title=e.name)
     _raise(e, outcomes)
     return outcomes
@@ -126,5 +131,5 @@ def _outcomes(e: Experiment, settings: Any, store: str | Path, workers: int, fre
 def _raise(e: Experiment, outcomes: Iterable[Outcome]) -> None:
     broken = [o for o in outcomes if o.error]
     if broken:
-        raise ExperimentError(f"{e.name}: {len(broken)} of {len(list(outcomes))} tasks did not finish. The first: "
-                              f"{broken[0].error} What finished is kept; the same command goes on.")
+        raise ExperimentError(f"{e.name}: {len(broken)} of {len(list(outcomes))} tasks did not finish. The first, "
+                              f"{broken[0].path}: {broken[0].error}. What finished is kept; the same command goes on.")
