@@ -1515,6 +1515,26 @@ def test_files_of_a_run_are_no_links(copy: Path, tmp_path: Path, name: str) -> N
     assert target.read_bytes() == before
 
 
+def test_a_journal_that_names_another_file_does_not_delete_it(tmp_path: Path) -> None:
+    """As SQLite does when it undoes a half write to several databases: with the file that lists them."""
+    with child(leave_behind, str(tmp_path / "run"), "journal") as process:
+        assert process.wait() == -signal.SIGKILL
+    victim, journal = tmp_path / "thesis.tex", tmp_path / "run" / "run.db-journal"
+    victim.write_text("years of work")
+    name, page = str(victim).encode(), 2 ** 30 // 4096 + 1
+    with open(journal, "ab") as f:
+        f.write(page.to_bytes(4, "big") + name + len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big"))
+        f.write(bytes.fromhex("d9d505f920a163d7"))
+    for ask in (lambda: runs.open(tmp_path / "run"), lambda: runs.create(tmp_path / "run", resume=True)):
+        with pytest.raises(StoreError, match="names another file, which SQLite would delete"):
+            ask()
+    assert victim.exists()
+    assert list(runs.find(tmp_path)) == []
+    journal.write_bytes(journal.read_bytes()[:-1])
+    assert len(runs.open(tmp_path / "run").frame) == 150
+    assert victim.exists()
+
+
 def test_a_named_pipe_as_lock_does_not_hang(copy: Path) -> None:
     (copy / "writer.lock").unlink()
     os.mkfifo(copy / "writer.lock")

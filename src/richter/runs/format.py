@@ -22,6 +22,7 @@ from richter.runs import lock
 DATABASE, LOCK, OBJECTS = "run.db", "writer.lock", "objects"
 APPLICATION = 0x52434854  # "RCHT", in the file's header
 FORMAT = 1
+NAMING = bytes.fromhex("d9d505f920a163d7")  # the end of a journal that belongs to a write to several databases
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -151,11 +152,20 @@ def _beside(path: Path) -> tuple[Path, Path]:
 
 
 def _own(path: Path) -> Path:
-    """A file of the run's own folder: no link leads out of it."""
+    """A file of the run's own folder: neither a link nor the name in a journal leads out of it."""
     for part in (path, *_beside(path)):
         if part.is_symlink():
             raise StoreError(f"{part} is a link. The files of a run lie in its own folder; nothing elsewhere is read or written.")
+        if part.name.endswith("-journal") and part.is_file() and _end(part) == NAMING:
+            raise StoreError(f"{part} names another file, which SQLite would delete. No journal of Richter's does; it was made "
+                             f"to do harm. Nothing was read or changed.")
     return path
+
+
+def _end(path: Path) -> bytes:
+    with open(path, "rb") as f:
+        f.seek(max(0, path.stat().st_size - len(NAMING)))
+        return f.read(len(NAMING))
 
 
 def _guarded(connection: sqlite3.Connection) -> sqlite3.Connection:
