@@ -23,7 +23,7 @@ from richter.core import Interval, Row, SelectionError
 from richter.cosine import cosine
 from richter.experiments.frame import Claim, Control
 from richter.experiments.running import Finding
-from richter.report import figures, plotdata, titles
+from richter.report import axes, figures, plotdata, titles
 from richter.report.claims import KEYS, told
 from richter.report.html import Album, card, report
 from richter.report.markup import Markup, table, tag
@@ -425,8 +425,8 @@ def test_names_that_fit() -> None:
     assert list(titles.short_names([*names, "*"], 26).values()) == [f"…{i}.attention.query" for i in range(3)] + ["whole model"]
     assert titles.short_names(["a.b", "a.c"]) == {"a.b": "a.b", "a.c": "a.c"}
     assert titles.short_names(["x" * 50], 11)["x" * 50] == "xxxx…xxxxxx"
-    assert [figures.step_text(v) for v in (0, 2500, 12500, 3e6)] == ["0", "2500", "12.5k", "3M"]
-    assert [figures.decade_text(v) for v in (1e-5, 0.01, 1.0, 2e6)] == ["10⁻⁵", "0.01", "1", "2·10⁶"]
+    assert [axes.step_text(v) for v in (0, 2500, 12500, 3e6)] == ["0", "2500", "12.5k", "3M"]
+    assert [axes.decade_text(v) for v in (1e-5, 0.01, 1.0, 2e6)] == ["10⁻⁵", "0.01", "1", "2·10⁶"]
     assert plotdata.chosen(range(10), 4) == [0, 3, 6, 9]
     assert plotdata.chosen(range(10), 1) == [0]
 

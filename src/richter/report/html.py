@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from richter.core import WHOLE, RichterError, SelectionError
 from richter.report import plotdata
+from richter.report.looks import run_looks
 from richter.report.markup import Markup, joined, tag
 from richter.report.record import claims, cost, last_values, references, sessions, settings, verdict
 from richter.report.titles import TITLES, families
@@ -105,7 +106,6 @@ def card(run: Run) -> str:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 def _shown(runs: Sequence[Run]) -> list[Shown]:
-    from richter.report.figures import run_looks
     named = plotdata.labelled(runs)
     look = run_looks(named)
     return [Shown(name, run, look[name].colour, run.frame, run.snapshots) for name, run in named.items()]

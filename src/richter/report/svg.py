@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-from richter.report.figures import SAVED
+from richter.report.looks import SAVED
 
 HEADER = '<?xml version="1.0" encoding="utf-8"?>\n'
 NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'

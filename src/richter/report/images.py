@@ -1,0 +1,92 @@
+"""Images of numbers: heat maps over layers and measurements, and matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from richter.report import plotdata
+from richter.report.axes import grid_of_panels, say_why, step_text
+from richter.report.looks import EMPTY
+from richter.report.plotdata import Grid
+from richter.report.thin import shrink
+from richter.report.titles import UNIT, short_names, shortened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLOCKS = 128  # pixels of a matrix
+
+
+def limits_of(grids: Iterable[Grid], measure: str) -> tuple[float, float]:
+    """Of the colours: 0 to 1 for correlations, otherwise from 0 (if the values come near it) to the largest."""
+    values = np.concatenate([g.values[np.isfinite(g.values)] for g in grids] or [np.empty(0)])
+    if not len(values) or (measure in UNIT and values.min() >= 0 and values.max() <= 1):
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    low = 0.0 if 0 <= low < 0.6 * high else low
+    return (low, high) if high > low else (low - 0.5 * abs(low) - 1e-12, high + 0.5 * abs(high) + 1e-12)
+
+
+def heat_panels(panels: Sequence[tuple[str, Grid, tuple[float, float]]], title: str = "") -> Figure:
+    most = max((len(g.layers) for _, g, _ in panels), default=1)
+    one = bool(title)  # one measure, one scale of colours
+    across, height = 4 if one and len(panels) > 3 else 3, min(6.5, max(1.55, 0.16 * most + 0.95))
+    figure, axes = grid_of_panels(len(panels), across, height=height)
+    image = None
+    for ax, (name, grid, limits) in zip(axes, panels, strict=False):
+        image = _heat(ax, grid, limits)
+        ax.set_title(shortened(name))
+        if image is not None and not one:
+            _bar(figure, image, ax, -(-len(panels) // 3))
+    if one and image is not None:
+        _bar(figure, image, axes, 1)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _heat(ax: Axes, grid: Grid, limits: tuple[float, float]) -> Any:
+    """One column for each measurement, so that early and late ones are equally wide; their steps are written below."""
+    import matplotlib
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=2)
+    if not grid.values.size:
+        say_why(ax, [])
+        return None
+    colours = matplotlib.colormaps["viridis"].with_extremes(bad=EMPTY)
+    image = ax.imshow(np.ma.masked_invalid(grid.values), aspect="auto", interpolation="none", cmap=colours,
+                      vmin=limits[0], vmax=limits[1])
+    rows = plotdata.chosen(range(len(grid.layers)), 30)
+    size = 8 if len(rows) <= 12 else 6
+    names = short_names(grid.layers, 26)
+    ax.set_yticks(rows, labels=[names[grid.layers[i]] for i in rows], fontsize=size)
+    columns = plotdata.chosen(range(len(grid.steps)), 5)
+    ax.set_xticks(columns, labels=[step_text(grid.steps[j]) for j in columns])
+    ax.set_xlabel("step of the measurement")
+    return image
+
+
+def _bar(figure: Figure, image: Any, ax: Any, rows: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+    bar = figure.colorbar(image, ax=ax, aspect=11 * figure.get_figheight() / rows, pad=0.02)
+    bar.locator = MaxNLocator(4)
+    bar.update_ticks()
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2, labelsize=7.5)
+
+
+def matrix_panel(ax: Axes, A: np.ndarray[Any, Any]) -> float:
+    """Entries as colours around white for zero; the largest half per cent share the darkest, whose value is returned."""
+    shown = shrink(A, BLOCKS)
+    tall, wide = (d / max(1, k) for d, k in zip(A.shape, shown.shape, strict=True))  # of a block
+    finite = np.abs(shown[np.isfinite(shown)])
+    top = (float(np.quantile(finite, 0.995)) if finite.size else 0.0) or float(finite.max(initial=0.0)) or 1.0
+    ax.imshow(np.ma.masked_invalid(shown), cmap="RdBu_r", vmin=-top, vmax=top, interpolation="none", aspect=tall / wide)
+    ax.spines[:].set_visible(True)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    return top
