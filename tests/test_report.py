@@ -495,6 +495,25 @@ def test_importing_the_report_is_light() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("name", ["html.report", "html.card", "figures.curves", "server.serve"])
+def test_parts_of_the_report_are_there_without_an_import(name: str) -> None:
+    check = (f"import richter, sys\nassert 'richter.report' not in sys.modules\nassert callable(richter.report.{name})\n"
+             "assert not [m for m in ('torch', 'pandas', 'matplotlib', 'sklearn') if m in sys.modules]")
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
+def test_a_part_that_is_not_there() -> None:
+    assert {"figures", "html", "server"} <= set(dir(richter.report))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = richter.report.nonsense
+
+
+def test_figures_has_what_papers_and_experiments_use() -> None:
+    assert set(figures.__all__) == {"COLOURS", "TITLES", "curves", "heat_map", "heat_maps", "compare", "compare_heat", "scalars",
+                                    "spectra", "matrices", "side_by_side", "save"}
+    assert all(hasattr(figures, name) for name in figures.__all__)
+
+
 def test_a_report_never_loads_torch(tmp_path: Path) -> None:
     run = make(tmp_path / "run", ("fc1",), measures=("nfc",), steps=(0,), arrays=False)
     check = (f"import sys, richter.runs\nfrom richter.report.html import report\n"
