@@ -149,6 +149,21 @@ def test_frozen_parameters_are_left_alone(base: Any) -> None:
     assert not torch.equal(params[0], before[0])
 
 
+def test_a_step_without_a_gradient_is_none_of_the_base() -> None:
+    params = parameters()
+    optimiser = SLO(params, 0.1, base=MOMENTUM)
+    past: list[Tensor] = []
+    for seed in (1, 2, 3):
+        g = give(params, seed)
+        if seed == 2:
+            params[0].grad = None
+        else:
+            past.append(g[0])
+        before = params[0].detach().clone()
+        optimiser.step()
+    close(params[:1], [slo_step(before, momentum_direction(past, 0.9), 0.1)])
+
+
 @pytest.mark.parametrize("base", [None, MOMENTUM, ADAM])
 def test_a_closure_is_evaluated_once_with_gradients(base: Any) -> None:
     (p,), (q,) = ([nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))] for _ in range(2))
