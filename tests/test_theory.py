@@ -132,7 +132,7 @@ def test_the_theory_of_second_derivatives() -> None:
 
 @given(seed=st.integers(0, 1000), n=st.integers(1, 6), c=st.integers(1, 3), s=st.floats(0.1, 10), t=st.floats(0.1, 10),
        u=st.floats(0.1, 10))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_laws_of_second_derivatives(seed: int, n: int, c: int, s: float, t: float, u: float) -> None:
     X, J, dL = normal(n, 4, seed=seed), normal(n, c, 5, seed=seed), normal(n, c, seed=seed)
     F, G = early_time.second_derivatives(X, J, dL)
@@ -175,12 +175,20 @@ def test_expected_kernel_by_the_textbook(name: str) -> None:
     assert float(near[0, 3]) == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["quadratic", "relu"])
+def test_predicted_correlation_by_its_definition(name: str) -> None:
+    X, y = normal(9, 5), normal(9, seed=1)
+    E, D = torch.tensor(oracles.expected_kernel(X, name), dtype=torch.float64), torch.diag(y)
+    F, G = X.T @ D @ E @ D @ X, X.T @ D @ E @ E @ D @ X
+    assert early_time.predicted_correlation(X, y, name) == pytest.approx(float((F * G).sum() / (F.norm() * G.norm())), abs=1e-10)
+
+
 @pytest.mark.parametrize(("name", "depth"), [("quadratic", 1), ("quadratic", 2), ("relu", 1), ("relu", 2), ("relu", 3)])
 def test_expected_kernel_of_wide_networks(name: str, depth: int) -> None:
     X = normal(4, 6) / (2 if name == "quadratic" else 1)
-    width, total = 400, torch.zeros(4, 4, dtype=torch.float64)
+    width, total = 300, torch.zeros(4, 4, dtype=torch.float64)
     draw, sizes = np.random.default_rng(1), [6, *[width] * depth, 1]
-    networks = 120 if name == "relu" else 200
+    networks = 160 if name == "relu" else 150
     for _ in range(networks):
         weights = [torch.from_numpy(draw.standard_normal((o, i))) / math.sqrt(i) for i, o in itertools.pairwise(sizes)]
         J = captured(weights, X, X[:, :1], ACTIVATIONS[name], 0)[1][:, 0]
@@ -240,7 +248,7 @@ def test_the_theory_of_depth() -> None:
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(2, 6), s=st.floats(0.1, 10), name=st.sampled_from(["quadratic", "relu"]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_laws_of_the_predicted_correlation(seed: int, n: int, s: float, name: str) -> None:
     X, y = normal(n, 4, seed=seed), normal(n, seed=seed)
     rho = early_time.predicted_correlation(X, y, name)
@@ -424,7 +432,7 @@ def test_generic_data_at_512() -> None:
     def simulate(X: Tensor, y: Tensor, seed: int) -> Prediction:
         return freeprob.simulate(X, y, 512, seed)
 
-    check_theory(predict, simulate, [(*generic(512), seed) for seed in range(4)], tolerance=0.03, perturb={"m": (1, 4, 25, 240)})
+    check_theory(predict, simulate, [(*generic(512), seed) for seed in range(3)], tolerance=0.03, perturb={"m": (1, 4, 25, 240)})
 
 
 def nfc_errors(n: int, moments: Callable[[int], Any], balances: tuple[float, ...] = BALANCES, **options: Any) -> np.ndarray:
@@ -470,7 +478,7 @@ def test_raw_alignment_reversing_data_at_512() -> None:
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(2, 7), s=st.floats(0.1, 10), r=st.floats(0.1, 10), width=st.integers(1, 9))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_laws_of_the_centred_nfc(seed: int, n: int, s: float, r: float, width: int) -> None:
     X, y, m = normal(n, 4, seed=seed), normal(n, seed=seed), freeprob.moments(width, 4)
     found = freeprob.centred_nfc(X, y, m)
@@ -560,6 +568,9 @@ def test_check_theory_sees() -> None:
         check_theory(predict, lazy, cases, tolerance=1e-3, perturb={"g": 9.9})
     with pytest.raises(AssertionError, match="differ by nan"):
         check_theory(lambda x, g=1: float("nan"), simulate, cases, tolerance=1e-3, perturb={"g": 2})
+    with pytest.raises(AssertionError, match="differ by nan"):  # one NaN among good numbers
+        check_theory(lambda x, g=1: (simulate(x), float("nan")), lambda x: (simulate(x), 1.0), cases, tolerance=1e-3,
+                     perturb={"g": 2})
     with pytest.raises(AssertionError, match="have shapes"):
         check_theory(lambda x, g=1: np.ones(2), simulate, cases, tolerance=1e-3, perturb={"g": 2})
     with pytest.raises(AssertionError, match="a constant of predict"):
