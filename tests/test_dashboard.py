@@ -781,23 +781,28 @@ def test_everything_is_reached_with_the_tab_key(site: tuple[str, Path], browser:
 def test_a_curve_grows_while_its_run_is_written(site: tuple[str, Path], browser: Browser) -> None:
     address, folder = site
     code = f"""
-import time
 from test_dashboard import create, snapshot
 with create({str(folder / 'growing')!r}, {{}}) as writer:
+    writer.progress(0.5)
     for step in range(25):
-        writer.progress(0.5)
-        writer.snapshot(snapshot(step)); writer.scalars(step, loss=1.0); time.sleep(0.1)
+        if step in (10, 20):
+            input()
+        writer.snapshot(snapshot(step))
 """
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent, stdin=subprocess.PIPE)
+    assert process.stdin is not None
     try:
         browser.open(address)
         browser.run("window.same = true")
         browser.until("/growing/.test(document.querySelector('#runs .on')?.innerText)", 20)  # what runs is shown at once
-        first = int(browser.until(points("nfc")).split(",")[0])
-        browser.until("/● running\\s+50 %/.test(document.body.innerText) && "
-                      "document.getElementById('live').className === 'running'")
-        browser.until(f"parseInt({points('nfc')}) > {first}")
+        browser.until(f"{points('nfc')} === '10,10' && document.getElementById('live').className === 'running'", 20)
+        browser.until("/● running\\s+50 %/.test(document.body.innerText)")
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        browser.until(f"{points('nfc')} === '20,20'", 20)
         assert browser.run("return window.same")  # it was never loaded again
+        process.stdin.write(b"\n")
+        process.stdin.close()
         browser.until(f"{points('nfc')} === '25,25' && document.getElementById('live').className === 'idle'", 20)
         assert "50 %" not in browser.text()
     finally:
