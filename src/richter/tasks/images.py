@@ -48,7 +48,8 @@ def cifar10(n: int | None = None, n_test: int | None = None, *, seed: int = 0, s
     """Small photographs, 50,000 and 10,000 of 3 x 32 x 32 (``CIFAR10`` names the classes); options as in ``split``."""
     folder = need("cifar10")
     sheets = [f"data_batch_{i}.png" for i in range(1, 6)] + ["test_batch.png"]
-    pixels = [_sheet(folder / name) for name in tqdm(sheets, desc="reading cifar10", delay=2, leave=False, file=sys.stderr)]
+    pixels = [_sheet(folder / name) for name in tqdm(sheets, desc="reading cifar10", delay=2, leave=False, file=sys.stderr,
+                                                              disable=None)]
     train = Images(np.concatenate(pixels[:5]), _labels(folder / "train_lables.json", 50_000), CIFAR10)
     test = Images(pixels[5], _labels(folder / "test_lables.json", 10_000), CIFAR10)
     return split(train, test, n, n_test, seed=seed, standardise=standardise, flat=flat, dtype=dtype)

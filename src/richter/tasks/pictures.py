@@ -55,7 +55,7 @@ def image_folder(folder: PathLike, size: Size = None, *, grey: bool = False,
     if not chosen:
         raise DataError(f"{place} holds no pictures: expected one subfolder for each class, with {', '.join(_PICTURES)} in it; "
                         f"or name the files with labels={{'a.jpg': 0, ...}}.")
-    bar = tqdm(chosen, desc=f"reading {place.name}", delay=2, leave=False, file=sys.stderr)
+    bar = tqdm(chosen, desc=f"reading {place.name}", delay=2, leave=False, file=sys.stderr, disable=None)
     return _stacked(((str(path), picture(path, size, grey), k) for path, k in bar), classes, place)
 
 
@@ -71,7 +71,7 @@ def hugging_face(dataset: Any, image: str = "image", label: str = "label", size:
             raise DataError(f"the data set has no column {name!r}; it has {', '.join(columns)}. Give image= and label=.")
     names = getattr((getattr(dataset, "features", None) or {}).get(label), "names", None) or ()
     def rows() -> Iterable[tuple[str, NDArray[np.uint8], Any]]:
-        for i in tqdm(range(len(dataset)), desc="reading images", delay=2, leave=False, file=sys.stderr):
+        for i in tqdm(range(len(dataset)), desc="reading images", delay=2, leave=False, file=sys.stderr, disable=None):
             row = dataset[i]
             yield f"row {i}", _from_object(row[image], f"row {i}", size, grey), row[label]
     return _stacked(rows(), tuple(names), "the data set")
