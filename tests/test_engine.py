@@ -247,6 +247,13 @@ def test_the_verdict_on_a_figure(found: list[dict[str, Any]], verdict: str, said
     assert said in place.said
 
 
+def test_a_claim_may_be_about_some_figures_only() -> None:
+    both = dataclasses.replace(FIG1, places=("Fig. 1", "Fig. 8"))
+    found = {("nfa_tiny", "paper"): record(holds=False, places=["Fig. 8"])}
+    verdicts = {p.place: p.verdict for p in ledger.places([both], found) if p.paper == "nfa"}
+    assert (verdicts["Fig. 1"], verdicts["Fig. 8"]) == ("reproduced", "differs")
+
+
 def test_the_page_counts_everything() -> None:
     text = ledger.page([FIG1], {("nfa_tiny", "paper"): record()})
     assert "| reproduced | 1 |" in text

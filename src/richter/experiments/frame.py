@@ -81,6 +81,7 @@ class Claim:
     paper: str = ""
     source: str = ""
     differs: str = ""
+    places: tuple[str, ...] = ()  # the figures it is about, if not all that the experiment covers
 
 
 @dataclass(frozen=True)

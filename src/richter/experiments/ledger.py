@@ -67,9 +67,10 @@ def _judged(paper: str, place: str, title: str, e: Experiment | None,
     record = next((found[e.name, scale] for scale in reversed(SCALES) if (e.name, scale) in found), None)
     if record is None:
         return Place(paper, place, title, "absent", f"{e.absent or 'not yet run'}: `richter run {e.name} --scale paper`")
-    numbers = "; ".join(_number(c) for c in record["claims"])
-    if not all(c["holds"] for c in record["claims"]):
-        why = "; ".join(c.get("differs") or "not explained yet" for c in record["claims"] if not c["holds"])
+    claims = [c for c in record["claims"] if place in c.get("places", [place])]
+    numbers = "; ".join(_number(c) for c in claims)
+    if not all(c["holds"] for c in claims):
+        why = "; ".join(c.get("differs") or "not explained yet" for c in claims if not c["holds"])
         return Place(paper, place, title, "differs", f"{numbers}. {why}")
     if record["scale"] == "smoke" and e.reduced:
         return Place(paper, place, title, "reduced", f"{numbers} ({e.reduced})")

@@ -162,5 +162,6 @@ EXPERIMENT = Experiment(
               source=BAR),
         Claim("largest gain of test loss from a small scale (the paper: none, small is better)", worse, Interval(high=0.0),
               ONE, paper="below 0", source="the paper's text, App. G",
-              differs="with inputs that decay like 1/(1+k^2) the small scale is worse after 800 steps: it has not converged"),
+              differs="with inputs that decay like 1/(1+k^2) the small scale is worse after 800 steps: it has not converged",
+              places=("Fig. 10",)),
     ))

@@ -41,7 +41,8 @@ class Finding:
         low, high = (v if math.isfinite(v) else None for v in (self.claim.expect.low, self.claim.expect.high))
         return {"text": self.claim.text, "paper": self.claim.paper, "source": self.claim.source, "expect": [low, high],
                 "value": self.value if math.isfinite(self.value) else None, "holds": self.holds, "verdict": self.verdict,
-                **({"differs": self.claim.differs} if self.claim.differs else {})}
+                **({"differs": self.claim.differs} if self.claim.differs else {}),
+                **({"places": list(self.claim.places)} if self.claim.places else {})}
 
 
 @dataclass(frozen=True)

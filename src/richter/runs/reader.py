@@ -354,7 +354,7 @@ class Run:
         try:
             import pyarrow  # noqa: F401
         except ImportError:
-            raise StoreError("writing Parquet needs pyarrow: pip install pyarrow. CSV needs nothing.") from None
+            raise StoreError("writing Parquet needs pyarrow: pip install 'richter[parquet]'. CSV needs nothing.") from None
         self.table.to_parquet(path, index=False)
 
     @property

@@ -89,7 +89,7 @@ def run(arguments: list[str], source: Source, folder: Path, output: Path | None 
 def _wait(child: subprocess.Popen[bytes], source: Source, work: Path) -> int:
     """Wait for a client; the bar shows the bytes that have arrived."""
     with tqdm(total=source.download, desc=f"fetching {source.name}", unit="B", unit_scale=True, delay=2, leave=False,
-              file=sys.stderr) as bar:
+              file=sys.stderr, disable=None) as bar:
         while True:
             try:
                 return child.wait(timeout=0.25)

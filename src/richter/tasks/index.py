@@ -79,7 +79,7 @@ def _save(url: str, target: Path, source: Source) -> str:
     seen = hashlib.sha256()
     with _open(url) as answer, target.open("xb") as out, tqdm(
             total=source.download, desc=f"fetching {source.name}", unit="B", unit_scale=True, delay=2, leave=False,
-            file=sys.stderr) as bar:
+            file=sys.stderr, disable=None) as bar:
         while block := answer.read(_CHUNK):
             bar.update(len(block))
             if bar.n > source.download:
