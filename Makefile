@@ -30,6 +30,7 @@ bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/estimates.py
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[peers]'
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/slo.py
 	$(BIN)/python benchmarks/kernels.py
 
 docs: .venv/installed-dev  ## docs/*.md as pages under site/

@@ -519,3 +519,14 @@ def test_a_report_never_loads_torch(tmp_path: Path) -> None:
     check = (f"import sys, richter.runs\nfrom richter.report.html import report\n"
              f"report([richter.runs.open({str(run.path)!r})], {str(tmp_path / 'r.html')!r})\nassert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
+def test_ticks_of_logarithmic_axes_are_text(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+    figure = Figure()
+    ax = figure.add_subplot()
+    ax.loglog([1, 1e6], [1e-5, 1])
+    figure.add_axes((0.5, 0.5, 0.2, 0.2)).set_xscale("symlog")
+    drawn, _ = figures.save(figure, tmp_path / "log")
+    assert "math" not in drawn.read_text(encoding="utf-8")
+    assert "10⁵" in drawn.read_text(encoding="utf-8")

@@ -98,6 +98,15 @@ def decade_ticks(ax: Axes, which: str = "xy") -> None:
         axis.set_minor_locator(NullLocator())
 
 
+def plain_ticks(figure: Figure) -> None:
+    """Matplotlib's own ticks of logarithmic axes are mathematics, which is not read here: the same as text."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
+    for axis in [a for ax in figure.axes for a in (ax.xaxis, ax.yaxis)]:
+        if isinstance(axis.get_major_formatter(), LogFormatter):
+            axis.set_major_formatter(FuncFormatter(lambda v, _: decade_text(v)))
+            axis.set_minor_formatter(NullFormatter())
+
+
 def decade_text(v: float) -> str:
     if v <= 0 or 1e-3 <= v < 1e4:
         return f"{v:g}"

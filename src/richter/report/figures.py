@@ -18,7 +18,7 @@ import numpy as np
 from richter.core import WHOLE, SelectionError, unknown
 from richter.cosine import cosine
 from richter.report import plotdata
-from richter.report.axes import decade_ticks, grid_of_panels, key, layer_key, same_height, same_width, say_why
+from richter.report.axes import decade_ticks, grid_of_panels, key, layer_key, plain_ticks, same_height, same_width, say_why
 from richter.report.images import heat_panels, limits_of, matrix_panel
 from richter.report.looks import COLOURS, Look, depth_looks, run_looks, styled
 from richter.report.panels import measure_panel, scalar_panel
@@ -190,6 +190,7 @@ def matrices(run: Run, layer: str, step: int | None = None) -> Figure:
 def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Write ``<stem>.svg`` and ``<stem>.pdf``: text stays text, and the same figure gives the same bytes."""
     from richter.report.svg import pdf_bytes, svg_text
+    plain_ticks(figure)
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     drawn, printed = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".pdf")
