@@ -118,11 +118,25 @@ class Writer:
 
     def scalars(self, step: int, values: Mapping[str, float] | None = None, **more: float) -> None:
         """The user's own curves: loss, accuracy, learning rate."""
-        found = [("", name, step, v, math.nan, "") for name, v in {**(values or {}), **more}.items()]
-        if any(name == "step" for _, name, *_ in found):
+        given = {**(values or {}), **more}
+        if "step" in given:
             raise StoreError("a scalar cannot be called 'step': that is the column of its steps. Choose another name.")
-        with self._transaction("written") as db:
-            self._write(db, "scalar", found)
+        if not self._quickly(step, given):
+            with self._transaction("written") as db:
+                self._write(db, "scalar", [("", name, step, v, math.nan, "") for name, v in given.items()])
+
+    def _quickly(self, step: int, given: Mapping[str, float]) -> bool:
+        """The same in one statement, which is a transaction of its own, for names that are known: it is called at every step of
+        training, and takes half the time."""
+        numbers = [self._series.get(("scalar", "", name)) for name in given]
+        if not given or None in numbers or self._recent + len(given) >= RECENT or self.closed or os.getpid() != self._process \
+                or type(step) is not int or abs(step) >= 2 ** 62 or any(type(v) is not float for v in given.values()):
+            return False
+        with self._guard, explained(self.path, "written"):
+            self._database.execute("INSERT INTO recent (series, step, value) VALUES " + ", ".join(["(?, ?, ?)"] * len(given)),
+                                   [v for pair in zip(numbers, given.values(), strict=True) for v in (pair[0], step, pair[1])])
+            self._recent += len(given)
+        return True
 
     def array(self, name: str, values: ArrayLike, *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
         """A spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
