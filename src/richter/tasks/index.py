@@ -76,13 +76,14 @@ def _open(url: str) -> http.client.HTTPResponse:
 
 def _save(url: str, target: Path, source: Source) -> str:
     """Write the file; its SHA-256."""
-    seen = hashlib.sha256()
+    seen, size = hashlib.sha256(), 0
     with _open(url) as answer, target.open("xb") as out, tqdm(
             total=source.download, desc=f"fetching {source.name}", unit="B", unit_scale=True, delay=2, leave=False,
             file=sys.stderr, disable=None) as bar:
         while block := answer.read(_CHUNK):
             bar.update(len(block))
-            if bar.n > source.download:
+            size += len(block)  # a bar that is not shown does not count
+            if size > source.download:
                 raise DataError(f"{source.name}: {target.name} is larger than the {source.download:,} bytes expected.")
             seen.update(block)
             out.write(block)
