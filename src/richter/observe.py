@@ -118,7 +118,8 @@ class Observer:
     ``richter.epochs(loader)``); the first call always measures. ``budget``: the share of wall time that measuring may
     take after the first measurement; a step that is due and has no budget is put off until there is some, and the room of
     one measurement is kept for ``watch.now(step)``, which measures regardless, e.g. after the last step. None: no limit.
-    ``watch.share`` is the share that was taken.
+    ``watch.share`` is the share that was taken. (Scalars are the user's own logging and come on top: some 50 microseconds a call
+    with a run, so that none is lost.)
 
     ``run="runs/demo"`` keeps everything on disk as it is measured: rows, scalars, the initial weights, the feature matrices of
     layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of
@@ -204,13 +205,11 @@ class Observer:
 
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
-        begun = time.perf_counter()
-        self._begun = begun if self._begun is None else self._begun
+        self._begun = time.perf_counter() if self._begun is None else self._begun
         if scalars:
             values = {k: float(v.detach() if isinstance(v, Tensor) else v) for k, v in scalars.items()}
             if self.writer is not None:
                 self.writer.scalars(step, values)
-                self._spent += time.perf_counter() - begun
             else:
                 self._scalars.append({"step": step, **values})
         return self._measured(step, self._draws(step)) if self._first is None or self._due(step) else None
