@@ -70,5 +70,6 @@ def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Di
           f"({len(watch.put_off)} measurements put off to stay within the budget of {watch.budget:.0%}).")
     watch.close()
     print(f"Report:    {write_report([Run(run)], run / 'report.html')}")
-    print(f"Dashboard: richter serve {run.parent}")
+    program = sys.argv[0] if Path(sys.argv[0]).name == "richter" else "richter"  # as it was called: it need not be on the PATH
+    print(f"Dashboard: {program} serve {run.parent}")
     return found
