@@ -157,7 +157,8 @@ EXPERIMENT = Experiment(
         Claim("smallest early C - UC at initialisation", lambda r: min(
             (early("cnfc", k)(r) - value(r, "nfc", 0, k)).min() for k in (0, 1)), Interval(low=0.25), UNCENTRED, source=BAR),
         Claim("largest early DC/C of layer 1", lambda r: early("dc_c_ratio", 0)(r).max(), Interval(high=0.06), LATE, source=BAR,
-              places=("Fig. 5",), differs="the bar is of one seed; single seeds at the smallest scale reach 0.11, far below the end"),
+              places=("Fig. 5",),
+              differs="the bar is of one seed; single seeds at the smallest scale reach 0.11, far below the end"),
         Claim("smallest final DC/C of layer 1", lambda r: value(r, "dc_c_ratio", -1, 0).min(), Interval(low=0.85), ONE,
               source=BAR),
         Claim("largest change of the tangent-centred correlation", lambda r: max(
