@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 __all__ = ["CaptureError", "DataError", "Interval", "MemoryBudgetError", "MixingError", "Prediction", "ProbeError", "Ref",
-           "RichterError", "Row", "SelectionError", "StoreError", "parse_bytes", "show_bytes", "unknown"]
+           "RichterError", "Row", "SelectionError", "StoreError", "matches", "parse_bytes", "show_bytes", "unknown"]
 
 WHOLE = "*"  # the row of a snapshot that speaks of the whole model
 
@@ -53,6 +54,11 @@ def unknown(owner: str, what: str, name: str, known: Iterable[str], of: str = ""
     return SelectionError(f"{owner} has no {what} {name!r}{of}. "
                           + (f"Close to it: {', '.join(map(repr, near))}. " if near else "")
                           + f"It has: {', '.join(map(repr, known)) or 'none'}.")
+
+
+def matches(name: str, pattern: str) -> bool:
+    """A layer by its name, by the name of what it is part of, or by a pattern."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ are asked for. Everything that is known before the first statistic."""
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.capture import Output, State, device_of, forward, state_of, to_device
-from richter.core import CaptureError, MemoryBudgetError, SelectionError, show_bytes
+from richter.core import CaptureError, MemoryBudgetError, SelectionError, matches, show_bytes
 from richter.cotangents import Cotangents, RandomOutputs
 from richter.kernels.planning import Unit, units_of
 from richter.layercapture import RowCotangents, select
@@ -152,8 +151,3 @@ class Subject:
                     raise CaptureError(f"layer {name!r} cannot be measured: {why}.")
             raise SelectionError(f"layers={pattern!r} matches nothing. This model has: {', '.join(known)}. "
                                  f"Patterns like 'h.*.attn.*' work too.")
-
-
-def matches(name: str, pattern: str) -> bool:
-    """A layer by its name, by its module's name, or by a pattern."""
-    return name == pattern or fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from richter.controls.direction import Base
-from richter.controls.groups import matches, owner
+from richter.controls.groups import owner
 from richter.controls.slo import SLO
-from richter.core import SelectionError, unknown
+from richter.core import SelectionError, matches, unknown
 
 Richness = Callable[[], Mapping[str, float]]  # layer -> how rich it is now, e.g. its nfc
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import numbers
 from collections.abc import Iterable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from richter.core import SelectionError, unknown
+from richter.core import SelectionError, matches, unknown
 
 
 def slo_groups(model: nn.Module, speeds: Mapping[str, float] | None = None, default: float = 1.0) -> list[dict[str, Any]]:
@@ -64,11 +63,6 @@ def inner(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
-
-
-def matches(name: str, pattern: str) -> bool:
-    """A layer by its name, by the name of what it is part of, or by a pattern."""
-    return name == pattern or fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
 def owner(name: str, layers: Iterable[str]) -> str | None:

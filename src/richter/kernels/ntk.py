@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from richter.arrays import Array, as_tensors, like
 from richter.capture import Inputs, Output, State, device_of, quiet, to_device, unwrap
 from richter.checks import check_inputs, check_weights
 from richter.core import SelectionError, parse_bytes
 from richter.cotangents import Cotangents, every_output
-from richter.kernels.arrays import Array, as_tensors, like
 from richter.kernels.contract import OUTPUTS, Outputs, Sum, add_products, gradients, mirror, read_products, steps
 from richter.kernels.planning import Plan, Unit, make_plan, units_of
 from richter.layercapture import (

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from richter.arrays import to_tensor
 from richter.core import SelectionError
-
-Array = Tensor | np.ndarray
 
 
 def read(**given: tuple[Any, str]) -> list[Tensor]:
@@ -18,7 +16,7 @@ def read(**given: tuple[Any, str]) -> list[Tensor]:
     lengths: dict[str, tuple[int, str]] = {}
     out: list[Tensor] = []
     for name, (value, axes) in given.items():
-        t, wanted = _tensor(value, name), axes.split()
+        t, wanted = to_tensor(value, name), axes.split()
         shape = f"{name} has shape {tuple(t.shape)}"
         if t.dim() != len(wanted):
             raise SelectionError(f"{shape}; [{', '.join(wanted)}] is needed.")
@@ -47,13 +45,3 @@ def whole(least: int = 1, **given: Any) -> None:
 def like(result: Tensor, given: Any) -> Any:
     """``result`` as numpy, unless a tensor was given."""
     return result if isinstance(given, Tensor) else result.cpu().numpy()
-
-
-def _tensor(a: Any, name: str) -> Tensor:
-    try:
-        t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))
-    except (TypeError, ValueError) as error:
-        raise SelectionError(f"{name} is a {type(a).__name__} that cannot be read as numbers ({error}).") from error
-    if t.is_complex() or not torch.isfinite(t).all():
-        raise SelectionError(f"{name} is complex." if t.is_complex() else f"{name} contains NaN or Inf.")
-    return (t.cpu() if t.device.type == "mps" else t).double()

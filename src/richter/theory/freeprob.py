@@ -21,8 +21,9 @@ from jaxtyping import Float
 from scipy.special import ndtri
 from torch import Tensor
 
+from richter.arrays import Array
 from richter.core import Prediction, Ref, SelectionError
-from richter.theory.arrays import Array, column, like, read, whole
+from richter.theory.arrays import column, like, read, whole
 
 
 @dataclass(frozen=True)
