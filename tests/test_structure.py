@@ -18,7 +18,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "core": (), "cosine": (), "layers": ("layers",), "cotangents": ("core",), "capture": ("core", "layers"),
     "checks": ("core",), "layercapture": ("core", "layers", "capture"),
     "survey": ("core", "layers", "capture", "layercapture"),
-    "arrays": ("core",), "kernels.spectra": ("core", "arrays"),
+    "arrays": ("core",), "kernels.spectra": ("core", "arrays"), "kernels.infinite": ("core", "arrays"),
     "kernels.contract": ("layercapture",), "kernels.planning": ("core", "capture", "layercapture", "kernels.contract"),
     "kernels.ntk": ("arrays", "core", "capture", "checks", "layercapture", "survey", "cotangents", "kernels"),
     "kernels": ("kernels",), "statistics": ("layercapture",),
