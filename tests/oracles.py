@@ -624,6 +624,51 @@ def deep_quadratic_kernel(x: Tensor, depth: int) -> Tensor:
     return K
 
 
+# ------------------------------------------------------------------------------------------------ infinite width
+
+
+def duals(phi: Callable[[Tensor], Tensor], c: float, q1: float, q2: float, nodes: int = 80) -> tuple[float, float]:
+    """E[phi(u) phi(v)] and E[phi'(u) phi'(v)] for (u, v) ~ N(0, [[q1, c], [c, q2]]) as integrals over the plane, in polar
+    coordinates: u = sqrt(q1) R cos(a), v = sqrt(q2) R cos(a - t). Between the rays on which u or v changes its sign, each
+    integrand is smooth, so Gauss-Legendre converges fast; beyond R = 12 there is no mass."""
+    t = math.acos(min(1.0, max(-1.0, c / math.sqrt(q1 * q2)))) if q1 * q2 > 0 else math.pi / 2
+    rays = sorted({a % (2 * math.pi) for a in (math.pi / 2, 3 * math.pi / 2, t + math.pi / 2, t + 3 * math.pi / 2)})
+    x, w = (torch.from_numpy(z) for z in np.polynomial.legendre.leggauss(nodes))
+    R, wR = 6 * (x[:, None] + 1), 6 * w[:, None]
+    product, slopes = 0.0, 0.0
+    for low, high in itertools.pairwise([*rays, rays[0] + 2 * math.pi]):
+        a, wa = (high - low) * (x + 1) / 2 + low, (high - low) * w / 2
+        mass = wa * wR * R * torch.exp(-R * R / 2) / (2 * math.pi)
+        u, v = (math.sqrt(q1) * R * a.cos()).requires_grad_(), (math.sqrt(q2) * R * (a - t).cos()).requires_grad_()
+        slope_u, slope_v = (torch.autograd.grad(phi(z).sum(), z)[0] for z in (u, v))
+        product += float((mass * phi(u) * phi(v)).detach().sum())
+        slopes += float((mass * slope_u * slope_v).sum())
+    return product, slopes
+
+
+def second_moment(phi: Callable[[Tensor], Tensor], q: float) -> float:
+    """E[phi(u)^2] for u ~ N(0, q): an integral over each half of the line."""
+    x, w = (torch.from_numpy(z) for z in np.polynomial.legendre.leggauss(200))
+    z = 6 * (x + 1)
+    mass = 6 * w * torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    return float((mass * (phi(math.sqrt(q) * z) ** 2 + phi(-math.sqrt(q) * z) ** 2)).sum())
+
+
+def infinite_kernels(x: Tensor, x2: Tensor, phi: Callable[[Tensor], Tensor], depth: int, weight_var: float,
+                     bias_var: float) -> tuple[Tensor, Tensor]:
+    """NTK and NNGP kernels of an infinitely wide network, pair by pair and layer by layer."""
+    tangent, process = (torch.zeros(len(x), len(x2), dtype=torch.float64) for _ in range(2))
+    for i, j in itertools.product(range(len(x)), range(len(x2))):
+        c, q1, q2 = (weight_var * float(a @ b) / len(a) + bias_var for a, b in ((x[i], x2[j]), (x[i], x[i]), (x2[j], x2[j])))
+        theta = c
+        for _ in range(depth):
+            k, k_dot = duals(phi, q1 if torch.equal(x[i], x2[j]) else c, q1, q2)  # the arc cosine is steep at 1
+            c, q1, q2 = (weight_var * z + bias_var for z in (k, second_moment(phi, q1), second_moment(phi, q2)))
+            theta = c + weight_var * k_dot * theta
+        tangent[i, j], process[i, j] = theta, c
+    return tangent, process
+
+
 # ------------------------------------------------------------------------------------------------ free probability
 
 

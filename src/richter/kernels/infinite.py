@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -148,7 +149,7 @@ def _inputs(x: Tensor, name: str) -> Float[Tensor, "n d"]:
 
 def _settings(depth: int, activation: str | Dual, weight_var: float, bias_var: float, kind: str) -> Dual:
     """The dual of the activation, when all settings make sense."""
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+    if isinstance(depth, bool) or not isinstance(depth, (int, np.integer)) or depth < 0:
         raise SelectionError(f"depth={depth!r}: it counts hidden layers. Give a whole number, 0 for a linear model.")
     for name, value in (("weight_var", weight_var), ("bias_var", bias_var)):
         if not (math.isfinite(value) and value >= 0):
