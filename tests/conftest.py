@@ -14,6 +14,7 @@ with install_import_hook("richter", "checker.typechecked"):
     import richter.evaluate
     import richter.kernels
     import richter.measures.alignment
+    import richter.measures.fact
     import richter.measures.nfa
     import richter.observe  # noqa: F401
 

@@ -6,6 +6,7 @@ model(**x).
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -434,6 +435,68 @@ def nfa_measures(W: Tensor, W0: Tensor, J: Tensor, J0: Tensor) -> dict[str, floa
         "cnfc_pearson": pearson(F_dW, G_c),
         "nfc_diagonal": pearson(F_W.diagonal(), G.diagonal()),
         "cnfc_diagonal": pearson(F_dW.diagonal(), G_c.diagonal()),
+    }
+
+
+def nfc_sqrt(W: Tensor, J: Tensor) -> float:
+    """rho(W^T W, AGOP^(1/2)) of J[n,k,s,d_out]: the root's eigenvalues are the singular values of all (df/dh) / sqrt(n s)."""
+    n, _, s, _ = J.shape
+    _, singular, V = torch.linalg.svd(J.reshape(-1, J.shape[-1]) @ W / math.sqrt(n * s), full_matrices=False)
+    return cosine(nfm(W), V.T @ torch.diag(singular) @ V)
+
+
+# ------------------------------------------------------------------------------------------- features at convergence
+
+
+def data_loss(f: Tensor, y: Tensor) -> Tensor:
+    """Of f[n,k]: the mean of -log softmax over all labels that are not -100, or of (f - y)^2 over all outputs of targets y."""
+    if y.is_floating_point():
+        return sum((a - b) ** 2 for a, b in zip(f.flatten(), y.flatten(), strict=True)) / f.numel()
+    logits, labels = f.reshape(y.numel(), -1), y.flatten().tolist()
+    terms = [torch.log(torch.exp(row).sum()) - row[c] for row, c in zip(logits, labels, strict=True) if c != -100]
+    return sum(terms, f.new_zeros(())) / len(terms)
+
+
+def matrix(model: nn.Module, x: Batch, name: str, output: Output = None) -> Tensor:
+    """W[d_out,d_in] of the map `name`."""
+    uses: list[Use] = []
+    with _perturbed(model, name, uses):
+        for i in range(size(x)):
+            outputs(model, example(x, i), output)
+    return uses[-1][0]
+
+
+def weight_and_gradient(model: nn.Module, x: Batch, y: Tensor, name: str, output: Output = None,
+                        loss: Callable[[Tensor, Tensor], Tensor] = data_loss) -> tuple[Tensor, Tensor]:
+    """W and dL/dW of the map `name` by autograd over the whole loss, all uses of the parameter included. The matrix is linear in
+    the parameter, so the gradient in its layout is the matrix of a copy of the model with gradients in the place of weights."""
+    model = copy.deepcopy(model).requires_grad_(True)
+    W = matrix(model, x, name, output)
+    parameters = list(model.parameters())
+    gradients = _gradient(loss(torch.cat([outputs(model, example(x, i), output) for i in range(size(x))]), y), parameters)
+    with torch.no_grad():
+        for p, g in zip(parameters, gradients, strict=True):
+            p.copy_(g)
+    return W, matrix(model, x, name, output)
+
+
+def gradient_through(f: Tensor, y: Tensor, h: Tensor, J: Tensor) -> Tensor:
+    """sum_{n,o,s} (dL/df_no) J[n,o,s] h[n,s]^T: dL/dW of a matrix that is used once, whatever it is computed from."""
+    f = f.detach().requires_grad_(True)
+    (d,) = _gradient(data_loss(f, y), [f])
+    return torch.einsum("no,nosp,nsi->pi", d, J, h)
+
+
+def fact_measures(W: Tensor, G: Tensor, decay: float) -> dict[str, float]:
+    """fact = rho(W^T W, FACT), FACT = -W^T G / decay with G = dL/dW; fact_error = |W^T W - FACT| / |W^T W|; backward the same of
+    W W^T and -W G^T / decay; fact_stationarity = |G + decay W| / |decay W|."""
+    forward, backward = -W.T @ G / decay, -W @ G.T / decay
+    return {
+        "fact": cosine(W.T @ W, forward),
+        "fact_backward": cosine(W @ W.T, backward),
+        "fact_error": _ratio((W.T @ W - forward).norm(), (W.T @ W).norm()),
+        "fact_backward_error": _ratio((W @ W.T - backward).norm(), (W @ W.T).norm()),
+        "fact_stationarity": _ratio((G + decay * W).norm(), (decay * W).norm()),
     }
 
 

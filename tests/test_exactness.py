@@ -15,9 +15,12 @@ import zoo
 from richter import kernels
 from richter.capture import state_of
 from richter.core import WHOLE, SelectionError
+from richter.cotangents import every_output, loss_gradient
 from richter.survey import survey
 
 RELATIVE = 1e-8
+DECAY = 0.07
+COMPUTED = ("parametrized", "old_weight_norm")  # cases whose matrices are computed from their parameters
 TANGENT = ("tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
 EVERY_CASE = pytest.mark.parametrize("name", zoo.CASES)
 
@@ -44,8 +47,8 @@ def there(name: str, device: str) -> tuple[nn.Module, zoo.Inputs, Tensor]:
 def measured(name: str, device: str) -> richter.Snapshot:
     """Every measure of the catalogue."""
     case, (model, x, y) = zoo.CASES[name], there(name, device)
-    return richter.measure(model, richter.Probe(x, y), list(richter.measures.catalogue()), initial=zoo.initial(case),
-                           output=case.output)  # fmt: skip
+    return richter.measure(model, richter.Probe(x, y, weight_decay=DECAY), list(richter.measures.catalogue()),
+                           initial=zoo.initial(case), output=case.output)  # fmt: skip
 
 
 @cache
@@ -95,8 +98,27 @@ def test_feature_correlations_are_those_of_the_definition(name: str, device: str
         W, _, J = read_and_asked(name, layer)
         W0, _, J0 = oracles.layer_io(then, case.batch(examples(name))[0], layer, case.output)
         expected |= {(measure, layer): v for measure, v in oracles.nfa_measures(W, W0, J, J0).items()}
-    of_weights = {m.name for m in richter.measures.catalogue().values() if not m.of_kernels}
-    assert {measure for measure, _ in expected} == of_weights
+        expected["nfc_sqrt", layer] = oracles.nfc_sqrt(W, J)
+    of_outputs = {m.name for m in richter.measures.catalogue().values() if not m.of_kernels and m.cotangents is every_output}
+    assert {measure for measure, _ in expected} == of_outputs
+    assert not disagreements({key: snap.value(*key) for key in expected}, expected)
+
+
+@EVERY_CASE
+def test_features_at_convergence_are_those_of_the_definition(name: str, device: str) -> None:
+    """The loss is differentiated as a whole, in the parameters themselves: tied ones are, with all their uses."""
+    case, snap = zoo.CASES[name], measured(name, device)
+    x, y = case.batch(examples(name))
+    expected = {}
+    for layer in case.maps:
+        if name in COMPUTED:
+            W, h, J = read_and_asked(name, layer)
+            G = oracles.gradient_through(oracles.outputs(case.build(), x, case.output), y, h, J)
+        else:
+            W, G = oracles.weight_and_gradient(case.build(), x, y, layer, case.output)
+        expected |= {(measure, layer): v for measure, v in oracles.fact_measures(W, G, DECAY).items()}
+    of_loss = {m.name for m in richter.measures.catalogue().values() if m.cotangents is loss_gradient}
+    assert not expected or {measure for measure, _ in expected} == of_loss
     assert not disagreements({key: snap.value(*key) for key in expected}, expected)
 
 

@@ -77,3 +77,10 @@ def random_outputs(v: int, seed: int = 0) -> RandomOutputs:
     if v < 1:
         raise SelectionError(f"random_outputs({v}): at least one random output is needed.")
     return RandomOutputs(v, seed)
+
+
+def loss_gradient(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
+    """n dL/df of the probe's loss L, one cotangent: what it asks of a weight is, on average over examples, dL/dW. The loss is
+    the probe's and is of all examples at once, so a measurement fills it in; see objective.py."""
+    raise SelectionError("loss_gradient stands for the loss of a probe, and is known to richter.measure and to Observers alone: "
+                         "richter.measure(model, richter.Probe(x, y, loss=...), cotangents=loss_gradient).")

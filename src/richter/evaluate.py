@@ -16,12 +16,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import WHOLE, MemoryBudgetError, Row, show_bytes
-from richter.cotangents import Cotangents, RandomOutputs, every_output, random_outputs
+from richter.cotangents import Cotangents, RandomOutputs, every_output, loss_gradient, random_outputs
 from richter.estimates import free, least_of_estimates, operations, sketch
 from richter.measures import Measure
 from richter.measures.alignment import CENTRED_KERNEL, SAME_OUTPUT, CentredKernel, Labels
 from richter.moments import GROUPS, Halves, Kept, Stream, Sums
-from richter.statistics import AGOP, NFM, Derived, Gram, Moment, OfProbe, OfWeight, Statistic, leaves
+from richter.statistics import (
+    AGOP,
+    LABELS,
+    NFM,
+    WEIGHT_DECAY,
+    Derived,
+    Gram,
+    Moment,
+    OfProbe,
+    OfWeight,
+    Statistic,
+    block_diagonal,
+    leaves,
+)
 from richter.subject import Subject
 from richter.tangents import SMALL, Estimate, Tangents
 
@@ -105,6 +118,8 @@ class Evaluation:
 
     def _chosen(self, m: Measure, limit: int) -> Cotangents:
         """The cotangents to use: those that are asked for, or random ones in the place of very many."""
+        if m.cotangents is loss_gradient:
+            return loss_gradient  # the loss is not a choice among outputs
         chosen = self.cotangents or m.cotangents
         if self.cotangents is None and chosen is every_output and self.of.found.outputs > limit:
             return random_outputs(SKETCH)
@@ -113,12 +128,13 @@ class Evaluation:
     def _said(self, chosen: Cotangents) -> str:
         if isinstance(chosen, RandomOutputs):
             return f"{chosen.v} random outputs of {self.of.found.outputs}"
-        return "" if chosen is every_output else getattr(chosen, "__name__", "custom cotangents")
+        return "" if chosen is every_output or chosen is loss_gradient else getattr(chosen, "__name__", "custom cotangents")
 
     def _moments(self, measures: Sequence[Measure]) -> list[Moment]:
         """Those that measures need and that can be had."""
         wanted = {s.name: s for m in measures for s in leaves(m.needs) if isinstance(s, Moment)}
-        return [s for s in wanted.values() if self.of.then is not None or not s.initial]
+        return [s for s in wanted.values() if (self.of.then is not None or not s.initial)
+                and (self.of.objective is not None or not s.gradient)]
 
     def _is_exact(self, t: Tangents, family: Sequence[Measure]) -> bool:
         """Is the kernel formed? When it fits and is not dearer than its estimate, or a measure needs the kernel itself."""
@@ -210,8 +226,8 @@ class Evaluation:
             return Row(self.step, name, m.name, math.nan, note=str(why))
         value, note = float(m.compute(*arguments)), m.remark(*arguments) if m.remark else ""
         if math.isnan(value):
-            unlabelled = self.of.Y is None and any(isinstance(s, OfProbe) for s in leaves(m.needs))
-            note = note or ("the probe has no labels" if unlabelled else _undefined(m, self.of.then is not None))
+            unlabelled = self.of.Y is None and LABELS in leaves(m.needs)
+            note = note or (NO_LABELS if unlabelled else _undefined(m, self.of.then is not None))
         error = math.nan
         if math.isfinite(value) and any(isinstance(s, (Moment, Gram)) for s in leaves(m.needs)):
             error = _jackknife([float(m.compute(*(values.get(s, g) for s in m.needs))) for g in range(groups)])
@@ -260,12 +276,18 @@ class _Values:
         if isinstance(s, Moment):
             if s.initial and self.of.then is None:
                 raise Missing(NO_INITIAL)
+            if s.gradient and self.of.objective is None:
+                raise Missing(NO_LABELS)
             if (s.name, self.name) not in self.sums:
                 raise Missing(APART)
+            if s.gradient:
+                return self._gradient(s, without)
             found = self.sums[s.name, self.name].mean(without)
             if found is None:
                 raise Missing("no example of the probe reached this layer")
             return found
+        if s is WEIGHT_DECAY:
+            return float(self.of.probe.weight_decay)
         if self.K is None:
             raise Missing("it has no tangent kernel")
         rows = torch.arange(len(self.K)) % min(GROUPS, len(self.K)) != (-1 if without is None else without)
@@ -276,6 +298,20 @@ class _Values:
         assert self.labels is not None
         keep = self.labels.keep
         return self.labels if without is None else Labels(self.labels.Y[rows], None if keep is None else keep[rows])
+
+    def _gradient(self, s: Moment, without: int | None) -> Tensor:
+        """In the layout of the map's matrix, summed over all uses of its parameter; that of grouped maps block-diagonal."""
+        maps = self.of.found.maps
+        mine, W = maps[self.name], self.of.W[self.name]
+        users = [self.name] if mine.weight is None else [k for k, m in maps.items()
+                                                         if m.weight == mine.weight and (s.name, k) in self.sums]
+        whole = W.new_zeros(int(max(maps[k].index.max() for k in users)) + 1)  # of the parameter
+        for k in users:
+            found = self.sums[s.name, k].mean(without)
+            if isinstance(found, Tensor):  # an example reached it
+                whole.index_add_(0, maps[k].index.to(W.device), found.reshape(-1).to(W.device))
+        G = whole[mine.index.to(W.device)].reshape(W.shape)
+        return block_diagonal(G) if mine.kind == "grouped" else G
 
     def _of_weight(self, s: OfWeight) -> Any:
         if self.name not in self.of.maps:
@@ -290,6 +326,7 @@ class _Values:
 
 
 APART = "kernels belong to modules, weights and moments to linear maps: one measure cannot use both"
+NO_LABELS = "the probe has no labels"
 NO_INITIAL = "needs the initial weights: pass initial=state_dict, or use an Observer from the first step"
 
 

@@ -117,6 +117,18 @@ class LayerCapture:
                        h0=None if self.h0 is None else self.h0[rows], g0=None if self.g0 is None else self.g0[:, rows])
 
 
+def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
+    """The gradient in the matrix, summed over examples and positions: h [n,s,...], g [n,s,...]."""
+    if kind == "diagonal":
+        return (g * h).sum((0, 1))
+    if kind == "grouped":
+        return torch.einsum("nsro,nsri->roi", g, h)
+    if kind == "dense":
+        return torch.einsum("nso,nsi->oi", g, h)
+    flat, keep = h.reshape(-1), h.reshape(-1) >= 0
+    return g.new_zeros(d_in, g.shape[-1]).index_add(0, flat[keep], g.reshape(-1, g.shape[-1])[keep]).T
+
+
 RowCotangents = Callable[[Tensor, slice], Tensor]  # f "n k" of the examples `rows` of a probe -> V "v n k"
 
 

@@ -16,7 +16,7 @@ from richter.cotangents import Cotangents, RandomOutputs
 from richter.kernels.ntk import widened
 from richter.layercapture import LayerCapture, Recording, record, room_for, select
 from richter.statistics import Moment, Sketched, block_diagonal
-from richter.subject import Subject
+from richter.subject import MAP_KINDS, Subject
 
 GROUPS = 8  # of the jackknife
 AT_ONCE = 2 ** 26  # bytes of what is asked: more cotangents at a time than fill these are only copied about
@@ -54,7 +54,7 @@ class Sums:
     def mean(self, without: int | None = None) -> Tensor | None:
         chosen = [s for g, s in enumerate(self.sums) if g != without and s is not None]
         number = sum(c for g, c in enumerate(self.counts) if g != without)
-        return total(chosen) / number if number else None
+        return total(chosen) / number if number and chosen else None
 
 
 @dataclass
@@ -119,16 +119,32 @@ class Stream:
     def halved(self) -> bool:
         return isinstance(self.chosen, RandomOutputs) and self.number > 1
 
+    @property
+    def whole(self) -> list[str]:
+        """Maps whose gradients are wanted: those that are asked for, and other uses of the same parameters."""
+        maps = self.subject.found.maps
+        weights = {maps[k].weight for k in self.subject.maps} - {None}
+        return [k for k, m in maps.items() if k in self.subject.maps or (m.weight in weights and m.kind in MAP_KINDS)]
+
+    @property
+    def names(self) -> list[str]:
+        """Maps that are captured."""
+        sums = self.subject.maps if self.moments else []
+        return list(dict.fromkeys([*sums, *(self.whole if any(s.gradient for s in self.moments) else []), *self.kernel_maps]))
+
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of all sums, of one example's graph, and of one cotangent of one example."""
         of, item = self.subject, self.subject.itemsize
         copies = 2 if any(s.initial for s in self.moments) else 1
-        names = dict.fromkeys([*of.maps, *self.kernel_maps])
+        names = dict.fromkeys([*of.maps, *self.names])
         graph = item * copies * (of.found.graph + sum(of.found.maps[k].unfolded for k in names
                                                       if k in self.kernel_maps or any(s.reads for s in self.moments)))
         each = item * copies * 3 * sum(of.found.maps[k].width for k in names)
-        held = 8 * (GROUPS + 2) * len(self.moments) * (1 + self.halved) * sum(
+        gradients = sum(s.gradient for s in self.moments)
+        held = 8 * (GROUPS + 2) * (len(self.moments) - gradients) * (1 + self.halved) * sum(
             (Q.shape[1] if (Q := of.bases[k]) is not None else of.pair(k)[0].shape[0]) ** 2 for k in of.maps)
+        if gradients:  # sums, those of the chunk in hand, and what is made of them
+            held += gradients * (8 * (GROUPS + 4) + item * GROUPS) * sum(of.found.maps[k].index.numel() for k in self.whole)
         return held, graph, each
 
     def kept_bytes(self, n: int, v: int) -> int:
@@ -148,13 +164,15 @@ class Stream:
     def run(self) -> tuple[Found, Kept | None]:
         """Sums of all moments over the probe, chunk by chunk, a block of cotangents at a time."""
         of, v = self.subject, self.number
-        sums: Found = {(s.name, k): Halves() if s.halves and self.halved else Sums() for s in self.moments for k in of.maps}
+        n = of.probe.n
+        sums: Found = {(s.name, k): Halves() if s.halves and self.halved else Sums()
+                       for s in self.moments if not s.gradient for k in of.maps}
+        sizes = [len(range(g, n, min(GROUPS, n))) if g < n else 0 for g in range(GROUPS)]
+        sums.update({(s.name, k): Sums(counts=list(sizes)) for s in self.moments if s.gradient for k in self.whole})
         kept = Kept(of.probe.kernel_rows(), v) if self.kernel_maps else None
         chunk, block = self.chunks(v)
-        names = list(dict.fromkeys([*of.maps, *self.kernel_maps])) if self.moments else list(self.kernel_maps)
-        batched = [k for k in names if k in of.found.batched]
-        single = [k for k in names if k not in of.found.batched]
-        n = of.probe.n
+        batched = [k for k in self.names if k in of.found.batched]
+        single = [k for k in self.names if k not in of.found.batched]
         work = [(slice(i, min(i + chunk, n)), batched) for i in range(0, n, chunk)] if batched else []
         work += [(slice(i, i + 1), single) for i in range(n)] if single else []
         bar = tqdm(total=len(work) * math.ceil(v / block), desc="measuring", delay=2, leave=False, disable=None)
@@ -183,8 +201,21 @@ class Stream:
             c = widened(c)
             if kept is not None and name in self.kernel_maps:
                 kept.add(name, c, seen[0], rows, block)
-            if name in of.maps and self.moments:
+            self._add_gradients(sums, name, c, rows)
+            if name in of.maps and not all(s.gradient for s in self.moments):
                 self._add(sums, name, c, before[0].get(name) if before else None, rows, block.start)
+
+    def _add_gradients(self, sums: Found, name: str, c: LayerCapture, rows: slice) -> None:
+        """Positions add up, and an example that does not reach the map counts as well: it asks for nothing."""
+        groups = min(GROUPS, self.subject.probe.n)
+        for s in self.moments:
+            into = sums.get((s.name, name))
+            if not s.gradient or not isinstance(into, Sums):
+                continue
+            for g in range(groups):
+                part = c.take(slice((g - rows.start) % groups, None, groups))
+                if part.g.shape[1]:
+                    into.add(g, s.block(part), 0)
 
     def _add(self, sums: Found, name: str, c: LayerCapture, before: LayerCapture | None, rows: slice,
              start: int) -> None:
@@ -196,7 +227,8 @@ class Stream:
         keep = self._kept(c, rows)
         if keep is not None:
             c = replace(c, g=c.g * keep[None, ..., None], g0=None if c.g0 is None else c.g0 * keep[None, ..., None])
-        for project in dict.fromkeys(s.project for s in self.moments):
+        moments = [s for s in self.moments if not s.gradient]
+        for project in dict.fromkeys(s.project for s in moments):
             Q = of.bases[name] if project else None
             d = c if Q is None else replace(c, g=c.g @ Q.to(c.g), g0=None if c.g0 is None else c.g0 @ Q.to(c.g))
             for g in range(groups):
@@ -205,7 +237,7 @@ class Stream:
                 if not part.g.shape[1]:
                     continue
                 number = int(keep[mine].sum()) if keep is not None else part.g.shape[1] * part.g.shape[2]
-                for s in self.moments:
+                for s in moments:
                     if s.project == project:
                         self._sum(sums[s.name, name], s, part, g, number, start)
 

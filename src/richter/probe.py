@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ class Probe:
 
     ``chunk`` examples go through the model at a time; ``kernel`` class-balanced examples enter tangent kernels (None:
     all); ``mask`` [n,T] is True at real tokens: masked positions enter no sum. ``y=None``: no measure that needs labels.
+    ``loss(f, y)`` and ``weight_decay`` are what the network was trained with, for measures of features at convergence (None:
+    cross-entropy for ids, squared error for targets); see objective.py.
     """
 
     x: Any
@@ -36,6 +39,8 @@ class Probe:
     kernel: int | None = 64
     mask: Tensor | None = None
     ignore_index: int = IGNORE_INDEX
+    loss: Callable[..., Any] | None = None
+    weight_decay: float = 0.0
     n: int = field(init=False)
     _loose: bool = field(init=False, repr=False)
 
@@ -51,6 +56,12 @@ class Probe:
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not (value is None and name == "kernel") and (not whole or value < 1):
                 raise ProbeError(f"Probe({name}={value!r}): a positive whole number is needed.")
+        if self.loss is not None and not callable(self.loss):
+            raise ProbeError(f"Probe(loss={self.loss!r}): a function loss(f, y) is needed, e.g. torch.nn.MSELoss().")
+        decay = self.weight_decay
+        if isinstance(decay, bool) or not isinstance(decay, (int, float, np.number)) or not 0 <= decay < math.inf:
+            raise ProbeError(f"Probe(weight_decay={decay!r}): the objective is loss + weight_decay/2 |weights|^2, so a number "
+                             f"that is not negative is needed, the one that the optimiser has.")
         if self.n == 0:
             raise ProbeError("the probe is empty: x holds no example. Give a few hundred inputs the model was not built for "
                              "memorising, e.g. Probe(x[:256], y[:256]).")
@@ -128,6 +139,12 @@ class Probe:
             return torch.arange(self.kernel)
         return _balanced(self.y, self.kernel, None, self.ignore_index).sort().values
 
+    def holds_ids(self, shape: torch.Size) -> bool:
+        """Are the labels class or token ids, for outputs of ``shape`` [n, ...]? Else they are targets."""
+        y = self.y
+        return y is not None and not y.is_floating_point() and shape[1:].numel() > 1 \
+            and (y.shape[1:] != shape[1:] or y.dim() < len(shape))
+
     def targets(self, shape: torch.Size) -> tuple[Tensor | None, Tensor | None]:
         """Labels as targets "n k" for outputs of ``shape`` [n, ...], and "n k" False at outputs that do not count."""
         rest = shape[1:]
@@ -140,7 +157,7 @@ class Probe:
         y = self.y
         if y is None:
             return None, keep
-        if not y.is_floating_point() and k > 1 and (y.shape[1:] != rest or y.dim() < len(shape)):
+        if self.holds_ids(shape):
             y, labelled = self._one_hot(y, rest)
             if labelled is not None:
                 keep = labelled if keep is None else keep & labelled

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.layercapture import LayerCapture
+from richter.layercapture import LayerCapture, map_gradient
 
 
 class Factor:
@@ -111,6 +111,7 @@ class Moment:
     initial: bool = False  # needs h0, g0: what the initial network reads and asks on the same examples
     reads: bool = True  # needs h; saves unfolding patches where it does not
     halves: bool = False  # random outputs give it as Sketched, for what squares it
+    gradient: bool = False  # a gradient in the weight itself: see weight_gradient
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Gram:
 
 @dataclass(frozen=True)
 class OfProbe:
-    """Something of the probe alone: its labels, in the same order as a Gram's rows."""
+    """Something of the probe alone: its labels, in the same order as a Gram's rows; its weight decay."""
 
     name: str
 
@@ -170,12 +171,20 @@ def ptk_change_covariance(c: LayerCapture) -> Tensor:
     return covariance(c.g - c.g0)
 
 
+def weight_gradient(c: LayerCapture) -> Tensor:
+    """sum over v, n, s of g h^T, in the shape of the map's own matrix; as a moment (over examples alone, masked positions and
+    other uses of the same parameter included) d/dW of mean_n sum_v <V_v, f(x_n)>."""
+    return map_gradient(c.kind, c.h, c.g.sum(0), c.W.shape[-1])
+
+
+MATRIX = OfWeight("matrix", lambda W, W0: W)
 WEIGHT = OfWeight("weight", lambda W, W0: Factor(W), project=True)
 INITIAL_WEIGHT = OfWeight("initial_weight", lambda W, W0: Factor(W0), initial=True, project=True)
 CHANGE = OfWeight("change", lambda W, W0: Factor(W - W0), initial=True, project=True)
 PTK_COVARIANCE = Moment("ptk_covariance", ptk_covariance, reads=False, halves=True)
 PROJECTED_PTK_COVARIANCE = Moment("projected_ptk_covariance", ptk_covariance, project=True, reads=False, halves=True)
 PTK_CHANGE = Moment("ptk_change", ptk_change_covariance, project=True, initial=True, reads=False, halves=True)
+WEIGHT_GRADIENT = Moment("weight_gradient", weight_gradient, gradient=True)
 
 NFM = Derived("nfm", feature_matrix, (WEIGHT,))
 AGOP = Derived("agop", feature_matrix, (WEIGHT, PROJECTED_PTK_COVARIANCE))
@@ -187,6 +196,7 @@ PTK_CENTRED_AGOP = Derived("ptk_centred_agop", feature_matrix, (INITIAL_WEIGHT, 
 
 TANGENT_KERNEL = Gram("tangent_kernel")
 LABELS = OfProbe("labels")
+WEIGHT_DECAY = OfProbe("weight_decay")
 
 
 def leaves(needs: Sequence[Statistic]) -> list[OfWeight | Moment | Gram | OfProbe]:

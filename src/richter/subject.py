@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from richter.capture import Output, State, device_of, forward, state_of, to_device
 from richter.core import CaptureError, MemoryBudgetError, SelectionError, matches, show_bytes
-from richter.cotangents import Cotangents, RandomOutputs
+from richter.cotangents import Cotangents, RandomOutputs, loss_gradient
 from richter.kernels.planning import Unit, units_of
-from richter.layercapture import RowCotangents, select
+from richter.layercapture import RowCotangents, check_finite, select
+from richter.objective import Objective
 from richter.probe import Probe
 from richter.statistics import basis, block_diagonal
 from richter.survey import SURVEYED, surveyed
@@ -38,7 +39,9 @@ class Subject:
         few = to_device(select(self.x, slice(0, SURVEYED)), self.device)
         copied, self.state, self.found = surveyed(model, few, output)
         self._check_labels()
-        self.Y, self.counted = probe.targets(torch.Size((probe.n, *self.found.shape)))
+        shape = torch.Size((probe.n, *self.found.shape))
+        self.Y, self.counted = probe.targets(shape)
+        self.objective = Objective.of(probe, shape, self.Y, self.counted)
         self.W = {k: W.double() for k, W in self.found.matrices.items()}
         self.then: State | None = None
         self.W0: dict[str, Tensor] = {}
@@ -76,12 +79,28 @@ class Subject:
         ones are the same for all examples, or each example's ``own``."""
         def V(f: Tensor, rows: slice) -> Tensor:
             mine = rows if among is None else among[rows]
-            if own and isinstance(chosen, RandomOutputs):
+            if chosen is loss_gradient:
+                found = self.loss_gradient[None, mine if isinstance(mine, slice) else mine.to(f.device)].to(f)[block]
+            elif own and isinstance(chosen, RandomOutputs):
                 found = chosen.own(f, range(self.probe.n)[mine] if isinstance(mine, slice) else mine.tolist(), block)
             else:
                 found = chosen(f, None if self.Y is None else self.Y[mine].to(f.device))[block]
             return found if self.counted is None else found * self.counted[mine].to(found)
         return V
+
+    @cached_property
+    def loss_gradient(self) -> Tensor:
+        """n dL/df "n k" of the probe's loss, by a forward pass of all examples."""
+        if self.objective is None:
+            raise SelectionError("loss_gradient needs a probe with labels, or a loss that needs none: Probe(x, y, loss=...).")
+        n, each = self.probe.n, max(1, self.itemsize * self.found.graph)
+        chunk = 1 if self.found.drawn else max(1, min(self.probe.chunk, self.memory // each))
+        found = []
+        for i in range(0, n, chunk):
+            x = to_device(select(self.x, slice(i, min(i + chunk, n))), self.device)
+            found.append(forward(self.model, x, self.state, output=self.output, record=False, seed=i).f.detach())
+            check_finite(found[-1])
+        return self.objective.gradient(torch.cat(found))
 
     @contextlib.contextmanager
     def timed(self, examples: int) -> Iterator[None]:
@@ -104,6 +123,8 @@ class Subject:
 
     def number(self, chosen: Cotangents) -> int:
         """How many cotangents there are for each example."""
+        if chosen is loss_gradient:
+            return 1
         return len(chosen(torch.zeros(1, self.found.outputs), None if self.Y is None else self.Y[:1]))
 
     # ------------------------------------------------------------------------------------------------------- checks

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from richter.capture import Call, Inputs, Output, Pass, State, copy_of, forward, kept_for_backward, state_of, written
 from richter.core import CaptureError, MixingError
-from richter.layercapture import MapInfo, Survey, by_example, check_finite, count, grouped, select
-from richter.layers import Kind
+from richter.layercapture import MapInfo, Survey, by_example, check_finite, count, grouped, map_gradient, select
 
 SURVEYED = 8  # examples
 
@@ -28,18 +27,6 @@ def tolerance(dtype: torch.dtype) -> float:
 def coarsest(state: State, f: Tensor) -> torch.dtype:
     """Of the precisions that a model computes in: half-precision layers before a float32 output round as they do."""
     return max({f.dtype, *(t.dtype for t in state.values() if t.is_floating_point())}, key=lambda d: torch.finfo(d).eps)
-
-
-def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
-    """The gradient in the matrix, summed over examples and positions: h [n,s,...], g [n,s,...]."""
-    if kind == "diagonal":
-        return (g * h).sum((0, 1))
-    if kind == "grouped":
-        return torch.einsum("nsro,nsri->roi", g, h)
-    if kind == "dense":
-        return torch.einsum("nso,nsi->oi", g, h)
-    flat, keep = h.reshape(-1), h.reshape(-1) >= 0
-    return g.new_zeros(d_in, g.shape[-1]).index_add(0, flat[keep], g.reshape(-1, g.shape[-1])[keep]).T
 
 
 _LAST: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Inputs, Tensor, set[str], Survey]] = weakref.WeakKeyDictionary()

@@ -141,7 +141,7 @@ def check_measure(m: Measure) -> None:
         x = torch.randn(24, *shape, generator=draw, dtype=torch.float64)
         y = torch.arange(24) % 3
         start = {k: v + 0.1 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for k, v in model.state_dict().items()}
-        snap = measure(model, Probe(x, y), [m], initial=start)
+        snap = measure(model, Probe(x, y, weight_decay=0.1), [m], initial=start)
         _require(len(snap.rows) > 0, f"{m.name}: no layer got a row.")
         _require(any(math.isfinite(r.value) for r in snap.rows), f"{m.name}: every value is NaN.")
         for r in snap.rows:
@@ -149,8 +149,8 @@ def check_measure(m: Measure) -> None:
             _require(not math.isfinite(r.value) or r.value in m.bounds.widened(1e-9 * (1 + abs(r.value))),
                      f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.bounds}.")
         order = torch.randperm(24, generator=draw)
-        for what, other in (("the size of chunks", Probe(x, y, chunk=5)),
-                            ("the order of examples", Probe(x[order], y[order]))):
+        for what, other in (("the size of chunks", Probe(x, y, chunk=5, weight_decay=0.1)),
+                            ("the order of examples", Probe(x[order], y[order], weight_decay=0.1))):
             for a, b in zip(snap.rows, measure(model, other, [m], initial=start).rows, strict=True):
                 same = math.isnan(a.value) == math.isnan(b.value) and (math.isnan(a.value) or math.isclose(
                     a.value, b.value, rel_tol=1e-8, abs_tol=1e-12))

@@ -71,7 +71,8 @@ def diagnose(found: Snapshot | Watched) -> Diagnosis:
     last = snapshots[-1]
     layers = tuple(_layer(last, name) for name in last.layers if name != WHOLE and _has(last, "nfc", name))
     known = [v for v in layers if v.verdict != "unknown"]
-    return Diagnosis(_overall(known, layers), layers, tuple(_evidence(snapshots[0], last)), tuple(_advice(known)), last.step)
+    evidence = (*_evidence(snapshots[0], last), *_converged(last))
+    return Diagnosis(_overall(known, layers), layers, evidence, tuple(_advice(known)), last.step)
 
 
 def _has(snap: Snapshot, measure: str, layer: str) -> bool:
@@ -117,6 +118,21 @@ def _evidence(first: Snapshot, last: Snapshot) -> list[str]:
             found.append(f"{words}: {a.value:.3g} -> {b.value:.3g}" + (f" (x{b.value / a.value:.1f})" if a.value else "")
                          + f", {_against_noise(a, b)}")
     return found
+
+
+def _converged(last: Snapshot) -> list[str]:
+    """What features at convergence say, where they were measured, and whether there is convergence."""
+    rows = [r for r in last.rows if r.measure == "fact"]
+    known = [r for r in rows if math.isfinite(r.value)]
+    if not known:
+        return [f"features at convergence: {rows[0].note}"] if rows else []
+    low, high = min(known, key=lambda r: r.value), max(known, key=lambda r: r.value)
+    words = f"correlation of W^T W with FACT: {low.value:.3g} ({low.layer}) to {high.value:.3g} ({high.layer})"
+    said = [r for r in known if r.note]
+    if said:
+        worst = next((r for r in said if r is low), said[0])
+        words += f"; in {len(said)} of {len(known)} layers it says little ({worst.layer}: {worst.note})"
+    return [words]
 
 
 def _against_noise(a: Row, b: Row) -> str:

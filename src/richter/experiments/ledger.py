@@ -55,7 +55,7 @@ def places(experiments: Iterable[Experiment], found: Mapping[tuple[str, str], Ma
     listed = [(c["paper"], c["place"], c["title"]) for c in catalogue()]
     extra = [(paper, place, f"{e.title[0].upper()}{e.title[1:]}.") for (paper, place), e in of.items()
              if (paper, place) not in {(p, q) for p, q, _ in listed}]
-    order = list(dict.fromkeys(p for p, _, _ in listed))
+    order = list(dict.fromkeys(p for p, _, _ in [*listed, *extra]))
     everything = sorted([*listed, *extra], key=lambda entry: order.index(entry[0]))
     return [_judged(paper, place, title, of.get((paper, place)), found) for paper, place, title in everything]
 

@@ -41,8 +41,8 @@ DEFAULT = ("nfc", "cnfc", "c_uc_ratio", "weight_change",
 
 def catalogue() -> dict[str, Measure]:
     """Every measure that is shipped, by name."""
-    from richter.measures import alignment, nfa
-    return {m.name: m for family in (nfa, alignment) for m in family.MEASURES}
+    from richter.measures import alignment, fact, nfa
+    return {m.name: m for family in (nfa, alignment, fact) for m in family.MEASURES}
 
 
 def resolve(asked: Iterable[str | Measure] | str | Measure | None) -> list[Measure]:

@@ -16,6 +16,9 @@ TITLES = {
     "weight_change": "weights moved |W-W0|/|W|",
     "tangent_cka": "tangent kernel x labels (cka)", "tangent_alignment": "tangent alignment",
     "tangent_stable_rank": "tangent stable rank", "tangent_correlation": "tangent correlation",
+    "fact": "features at convergence (fact)", "fact_backward": "of the output side (fact_backward)",
+    "nfc_sqrt": "with the root of the AGOP (nfc_sqrt)", "fact_error": "|W'W - FACT| / |W'W|",
+    "fact_backward_error": "the same of WW' (fact_backward_error)", "fact_stationarity": "gradient off the decay (0: converged)",
 }
 
 # heading -> (what to look for, measures)
@@ -23,7 +26,8 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "Feature correlations": (
         "Do the weights of a layer amplify the directions that the outputs use? 1: exactly those. Random weights already give a "
         "value that depends on the layer's shape, so look at the change.",
-        ("nfc", "cnfc", "double_centred_nfc", "ptk_centred_nfc", "nfc_pearson", "cnfc_pearson", "nfc_diagonal", "cnfc_diagonal")),
+        ("nfc", "cnfc", "double_centred_nfc", "ptk_centred_nfc", "nfc_pearson", "cnfc_pearson", "nfc_diagonal", "cnfc_diagonal",
+         "nfc_sqrt")),
     "What was learned, and how far the weights moved": (
         "The share of the correlation that the change of the weights carries: near 0 the layer stayed lazy, near 1 it is rich. "
         "Beside it, the distance from the initial weights relative to their norm now.",
@@ -32,6 +36,10 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "How far the kernel by which training moves the outputs points along the labels, and how many directions it has: its "
         "alignment grows and its rank falls when features specialise.",
         ("tangent_cka", "tangent_alignment", "tangent_correlation", "tangent_stable_rank")),
+    "Features at convergence": (
+        "With weight decay, a network that has converged has W'W = FACT in every layer, on the examples it was trained on: the "
+        "correlation goes to 1 and the relative error to 0 as the gradient comes to balance the decay. Before, they say little.",
+        ("fact", "fact_backward", "fact_error", "fact_backward_error", "fact_stationarity")),
 }
 OTHER = ("Other measures", "Measures of your own, and those of other families.")
 
@@ -39,9 +47,10 @@ PAPERS = {
     "nfc": "nfa", "cnfc": "nfa", "double_centred_nfc": "nfa", "ptk_centred_nfc": "nfa", "nfc_pearson": "nfa",
     "cnfc_pearson": "nfa", "nfc_diagonal": "nfa", "cnfc_diagonal": "nfa", "c_uc_ratio": "nfa", "dc_c_ratio": "nfa",
     "weight_change": "nfa", "tangent_alignment": "rapid", "tangent_cka": "signal", "tangent_stable_rank": "signal",
-    "tangent_correlation": "signal",
+    "tangent_correlation": "signal", "fact": "fact", "fact_backward": "fact", "fact_error": "fact", "fact_backward_error": "fact",
+    "fact_stationarity": "fact", "nfc_sqrt": "fact",
 }
-UNIT = frozenset({"nfc", "cnfc", "double_centred_nfc", "ptk_centred_nfc"})  # drawn from 0 to 1
+UNIT = frozenset({"nfc", "cnfc", "double_centred_nfc", "ptk_centred_nfc", "nfc_sqrt"})  # drawn from 0 to 1
 
 
 def called(layer: str) -> str:

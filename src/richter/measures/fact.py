@@ -1,0 +1,121 @@
+"""Features at convergence: is W^T W what the examples and the loss ask for?  [fact]
+
+Where dL/dW + lambda W = 0, a critical point of L + lambda/2 |theta|^2,
+
+    W^T W = FACT = -(1/lambda) W^T dL/dW = -(1/(n lambda)) sum_n (grad_h l_n) h_n^T,
+    W W^T = -(1/lambda) W (dL/dW)^T = -(1/(n lambda)) sum_n (W h_n) (grad_z l_n)^T,
+
+with grad_h through this layer alone and sums over positions; before convergence neither holds. FACT is then not symmetric.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import Interval, Ref
+from richter.cotangents import loss_gradient
+from richter.measures import Measure, quotient
+from richter.statistics import AGOP, MATRIX, NFM, WEIGHT_DECAY, WEIGHT_GRADIENT, FeatureMatrix, OfWeight
+
+CONVERGED = 0.1  # |dL/dW + lambda W| / |lambda W| up to which nothing is said
+
+
+@dataclass(frozen=True)
+class Side:
+    """W from one side: A with A^T A = W W^T, so that <W^T X, W^T Y> = <A X, A Y> without a matrix of d_in x d_in."""
+
+    W: Float[Tensor, "o i"]
+    A: Float[Tensor, "r o"]
+    AW: Float[Tensor, "r i"]
+
+
+def side(W: Float[Tensor, "o i"]) -> Side:
+    A = W.T if W.shape[1] <= W.shape[0] else torch.linalg.qr(W.T, mode="r")[1]
+    return Side(W, A, A @ W)
+
+
+def fact(w: Side, G: Float[Tensor, "o i"], decay: float = 0.0) -> float:
+    """The cosine of W^T W and FACT = -W^T G / lambda, G = dL/dW; whatever lambda > 0 is.  [fact]"""
+    AG = w.A @ G
+    return quotient(-(w.AW * AG).sum().item(), (w.AW.norm() * AG.norm()).item())
+
+
+def fact_error(w: Side, G: Float[Tensor, "o i"], decay: float) -> float:
+    """|W^T W - FACT| / |W^T W|.  [fact]"""
+    return quotient((w.A @ (w.W + G / decay)).norm().item(), w.AW.norm().item()) if decay else math.nan
+
+
+def fact_backward(w: Side, G: Float[Tensor, "o i"], decay: float = 0.0) -> float:
+    """The cosine of W W^T and -W G^T / lambda; ``w`` is the side of W^T.  [fact]"""
+    return fact(w, G.T)
+
+
+def fact_backward_error(w: Side, G: Float[Tensor, "o i"], decay: float) -> float:
+    """|W W^T + W G^T / lambda| / |W W^T|; ``w`` is the side of W^T.  [fact]"""
+    return fact_error(w, G.T, decay)
+
+
+def fact_stationarity(W: Float[Tensor, "o i"], G: Float[Tensor, "o i"], decay: float) -> float:
+    """|dL/dW + lambda W| / |lambda W|: 0 at convergence."""
+    return quotient((W + G / decay).norm().item(), W.norm().item()) if decay else math.nan
+
+
+def nfc_sqrt(F: FeatureMatrix, G: FeatureMatrix) -> float:
+    """The cosine of W^T W and AGOP^(1/2), the power of the neural feature ansatz that some networks obey better.  [fact; rfm]"""
+    if G.halves is not None or G.K is None:
+        return math.nan
+    W = F.factor.W
+    B = W.T if W.shape[1] <= W.shape[0] else torch.linalg.qr(W.T, mode="r")[1]  # in a basis of the rows of W
+    nfm, agop = B @ B.T, B @ G.K @ B.T
+    values, vectors = torch.linalg.eigh((agop + agop.T) / 2)
+    least = len(values) * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)  # below it is rounding, whose root is not small
+    root = (vectors * torch.where(values > least, values, 0.0).sqrt()) @ vectors.T
+    return quotient((nfm * root).sum().item(), (nfm.norm() * root.norm()).item())
+
+
+NO_DECAY = "weight_decay is 0, and FACT holds with weight decay only: say what the network was trained with, Probe(weight_decay=)"
+
+
+def needs_decay(w: object, G: Tensor, decay: float) -> str:
+    return "" if decay else NO_DECAY
+
+
+def unconverged(w: Side, G: Float[Tensor, "o i"], decay: float) -> str:
+    """The correlation exists without lambda and before convergence; what it says is another matter."""
+    if not decay:
+        return f"{NO_DECAY}; the correlation does not depend on it, but whether training has converged cannot be told"
+    off = fact_stationarity(w.W, G, decay)
+    return "" if not off > CONVERGED else \
+        f"not converged: |dL/dW + decay W| is {off:.2g} of |decay W|; FACT holds at convergence, on the examples trained on"
+
+
+def unconverged_backward(w: Side, G: Float[Tensor, "o i"], decay: float) -> str:
+    return unconverged(w, G.T, decay)
+
+
+def sketched(F: FeatureMatrix, G: FeatureMatrix) -> str:
+    return "" if G.halves is None else "needs every output: a root of random ones is biased. Pick at most 512 with output=..."
+
+
+INNER = OfWeight("inner_side", lambda W, W0: side(W))
+OUTER = OfWeight("outer_side", lambda W, W0: side(W.T))
+COSINE, POSITIVE = Interval(-1.0, 1.0), Interval(low=0.0)
+REF = Ref("fact", "Theorem (FACT)")
+BACKWARD = Ref("fact", "Theorem (FACT), backward")
+MEASURES = (
+    Measure("fact", fact, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, REF, COSINE, unconverged),
+    Measure("fact_backward", fact_backward, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, BACKWARD, COSINE,
+            unconverged_backward),
+    Measure("fact_error", fact_error, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, REF, POSITIVE, needs_decay),
+    Measure("fact_backward_error", fact_backward_error, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, BACKWARD, POSITIVE,
+            needs_decay),
+    Measure("fact_stationarity", fact_stationarity, (MATRIX, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, REF, POSITIVE,
+            needs_decay),
+    Measure("nfc_sqrt", nfc_sqrt, (NFM, AGOP), ref=Ref("fact", "the ansatz with s = 1/2"), bounds=Interval(0.0, 1.0),
+            remark=sketched),
+)
