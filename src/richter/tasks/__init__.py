@@ -14,7 +14,8 @@ _WHERE = {
     "fashion_mnist": "images", "cifar10": "images",
     "shakespeare": "text", "corpus": "text", "analogies": "text", "tables": "tabular", "table_names": "tabular",
     "chain_monomial": "synthetic", "alignment_reversing": "synthetic", "gaussian": "synthetic",
-    "power_law_gaussian": "synthetic", "quadratic": "synthetic",
+    "power_law_gaussian": "synthetic", "quadratic": "synthetic", "sparse_parity": "synthetic",
+    "modular_arithmetic": "synthetic",
 }
 _PARTS = ("augment", "files", "registry", "store")
 
@@ -23,7 +24,15 @@ __all__ = [*_WHERE, *_PARTS]
 if TYPE_CHECKING:  # what type checkers see of the lazy names
     from richter.tasks import augment, files, registry, store  # noqa: F401
     from richter.tasks.images import Images, Split, cifar10, digits, fashion_mnist, mnist, mnist_5k, split  # noqa: F401
-    from richter.tasks.synthetic import alignment_reversing, chain_monomial, gaussian, power_law_gaussian, quadratic  # noqa: F401
+    from richter.tasks.synthetic import (  # noqa: F401
+        alignment_reversing,
+        chain_monomial,
+        gaussian,
+        modular_arithmetic,
+        power_law_gaussian,
+        quadratic,
+        sparse_parity,
+    )
     from richter.tasks.tabular import table_names, tables  # noqa: F401
     from richter.tasks.text import analogies, corpus, shakespeare  # noqa: F401
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from richter.core import SelectionError
+from richter.core import SelectionError, unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,3 +165,74 @@ def alignment_reversing(n: int, d: int, balance: float, seed: int = 0, *, scale:
     X = np.concatenate([X1, X2]) + noise * draw.standard_normal((n, d))
     y = np.concatenate([np.ones(n1), np.zeros(n2)]) + offset
     return AlignmentReversing(torch.from_numpy(X).to(dtype), torch.from_numpy(y)[:, None].to(dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class SparseParity:
+    """Examples of a parity, the coordinates it is of, and the expected gradient outer product of its polynomial."""
+
+    x: Float[Tensor, "n d"]
+    y: Float[Tensor, "n 1"]
+    x_test: Float[Tensor, "m d"]
+    y_test: Float[Tensor, "m 1"]
+    egop: Float[Tensor, "d d"]
+    support: tuple[int, ...]
+
+
+def sparse_parity(n: int, d: int, k: int, seed: int = 0, *, support: Sequence[int] | None = None, n_test: int = 1000,
+                  dtype: torch.dtype = torch.float32) -> SparseParity:
+    """f(x) = prod_{i in support} x_i with x uniform on {-1, 1}^d and |support| = k, drawn from ``seed`` unless given.
+
+    As a polynomial, f has E[grad f grad f^T] = diag(1 on the support). Test examples and the support do not depend on ``n``.
+    Examples are independent draws: for small d some are there twice, in training and in test.
+    """
+    if not 1 <= k <= d or n < 1 or n_test < 1 or seed < 0:
+        raise SelectionError(f"sparse_parity(n={n}, d={d}, k={k}, seed={seed}, n_test={n_test}): 1 <= k <= d is needed, one "
+                             f"example at least, and a seed from 0 on.")
+    chosen = np.random.default_rng((seed, 2)).choice(d, k, replace=False) if support is None else support
+    S = sorted(int(i) for i in chosen)
+    if len(set(S)) != k or len(S) != k or S[0] < 0 or S[-1] >= d:
+        raise SelectionError(f"sparse_parity(d={d}, k={k}, support={support}): the support is k different coordinates, from 0 to "
+                             f"d - 1. Leave it out to have it drawn.")
+    x, x_test = (torch.from_numpy(2.0 * np.random.default_rng((seed, part)).integers(0, 2, (m, d)) - 1)
+                 for part, m in enumerate((n, n_test)))
+    egop = torch.zeros(d, d, dtype=dtype)
+    egop[S, S] = 1
+    y, y_test = (z[:, S].prod(1, keepdim=True).to(dtype) for z in (x, x_test))
+    return SparseParity(x.to(dtype), y, x_test.to(dtype), y_test, egop, tuple(S))
+
+
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add, "subtract": torch.subtract, "multiply": torch.multiply}
+
+
+@dataclass(frozen=True, eq=False)
+class ModularArithmetic:
+    """Pairs (a, b) as two one-hot vectors side by side, the result as one-hot targets and as class ids."""
+
+    x: Float[Tensor, "n 2*p"]
+    y: Float[Tensor, "n p"]
+    labels: Int[Tensor, " n"]
+    x_test: Float[Tensor, "m 2*p"]
+    y_test: Float[Tensor, "m p"]
+    labels_test: Int[Tensor, " m"]
+
+
+def modular_arithmetic(p: int, seed: int = 0, *, operation: Literal["add", "subtract", "multiply"] = "add", share: float = 0.5,
+                       dtype: torch.dtype = torch.float32) -> ModularArithmetic:
+    """All p^2 pairs (a, b), and (a o b) mod p. A share of them, drawn by ``seed``, is for training, all others for testing.
+
+    x has a 1 at column a and one at column p + b; y has a 1 at column (a o b) mod p, which is also the label.
+    """
+    if operation not in OPERATIONS:
+        raise unknown("modular_arithmetic", "operation", operation, OPERATIONS)
+    n = round(share * p * p) if math.isfinite(share) else 0
+    if p < 2 or not 1 <= n < p * p or seed < 0:
+        raise SelectionError(f"modular_arithmetic(p={p}, seed={seed}, share={share}): p is at least 2, both parts need a pair "
+                             f"(share p^2 between 1 and p^2 - 1), the seed is from 0 on.")
+    order = torch.from_numpy(np.random.default_rng((seed, 5)).permutation(p * p))
+    a, b = order // p, order % p
+    labels = OPERATIONS[operation](a, b) % p
+    one = torch.eye(p, dtype=dtype)
+    x, y = torch.cat([one[a], one[b]], 1), one[labels]
+    return ModularArithmetic(x[:n], y[:n], labels[:n], x[n:], y[n:], labels[n:])
