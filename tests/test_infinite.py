@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,13 @@ def test_rounding_does_not_reach_the_kink() -> None:
         q = x.square().sum(1) / d
         g = torch.autograd.grad(infinite.recursion(c, q[:, None], q[None], depth=2, weight_var=2.0).sum(), c)[0].diagonal()
         torch.testing.assert_close(g, torch.full_like(g, 6.0), rtol=1e-6, atol=0)
+
+
+def test_the_document_says_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = (c for c in (ROOT / "docs/theory.md").read_text().split("```python\n") if c.startswith("import numpy"))
+    code = code.split("```")[0]
+    exec(code, {})
+    assert capsys.readouterr().out.split() == ["0" + number for number in re.findall(r"[ ](\.\d+)", code.split("#")[-1])]
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
