@@ -1,0 +1,13 @@
+"""Learners of features without back-propagation: kernel machines whose metric is learned from their own gradients.
+
+    model = richter.learners.RFMClassifier().fit(X, y)      # bandwidth, ridge, iterations: by leave-one-out on all rows
+    model.predict(X_new); model.feature_importances_; model.feature_matrix_
+"""
+
+from richter.learners.features import agop, fact
+from richter.learners.kernels import NNGP, NTK, Exponential, Gaussian, Kernel, Laplace, LaplaceL1, Quadratic
+from richter.learners.pipeline import tabular
+from richter.learners.rfm import KernelRidge, RFMClassifier, RFMRegressor
+
+__all__ = ["NNGP", "NTK", "Exponential", "Gaussian", "Kernel", "KernelRidge", "Laplace", "LaplaceL1", "Quadratic",
+           "RFMClassifier", "RFMRegressor", "agop", "fact", "tabular"]

@@ -1,0 +1,159 @@
+"""Feature matrices of kernel machines in closed form: for f(x) = sum_j A_j k(x, x_j), with nothing of size (n, c, d) held.
+
+    AGOP = 1/n sum_i sum_c grad f_c(x_i) grad f_c(x_i)^T          FACT = sum_i sum_c A_ic grad f_c(x_i) x_i^T
+
+FACT is -1/(n lambda) sum_i grad l_i x_i^T at the solution of kernel ridge (or logistic) regression, where the residual is
+ridge A; it equals the metric M at a fixed point.  [fact, Sec. 1; theory/FACT: both families of kernels]
+
+With grad_x k(x_i, x_j) = a_ij x_j + b_ij x_i, P = b A and weights w of the examples,
+
+    sum_i w_i sum_c grad f_c grad f_c^T = X^T [ (A A^T) o (a^T w a) + S + S^T + diag(w |P|^2) ] X,   S_ji = a_ij w_i A_j . P_i
+
+which takes n^3 + n^2 (c + d) operations; the gradients themselves, row by row, take n^2 c d. The cheaper one is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.arrays import Array, like, to_tensor
+from richter.core import SelectionError, parse_bytes
+from richter.learners.kernels import Geometry, Kernel, LaplaceL1, checked_metric, power, root, stretch
+
+Features = Literal["agop", "agop_centred", "fact", "fact_geometric"]
+FEATURES: tuple[Features, ...] = ("agop", "agop_centred", "fact", "fact_geometric")
+Pairs = Callable[[slice], Geometry]  # the geometry of some rows with all
+
+
+def agop(kernel: Kernel, x: Any, coefficients: Any, metric: Any = None, *, weights: Any = None, centred: bool = False,
+         memory: str | float = "1GiB") -> Array:
+    """The average gradient outer product [d, d] of f(x) = sum_j A_j k_M(x, x_j) over its own points; ``centred``: after the mean
+    gradient of each output is subtracted.
+
+    >>> agop(Laplace(3.0), X, A, metric=M)
+    """
+    X, A, R = _inputs(kernel, x, coefficients, metric)
+    w = torch.ones(len(X), dtype=X.dtype, device=X.device) if weights is None else to_tensor(weights, "weights").to(X)
+    u = stretch(X, R)
+    G = gradient_outer(kernel, u, A, w, lambda rows: kernel.geometry(u[rows], u), centred=centred, memory=parse_bytes(memory))
+    return like(between(G, R), x)
+
+
+def fact(kernel: Kernel, x: Any, coefficients: Any, metric: Any = None, *, memory: str | float = "1GiB") -> Array:
+    """The FACT matrix [d, d] of f(x) = sum_j A_j k_M(x, x_j). Neither symmetric nor positive away from a fixed point; FACT M is
+    symmetric always."""
+    X, A, R = _inputs(kernel, x, coefficients, metric)
+    u = stretch(X, R)
+    F = residual_outer(kernel, u, X, A, lambda rows: kernel.geometry(u[rows], u), parse_bytes(memory))
+    return like(F if R is None else R[:, None] * F if R.dim() == 1 else R @ F, x)
+
+
+def _inputs(kernel: Kernel, x: Any, coefficients: Any, metric: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    X, A = to_tensor(x, "x"), to_tensor(coefficients, "coefficients")
+    A = A[:, None] if A.dim() == 1 else A
+    if X.dim() != 2 or A.dim() != 2 or len(A) != len(X):
+        raise SelectionError(f"x has shape {tuple(X.shape)} and coefficients {tuple(A.shape)}; [n, d] and [n, c] are needed.")
+    return X, A.to(X.device), None if metric is None else root(checked_metric(metric, X))
+
+
+def between(G: Tensor, R: Tensor | None) -> Tensor:
+    """R G R, of a matrix or of a diagonal."""
+    if R is None:
+        return G
+    if R.dim() == 1:
+        return G * R * R if G.dim() == 1 else R[:, None] * G * R
+    return R @ G @ R
+
+
+def _slices(n: int, per_row: float, memory: int) -> Iterator[slice]:
+    step = max(1, min(n, int(memory / (8 * max(per_row, 1)))))
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
+
+
+def gradient_outer(kernel: Kernel, u: Float[Tensor, "n d"], A: Float[Tensor, "n c"], w: Float[Tensor, " n"], pairs: Pairs, *,
+                   centred: bool = False, diagonal: bool = False, memory: int = 2 ** 30) -> Tensor:
+    """AGOP in the coordinates u that the kernel sees, with weights w; its diagonal alone if asked for."""
+    (n, d), c = u.shape, A.shape[1]
+    if isinstance(kernel, LaplaceL1) or c * d <= n:
+        G = _by_rows(kernel, u, A, w, pairs, centred, diagonal, memory)
+    else:
+        G = _by_pairs(kernel, u, A, w, pairs, centred, memory)
+        G = G.diagonal() if diagonal else G
+    return G / w.sum()
+
+
+def _by_rows(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, diagonal: bool, memory: int) -> Tensor:
+    (n, d), c = u.shape, A.shape[1]
+    total, mean = u.new_zeros(d) if diagonal else u.new_zeros(d, d), u.new_zeros(c, d)
+    for rows in _slices(n, 4 * n + 3 * c * d, memory):
+        J = kernel.pull(u[rows], u, pairs(rows), A)  # "rows c d"
+        if centred:
+            mean += torch.einsum("n,ncd->cd", w[rows], J)
+        J = (J * w[rows].sqrt()[:, None, None]).flatten(0, 1)
+        total += J.square().sum(0) if diagonal else J.T @ J
+    if centred:
+        total -= (mean.square().sum(0) if diagonal else mean.T @ mean) / w.sum()
+    return total
+
+
+def _by_pairs(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, memory: int) -> Tensor:
+    (n, d), c = u.shape, A.shape[1]
+    squares, cross = u.new_zeros(n, n), u.new_zeros(d, d)
+    share, mine = u.new_zeros(n), u.new_zeros(d, d)  # sum_i w_i a_ij; the term of P alone
+    mean = u.new_zeros(c, d)
+    for rows in _slices(n, 6 * n + 2 * c, memory):
+        a, b = kernel.slopes(pairs(rows), d)
+        wa = w[rows, None] * a
+        squares.addmm_(a.T, wa)
+        share += wa.sum(0)
+        if b is not None:
+            P = b @ A
+            mean += (w[rows, None] * P).T @ u[rows]
+            cross += (u.T @ ((A @ P.T) * wa.T)) @ u[rows]
+            mine += u[rows].T @ ((w[rows] * P.square().sum(1))[:, None] * u[rows])
+    G = u.T @ ((A @ A.T).mul_(squares) @ u) + cross + cross.T + mine
+    if centred:
+        mean += (A * share[:, None]).T @ u
+        G -= mean.T @ mean / w.sum()
+    return G
+
+
+def residual_outer(kernel: Kernel, u: Float[Tensor, "n d"], x: Float[Tensor, "n e"], A: Float[Tensor, "n c"], pairs: Pairs,
+                   memory: int = 2 ** 30) -> Float[Tensor, "d e"]:
+    """sum_i sum_c A_ic grad f_c(u_i) x_i^T: FACT with its left side in the coordinates that the kernel sees."""
+    F = u.new_zeros(u.shape[1], x.shape[1])
+    for rows in _slices(len(u), 6 * len(u), memory):
+        F += kernel.pull_pairs(u[rows], u, pairs(rows), A[rows] @ A.T).T @ x[rows]
+    return F
+
+
+def next_metric(features: Features, kernel: Kernel, u: Float[Tensor, "n d"], x: Float[Tensor, "n d"], R: Tensor | None,
+                A: Float[Tensor, "n c"], w: Float[Tensor, " n"], pairs: Pairs, *, exponent: float = 1.0, diagonal: bool = False,
+                memory: int = 2 ** 30) -> Tensor:
+    """The metric after this fit, [d, d] or its diagonal [d], not normalised; ``u`` are the inputs ``x`` stretched by R.
+
+    agop: AGOP^s. fact: (F F^T)^(1/2). fact_geometric: (F M^2 F^T)^(1/4) = |F M|^(1/2), because F M is symmetric."""
+    if features in ("agop", "agop_centred"):
+        full = R is not None and R.dim() == 2
+        G = gradient_outer(kernel, u, A, w, pairs, centred=features == "agop_centred", diagonal=diagonal and not full, memory=memory)
+        M = between(G, R)
+        if diagonal:
+            return (M.diagonal() if M.dim() == 2 else M) ** exponent
+        return M if exponent == 1 else power(M, exponent)
+    if features == "fact":
+        F = residual_outer(kernel, u, x, A, pairs, memory)
+        F = F if R is None else R[:, None] * F if R.dim() == 1 else R @ F
+        if diagonal:
+            return F.diagonal().abs() ** exponent
+        U, s, _ = torch.linalg.svd(F)
+        return (U * s ** exponent) @ U.T
+    F = between(residual_outer(kernel, u, u, A, pairs, memory), R)  # F M
+    if diagonal:
+        return F.diagonal().abs().sqrt() ** exponent
+    values, vectors = torch.linalg.eigh((F + F.T) / 2)
+    return (vectors * values.abs() ** (exponent / 2)) @ vectors.T

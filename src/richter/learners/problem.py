@@ -1,0 +1,56 @@
+"""The rows that a kernel machine is fitted to: copies merged, weights as numbers of copies, the order drawn once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Distinct points x [n, d] with weights w and mean targets y [n, c], and the rows [r] they stand for.
+
+    For squared (and logistic) loss this is the same problem as that of the rows, with a kernel matrix that copies do not make
+    singular. Points are in random order, so that the last few of them are a random sample."""
+
+    x: Float[Tensor, "n d"]
+    y: Float[Tensor, "n c"]
+    w: Float[Tensor, " n"]
+    point: Int[Tensor, " r"]  # of each row
+    rows: Float[Tensor, "r c"]  # targets
+    weight: Float[Tensor, " r"]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        return Problem(self.x.to(dtype), self.y.to(dtype), self.w.to(dtype), self.point, self.rows.to(dtype), self.weight.to(dtype))
+
+    def some(self, n: int) -> Problem:
+        """The problem of the last n points only."""
+        first = len(self) - n
+        kept = self.point >= first
+        return Problem(self.x[first:], self.y[first:], self.w[first:], self.point[kept] - first, self.rows[kept], self.weight[kept])
+
+
+def problem(x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64], random: np.random.RandomState,
+            device: torch.device | str = "cpu") -> Problem:
+    """Merge rows with the same inputs, and leave out those of no weight."""
+    kept = weight > 0
+    x, y, weight = x[kept], y[kept], weight[kept]
+    points, point = np.unique(x, axis=0, return_inverse=True)
+    order = random.permutation(len(points))
+    point = np.argsort(order)[point.reshape(-1)]
+    w = np.bincount(point, weight)
+    mean = np.stack([np.bincount(point, weight * column) for column in y.T], 1) / w[:, None]
+
+    def tensor(a: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(a)).to(device)
+
+    return Problem(tensor(points[order]), tensor(mean), tensor(w), tensor(point), tensor(y), tensor(weight))

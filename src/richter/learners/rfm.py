@@ -1,0 +1,401 @@
+"""Recursive feature machines as scikit-learn estimators: fit a kernel machine, take the metric from its gradients, repeat."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.model_selection import check_cv
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+from tqdm import tqdm
+
+from richter.core import SelectionError, parse_bytes, unknown
+from richter.learners import scores
+from richter.learners.features import FEATURES, Pairs
+from richter.learners.kernels import Kernel, Laplace, root, stretch
+from richter.learners.logistic import solve_logistic
+from richter.learners.problem import Problem, problem
+from richter.learners.search import Choice, Loss, Search, Update, View, path
+from richter.learners.solvers import DENSE, Solution, solve, solve_blocks
+
+JUDGED = 2000  # rows are left out one by one for at most as many points; their prediction still uses all the others
+SEARCHED = 5000  # points that choices are made on, when all do not fit the memory
+
+Array = NDArray[Any]
+
+
+class _Learner(BaseEstimator):
+    """What regressors and classifiers share: everything but what targets are."""
+
+    kernel: Kernel | Sequence[Kernel] | None
+    features: str
+    iterations: int
+    ridge: float | None
+    power: float
+    diagonal: bool
+    normalise: bool | None
+    scale: bool | None
+    intercept: bool | None
+    select: Any
+    early_stopping: bool
+    keep: str
+    memory: str | float
+    device: Any
+    random_state: Any
+
+    def _fit(self, X: Array, Y: Array, weight: Array, validation: tuple[Array, Array, Array] | None, loss: Loss,
+             solver: Callable[..., Solution] = solve, folds: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Everything after the targets are numbers [n, c]. Returns what was judged at the best iteration."""
+        search = self._search(loss, solver)
+        literal = self.ridge is not None
+        memory = parse_bytes(self.memory)
+        random = check_random_state(self.random_state)
+        self.mean_, self.scale_ = _standard(X, weight, (not literal) if self.scale is None else bool(self.scale))
+        X = (X - self.mean_) / self.scale_
+        whole = problem(X, Y, weight, random, self.device or "cpu")
+        n = len(whole)
+        dense = DENSE * n * n <= memory
+        update = Update(self.features, float(self.power), bool(self.diagonal),  # type: ignore[arg-type]
+                        _normalised(self.normalise, self.features, search.kernels), memory // 8)
+        self.history_: list[dict[str, Any]] = []
+        self.stages_: list[tuple[Choice, Tensor | None, Solution]] = []
+        if validation is not None:
+            x, y, w = validation
+            held = tuple(torch.from_numpy(np.ascontiguousarray(a)).to(whole.x.device) for a in ((x - self.mean_) / self.scale_, y, w))
+            views = [View(_fitting(whole, memory), held_out=held)]  # type: ignore[arg-type]
+        elif folds is not None:
+            views = [_fold(X, Y, weight, split, random, whole.x.device, memory) for split in folds]
+        else:
+            views = [View(data := _fitting(whole, memory), min(len(data), JUDGED))]
+        own = validation is None and folds is None and dense  # the view is the whole problem, so its solutions are the model's
+        best, judged = np.inf, None
+        bar = tqdm(path(views, search, update, self.iterations, 2 if self.early_stopping else None), total=self.iterations + 1,
+                   desc=type(self).__name__, delay=2, leave=False, file=sys.stderr, disable=None)
+        choices = []
+        for stage in bar:
+            c = stage.choice
+            choices.append(c)
+            self.history_.append({"iteration": c.iteration, "kernel": c.kernel, "ridge": c.ridge, "loss": c.loss})
+            better = c.loss < best or not choices[:-1]
+            if own and (better or self.keep == "all"):
+                if self.keep == "best":
+                    self.stages_.clear()
+                self.stages_.append((c, stage.metric, stage.solutions[0]))
+            if better:
+                best, judged = c.loss, stage.judged
+                self.best_iteration_ = c.iteration
+        if not own:
+            wanted = choices[:self.best_iteration_ + 1] if self.keep == "best" else choices
+            self.stages_ = list(_replay(whole, wanted, search, update, memory, dense))
+            if self.keep == "best":
+                self.stages_ = self.stages_[-1:]
+        chosen, metric, solution = next(s for s in self.stages_ if s[0].iteration == self.best_iteration_)
+        d = X.shape[1]
+        M = torch.eye(d, dtype=torch.float64) if metric is None else (torch.diag(metric) if metric.dim() == 1 else metric)
+        self.feature_matrix_ = M.cpu().double().numpy()
+        diagonal = np.clip(self.feature_matrix_.diagonal(), 0, None)
+        self.feature_importances_ = diagonal / diagonal.sum()
+        self.kernel_, self.ridge_, self.loss_ = chosen.kernel, chosen.ridge, chosen.loss
+        self.points_ = whole.x.cpu().numpy()
+        self.dual_coef_, self.intercept_ = solution.A.cpu().numpy(), solution.b.cpu().numpy()
+        assert judged is not None
+        return judged
+
+    def _search(self, loss: Loss, solver: Callable[..., Solution]) -> Search:
+        """The settings, checked."""
+        kernels = (Laplace(),) if self.kernel is None else (self.kernel,) if isinstance(self.kernel, Kernel) else tuple(self.kernel)
+        for k in kernels:
+            if not isinstance(k, Kernel):
+                raise SelectionError(f"kernel={self.kernel!r}: a kernel object (or several to choose from) is needed, e.g. "
+                                     f"richter.learners.Laplace(bandwidth=3.0).")
+        if self.features not in FEATURES:
+            raise unknown(type(self).__name__, "rule features=", str(self.features), FEATURES)
+        if not (isinstance(self.iterations, Integral) and self.iterations >= 0):
+            raise SelectionError(f"iterations={self.iterations!r}: a whole number is needed; 0 is plain kernel ridge regression.")
+        if self.ridge is not None and not (isinstance(self.ridge, Real) and 0 <= self.ridge < np.inf):
+            raise SelectionError(f"ridge={self.ridge!r}: a number of at least 0 is needed, or None to have it chosen.")
+        if not (isinstance(self.power, Real) and 0 < self.power < np.inf):
+            raise SelectionError(f"power={self.power!r}: a positive exponent of the feature matrix is needed; 1 is the paper's.")
+        if self.keep not in ("best", "all"):
+            raise SelectionError(f"keep={self.keep!r}: 'best' (the chosen iteration) or 'all' (for staged_predict) is needed.")
+        intercept = self.ridge is None if self.intercept is None else bool(self.intercept)
+        return Search(kernels, None if self.ridge is None else float(self.ridge), intercept, loss, solver)
+
+    def _outputs(self, X: Any, which: int | None = None) -> Array:
+        """f(X) [n, c] of the chosen stage, or of another one that was kept."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        choice, metric, solution = next(s for s in self.stages_ if s[0].iteration == self.best_iteration_) if which is None \
+            else self.stages_[which]
+        R = None if metric is None else root(metric)
+        u = stretch(torch.from_numpy(self.points_).to(solution.A.device, solution.A.dtype), R)
+        x = torch.from_numpy((X - self.mean_) / self.scale_).to(u)
+        step = max(1, int(parse_bytes(self.memory) / 8 / (3 * u.element_size() * len(u))))
+        return torch.cat([choice.kernel.values(choice.kernel.geometry(stretch(part, R), u)) @ solution.A + solution.b
+                          for part in x.split(step)]).cpu().double().numpy()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = False
+        return tags
+
+
+def _standard(X: Array, weight: Array, scale: bool) -> tuple[Array, Array]:
+    """Mean and deviation of the columns; columns that do not vary, and all if not asked for, stay as they are."""
+    if not scale:
+        return np.zeros(X.shape[1]), np.ones(X.shape[1])
+    mean = np.average(X, 0, weight)
+    deviation = np.sqrt(np.average((X - mean) ** 2, 0, weight))
+    return mean, np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)
+
+
+def _normalised(asked: bool | None, features: str, kernels: Sequence[Kernel]) -> bool:
+    """FACT sets its own scale where a scale of the metric is one of the kernel; elsewhere the bandwidth would drift."""
+    return not (features.startswith("fact") and all(k.homogeneous for k in kernels)) if asked is None else bool(asked)
+
+
+def _fitting(whole: Problem, memory: int) -> Problem:
+    """As much of the problem as fits the memory as a dense system."""
+    most = int((memory / DENSE) ** 0.5)
+    return whole if len(whole) <= most else whole.some(min(most, SEARCHED))
+
+
+def _fold(X: Array, Y: Array, weight: Array, split: tuple[Array, Array], random: Any, device: Any, memory: int) -> View:
+    train, test = split
+    held = tuple(torch.from_numpy(np.ascontiguousarray(a[test])).to(device) for a in (X, Y, weight))
+    return View(_fitting(problem(X[train], Y[train], weight[train], random, device), memory), held_out=held)  # type: ignore[arg-type]
+
+
+def _geometry(kernel: Kernel, u: Tensor) -> Pairs:
+    return lambda rows: kernel.geometry(u[rows], u)
+
+
+def _replay(whole: Problem, choices: Sequence[Choice], search: Search, update: Update, memory: int, dense: bool) \
+        -> Iterator[tuple[Choice, Tensor | None, Solution]]:
+    """The same choices on all the data."""
+    if dense:
+        view = View(whole)
+        for i, c in enumerate(choices):
+            solution = view.fit(c.kernel, c.ridge, search.intercept, search.solver)[0]
+            yield c, view.metric, solution
+            if i + 1 < len(choices):
+                view.advance(update, c.kernel, solution.A)
+        return
+    data = whole.to(torch.float32)
+    metric = None
+    for i, c in enumerate(tqdm(choices, desc="all rows", delay=2, leave=False, file=sys.stderr, disable=None)):
+        R = None if metric is None else root(metric)
+        u = stretch(data.x, R)
+        s = solve_blocks(c.kernel, whole, u, c.ridge, intercept=search.intercept, memory=memory)
+        solution = Solution(s.A.to(u), s.b.to(u))
+        yield c, metric, solution
+        if i + 1 < len(choices):
+            metric = update(c.kernel, u, data.x, R, solution.A, data.w, _geometry(c.kernel, u))
+
+
+_DOC = """
+    Parameters
+    ----------
+    kernel : a kernel object, or several to choose from
+        Default ``Laplace()``. A bandwidth of None is chosen; a number is used as it is.
+    features : "agop", "agop_centred", "fact" or "fact_geometric"
+        What the metric is made of after each fit.
+    iterations : int
+        Updates of the metric; 0 is plain kernel ridge regression.
+    ridge : float or None
+        Added to the Gram matrix. None: chosen, and then columns are standardised and an intercept is fitted too. With a number, the
+        system solved is (K_M(X, X) + ridge I) A = Y and nothing else.
+    power : float
+        Exponent of the feature matrix.
+    diagonal : bool
+        Learn a weight for each column only.
+    normalise : bool or None
+        Divide the metric by the mean of its diagonal. None: yes, but not for FACT with a homogeneous kernel, which sets its own scale.
+    scale, intercept : bool or None
+        Standardise the columns; fit a constant. None: when the ridge is chosen.
+    select : "loo", int or splitter
+        How bandwidth, ridge and iteration are chosen: each row left out in turn (in closed form), or by folds. ``fit(...,
+        validation=(X, y))`` chooses by that set instead.
+    early_stopping : bool
+        Stop when two iterations have brought nothing. With False all are done, and the best one is still what predicts.
+    keep : "best" or "all"
+        All iterations, for ``staged_predict``.
+    memory : bytes, e.g. "4GiB"
+        Bound on working memory. Beyond it choices are made on a sample, and the system is solved in blocks.
+    device : where to compute, e.g. "cuda"
+    random_state : the order of points, which matters only where a sample is taken
+
+    Attributes
+    ----------
+    feature_matrix_ : the metric [d, d] on the columns (in units of their deviation, if they were standardised)
+    feature_importances_ : its diagonal, with sum 1
+    history_ : one entry for each iteration: its kernel, ridge and score
+    best_iteration_, kernel_, ridge_, score_ : what was chosen, and its leave-one-out (or held-out) score
+    """
+
+
+class RFMRegressor(RegressorMixin, _Learner):  # type: ignore[misc]
+    """Kernel ridge regression with a learned metric: a recursive feature machine.
+
+    >>> RFMRegressor().fit(X, y).predict(X_new)
+    """
+
+    __doc__ = f"{__doc__}{_DOC}"
+
+    def __init__(self, kernel: Any = None, features: str = "agop", iterations: int = 5, ridge: float | None = None, *,
+                 power: float = 1.0, diagonal: bool = False, normalise: bool | None = None, scale: bool | None = None,
+                 intercept: bool | None = None, select: Any = "loo", early_stopping: bool = True, keep: str = "best",
+                 memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
+        self.kernel, self.features, self.iterations, self.ridge = kernel, features, iterations, ridge
+        self.power, self.diagonal, self.normalise, self.scale, self.intercept = power, diagonal, normalise, scale, intercept
+        self.select, self.early_stopping, self.keep = select, early_stopping, keep
+        self.memory, self.device, self.random_state = memory, device, random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, validation: tuple[Any, Any] | None = None) -> RFMRegressor:
+        """``validation=(X, y)``: choose by these rows."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
+        weight = _weights(sample_weight, X)
+        self._flat = y.ndim == 1
+        held = None if validation is None else _held_out(self, validation, lambda v: np.asarray(v, dtype=np.float64).reshape(len(v), -1))
+        self._fit(X, y.reshape(len(y), -1).astype(np.float64), weight, held, scores.unexplained, folds=_folds(self, X, y, False))
+        return self
+
+    def predict(self, X: Any) -> Array:
+        found = self._outputs(X)
+        return found[:, 0] if self._flat else found
+
+    def staged_predict(self, X: Any) -> Iterator[Array]:
+        """The prediction after each iteration; needs keep="all"."""
+        for i in _stages(self):
+            found = self._outputs(X, i)
+            yield found[:, 0] if self._flat else found
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags
+
+
+class KernelRidge(RFMRegressor):
+    """Kernel ridge regression with the same solver and the same choice of bandwidth and ridge: RFMRegressor without iterations."""
+
+    def __init__(self, kernel: Any = None, ridge: float | None = None, *, scale: bool | None = None, intercept: bool | None = None,
+                 select: Any = "loo", memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
+        super().__init__(kernel, iterations=0, ridge=ridge, scale=scale, intercept=intercept, select=select, memory=memory,
+                         device=device, random_state=random_state)
+
+
+class RFMClassifier(ClassifierMixin, _Learner):  # type: ignore[misc]
+    """A kernel classifier with a learned metric: a recursive feature machine on one-hot labels.
+
+    >>> RFMClassifier().fit(X, y).predict_proba(X_new)
+    """
+
+    __doc__ = f"""{__doc__}{_DOC}
+    loss : "squared" (default) on one-hot labels, or "logistic", which has no closed form for leaving rows out: it is chosen by folds
+    temperature_ : factor of the outputs in ``predict_proba``, from the outputs for rows left out
+    """
+
+    def __init__(self, kernel: Any = None, features: str = "agop", iterations: int = 5, ridge: float | None = None, *,
+                 loss: str = "squared", power: float = 1.0, diagonal: bool = False, normalise: bool | None = None,
+                 scale: bool | None = None, intercept: bool | None = None, select: Any = "loo", early_stopping: bool = True,
+                 keep: str = "best", memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
+        self.kernel, self.features, self.iterations, self.ridge, self.loss = kernel, features, iterations, ridge, loss
+        self.power, self.diagonal, self.normalise, self.scale, self.intercept = power, diagonal, normalise, scale, intercept
+        self.select, self.early_stopping, self.keep = select, early_stopping, keep
+        self.memory, self.device, self.random_state = memory, device, random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, validation: tuple[Any, Any] | None = None) -> RFMClassifier:
+        """``validation=(X, y)``: choose by these rows."""
+        if self.loss not in ("squared", "logistic"):
+            raise unknown(type(self).__name__, "loss", str(self.loss), ("squared", "logistic"))
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(y)
+        weight = _weights(sample_weight, X)
+        self.classes_, ids = np.unique(y, return_inverse=True)
+        if len(np.unique(ids[weight > 0])) < 2:
+            raise ValueError(f"y has one class only, {self.classes_[ids[weight > 0][0]]!r}: there is nothing to tell apart. Are the rows "
+                             f"sorted and cut?")
+        held = None if validation is None else _held_out(self, validation, lambda v: self._targets(self._known(np.asarray(v))))
+        squared = self.loss == "squared"
+        f, t, w = self._fit(X, self._targets(ids), weight, held, scores.cross_entropy, solve if squared else solve_logistic,
+                            _folds(self, X, y, True))
+        self.temperature_ = scores.temperature(f, t, w)[0]
+        return self
+
+    def _targets(self, ids: Array) -> Array:
+        """One-hot [n, k], or +-1 [n, 1] for two classes."""
+        return (2.0 * ids - 1)[:, None] if len(self.classes_) == 2 else np.eye(len(self.classes_))[ids]
+
+    def _known(self, y: Array) -> Array:
+        strange = np.setdiff1d(y, self.classes_)
+        if len(strange):
+            raise ValueError(f"validation has classes that the training rows have not: {strange[:5].tolist()}.")
+        return np.searchsorted(self.classes_, y)
+
+    def decision_function(self, X: Any) -> Array:
+        """The outputs: [n] for two classes, else [n, k]."""
+        found = self._outputs(X)
+        return found[:, 0] if found.shape[1] == 1 else found
+
+    def predict(self, X: Any) -> Array:
+        found = self._outputs(X)
+        return self.classes_[scores.classes(torch.from_numpy(found)).numpy()]
+
+    def predict_proba(self, X: Any) -> Array:
+        """softmax(T f) with the temperature T that suits rows the model has not seen."""
+        return torch.softmax(self.temperature_ * scores.logits(torch.from_numpy(self._outputs(X))), 1).numpy()
+
+    def staged_predict(self, X: Any) -> Iterator[Array]:
+        """The prediction after each iteration; needs keep="all"."""
+        for i in _stages(self):
+            yield self.classes_[scores.classes(torch.from_numpy(self._outputs(X, i))).numpy()]
+
+
+def _weights(sample_weight: ArrayLike | None, X: Array) -> Array:
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if (weight > 0).sum() < 2:
+        raise ValueError(f"only {int((weight > 0).sum())} rows have a positive sample_weight: at least 2 are needed.")
+    return weight
+
+
+def _held_out(learner: _Learner, validation: Any, targets: Callable[[Any], Array]) -> tuple[Array, Array, Array]:
+    try:
+        X, y = validation
+    except (TypeError, ValueError) as error:
+        raise SelectionError(f"validation= is a {type(validation).__name__}; a pair (X, y) is needed.") from error
+    X = validate_data(learner, X, reset=False, dtype=np.float64)
+    if len(X) != len(y):
+        raise SelectionError(f"validation has {len(X)} rows and {len(y)} targets.")
+    return X, targets(y), np.ones(len(X))
+
+
+def _folds(learner: _Learner, X: Array, y: Array, classifier: bool) -> list[tuple[Array, Array]] | None:
+    """The folds to choose by; None for leave-one-out."""
+    by = learner.select
+    if isinstance(by, str) and by == "loo":
+        if getattr(learner, "loss", "squared") == "squared":
+            return None
+        by = 5
+    if isinstance(by, str):
+        raise unknown(type(learner).__name__, "way select=", by, ("loo",))
+    if isinstance(by, Integral) and classifier:  # as many folds as the rarest class allows
+        by = max(2, min(int(by), int(np.unique(y, return_counts=True)[1].min())))
+    return list(check_cv(by, y, classifier=classifier).split(X, y))
+
+
+def _stages(learner: _Learner) -> range:
+    check_is_fitted(learner)
+    if learner.keep != "all":
+        raise SelectionError('only the best iteration was kept: fit with keep="all" for staged predictions.')
+    return range(len(learner.stages_))

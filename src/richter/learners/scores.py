@@ -1,0 +1,60 @@
+"""How wrong predictions are, for choosing: smaller is better. Weighted by the rows' weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+
+def unexplained(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> float:
+    """Squared error over variance, 1 - R^2: the mean over outputs that vary."""
+    centred = y - (w[:, None] * y).sum(0) / w.sum()
+    variance = (w[:, None] * centred.square()).sum(0)
+    error = (w[:, None] * (y - f).square()).sum(0)
+    varies = variance > 1e-12 * (w[:, None] * y.square()).sum(0)
+    return (error[varies] / variance[varies]).mean().item() if varies.any() else (error.sum() / w.sum()).item()
+
+
+def logits(f: Float[Tensor, "r c"]) -> Float[Tensor, "r k"]:
+    """One output stands for two classes."""
+    return torch.cat([-f, f], 1) if f.shape[1] == 1 else f
+
+
+def classes(y: Float[Tensor, "r c"]) -> Tensor:
+    return logits(y).argmax(1)
+
+
+def accuracy(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> float:
+    """The share of rows whose class has the largest output."""
+    return (w @ (classes(f) == classes(y)).to(w)).item() / w.sum().item()
+
+
+def temperature(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> tuple[float, float]:
+    """The factor T > 0 for which softmax(T f) has the smallest mean negative log likelihood of these rows, and that likelihood
+    (its mean logarithm). Convex in T, and found by Newton's method."""
+    z, target, T = logits(f), classes(y), 1.0
+    w = w / w.sum()
+
+    def value(T: float) -> float:
+        return (w @ F.log_softmax(T * z, 1).gather(1, target[:, None])[:, 0]).item()
+
+    best = value(T)
+    for _ in range(30):
+        p = F.softmax(T * z, 1)
+        mean = (p * z).sum(1)
+        slope = (w @ (z.gather(1, target[:, None])[:, 0] - mean)).item()
+        curve = (w @ ((p * z.square()).sum(1) - mean.square())).item()
+        step = min(max(slope / max(curve, 1e-12), -0.5 * T), 2 * T)
+        while (new := value(T + step)) < best and abs(step) > 1e-6 * T:
+            step /= 2
+        if abs(step) <= 1e-6 * T or T + step > 1e6:
+            break
+        T, best = T + step, max(new, best)
+    return T, best
+
+
+def cross_entropy(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> float:
+    """Minus the mean log likelihood of softmax(T f) at its best T."""
+    return -temperature(f, y, w)[1]

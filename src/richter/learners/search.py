@@ -1,0 +1,223 @@
+"""Choosing bandwidth, ridge and the number of iterations: by leave-one-out on all rows, by folds, or by a given set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from richter.learners.features import Features, Pairs, next_metric
+from richter.learners.kernels import Geometry, Kernel, Tunable, root, stretch
+from richter.learners.problem import Problem
+from richter.learners.solvers import SingularKernelError, Solution, solve
+
+Loss = Callable[[Tensor, Tensor, Tensor], float]
+Solver = Callable[..., Solution]
+
+
+@dataclass(frozen=True)
+class Update:
+    """How the metric follows from a fit."""
+
+    features: Features
+    exponent: float
+    diagonal: bool
+    normalise: bool
+    memory: int
+
+    def __call__(self, kernel: Kernel, u: Tensor, x: Tensor, R: Tensor | None, A: Tensor, w: Tensor, pairs: Pairs) -> Tensor:
+        """From a fit with coefficients A on the inputs x, which the kernel sees as u = R x."""
+        M = next_metric(self.features, kernel, u, x, R, A, w, pairs, exponent=self.exponent, diagonal=self.diagonal,
+                        memory=self.memory)
+        size = (M if M.dim() == 1 else M.diagonal()).mean()
+        if not torch.isfinite(size) or size <= 0:
+            raise SingularKernelError("the feature matrix is zero: the fitted function does not depend on its inputs (constant "
+                                      "targets, or a ridge so large that nothing is fitted). Use iterations=0, or a smaller ridge.")
+        return M / size if self.normalise else M
+
+
+class View:
+    """Some of the data to fit, some to judge: the rows themselves, each left out in turn, or others."""
+
+    def __init__(self, data: Problem, judged: int = 0, held_out: tuple[Tensor, Tensor, Tensor] | None = None) -> None:
+        self.data, self.judged, self.held_out = data, judged, held_out
+        self.metric: Tensor | None = None
+        self.R: Tensor | None = None
+        self._known: dict[type, tuple[Geometry, Geometry | None]] = {}
+        self.u, self.v = data.x, held_out[0] if held_out else None
+
+    def shrunk(self, n: int) -> View:
+        """A view of as many points only."""
+        held = None if self.held_out is None else tuple(part[:n] for part in self.held_out)
+        size = min(n, len(self.data))
+        return View(self.data.some(size), min(size, self.judged), held)  # type: ignore[arg-type]
+
+    def move(self, metric: Tensor) -> None:
+        self.metric, self.R = metric, root(metric)
+        self.u = stretch(self.data.x, self.R)
+        self.v = stretch(self.held_out[0], self.R) if self.held_out else None
+        self._known = {}
+
+    def geometry(self, kernel: Kernel) -> tuple[Geometry, Geometry | None]:
+        kind = type(kernel)
+        if kind not in self._known:
+            self._known[kind] = kernel.geometry(self.u), None if self.v is None else kernel.geometry(self.v, self.u)
+        return self._known[kind]
+
+    def fit(self, kernel: Kernel, ridge: float, intercept: bool, solver: Solver = solve) -> tuple[Solution, Tensor, Tensor, Tensor]:
+        """The solution; and predictions, targets and weights of what is judged."""
+        g, h = self.geometry(kernel)
+        s = solver(kernel.values(g), self.data, ridge, intercept=intercept, judged=self.judged)
+        if self.held_out is not None:
+            assert h is not None
+            return s, kernel.values(h) @ s.A + s.b, self.held_out[1], self.held_out[2]
+        assert s.left_out is not None and s.judged is not None
+        return s, s.left_out, self.data.rows[s.judged], self.data.weight[s.judged]
+
+    def advance(self, update: Update, kernel: Kernel, A: Tensor) -> None:
+        """To the metric that this fit gives."""
+        g, _ = self.geometry(kernel)
+        self.move(update(kernel, self.u, self.data.x, self.R, A, self.data.w, lambda rows: g[..., rows, :]))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen at an iteration, and how good it is."""
+
+    iteration: int
+    kernel: Kernel
+    ridge: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A fitted function: the choice, the metric, the solution and what is judged of it (predictions, targets, weights)."""
+
+    choice: Choice
+    metric: Tensor | None
+    solutions: tuple[Solution, ...]
+    judged: tuple[Tensor, Tensor, Tensor]
+
+
+Place = tuple[int, int, int]  # which kernel, log2 of its bandwidth over the typical one, log10 of the ridge over K's diagonal
+START, LOWEST, HIGHEST = (1, -2), (-4, -6), (8, 3)
+GAIN = 0.002  # of the loss: less is not worth another step
+SMALL = 400  # points on which places are searched before all points are asked
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a bandwidth and a ridge are looked for: by steps of a factor 2 and 10, uphill from a start."""
+
+    kernels: tuple[Kernel, ...]
+    ridge: float | None
+    intercept: bool
+    loss: Loss
+    solver: Solver = solve
+
+    @property
+    def open(self) -> bool:
+        """Whether there is anything to choose."""
+        return self.ridge is None or len(self.kernels) > 1 or any(_free(k) for k in self.kernels)
+
+    def at(self, views: Sequence[View], place: Place) -> tuple[Kernel, float]:
+        """The kernel and the ridge of a place, in the units of the first view."""
+        kernel = self.kernels[place[0]]
+        g, _ = views[0].geometry(kernel)
+        if isinstance(kernel, Tunable) and kernel.bandwidth is None:
+            kernel = kernel.at(kernel.typical(g) * 2.0 ** place[1])
+        if self.ridge is not None:
+            return kernel, self.ridge
+        corner = g[..., :64, :64]
+        return kernel, 10.0 ** place[2] * kernel.values(corner).diagonal().mean().item()
+
+    def stage(self, views: Sequence[View], place: Place, iteration: int) -> Stage:
+        kernel, ridge = self.at(views, place)
+        found = [view.fit(kernel, ridge, self.intercept, self.solver) for view in views]
+        judged = tuple(torch.cat(parts) for parts in list(zip(*found, strict=True))[1:])
+        loss = self.loss(*judged)
+        return Stage(Choice(iteration, kernel, ridge, loss if math.isfinite(loss) else math.inf), views[0].metric,
+                     tuple(s for s, *_ in found), judged)  # type: ignore[arg-type]
+
+    def climb(self, views: Sequence[View], starts: Sequence[Place], iteration: int) -> tuple[Place, Stage]:
+        """The best of the starts, then its neighbours as long as one is better."""
+        known: dict[Place, Stage | None] = {}
+
+        def look(place: Place) -> float:
+            if place not in known:
+                try:
+                    known[place] = self.stage(views, place, iteration)
+                except SingularKernelError:
+                    if not self.open:
+                        raise
+                    known[place] = None
+            stage = known[place]
+            return math.inf if stage is None else stage.choice.loss
+
+        best = min(starts, key=look)
+        moved = True
+        while moved:
+            moved = False
+            for axis in self.axes(best):
+                for sign in (1, -1):
+                    while _inside(near := _step(best, axis, sign)) and look(near) < (1 - GAIN) * look(best):
+                        best, moved = near, True
+                    if moved:
+                        break
+        stage = known[best]
+        if stage is None:
+            raise SingularKernelError("the kernel matrix is singular to working precision with every ridge that was tried. Are the "
+                                      "inputs finite and not all the same?")
+        return best, stage
+
+    def axes(self, place: Place) -> tuple[int, ...]:
+        return ((1,) if _free(self.kernels[place[0]]) else ()) + ((2,) if self.ridge is None else ())
+
+
+def _free(kernel: Kernel) -> bool:
+    return isinstance(kernel, Tunable) and kernel.bandwidth is None
+
+
+def _step(place: Place, axis: int, sign: int) -> Place:
+    near = list(place)
+    near[axis] += sign
+    return near[0], near[1], near[2]
+
+
+def _inside(place: Place) -> bool:
+    return LOWEST[0] <= place[1] <= HIGHEST[0] and LOWEST[1] <= place[2] <= HIGHEST[1]
+
+
+def path(views: Sequence[View], search: Search, update: Update, iterations: int, patience: int | None) -> Iterator[Stage]:
+    """Fit, choose, move the metric, and again. With more than ``SMALL`` points, each search begins on some of them, and all points
+    are asked about its end (and, at first, the neighbours of it)."""
+    small = [v.shrunk(SMALL) for v in views] if len(views[0].data) > 1.5 * SMALL and search.open else None
+    begin: list[Place] = [(k, *START) for k in range(len(search.kernels))]
+    place, guess, offset, best, since = begin[0], begin[0], 0, math.inf, 0
+    for t in range(iterations + 1):
+        if small is None:
+            place, stage = search.climb(views, begin if t == 0 else [place], t)
+        else:
+            guess, _ = search.climb(small, begin if t == 0 else [guess], t)
+            if t == 0:
+                place, stage = search.climb(views, [guess], t)
+                offset = place[2] - guess[2]
+            else:
+                there = (guess[0], guess[1], min(max(guess[2] + offset, LOWEST[1]), HIGHEST[1]))
+                found = {p: search.stage(views, p, t) for p in {place, there}}
+                place = min(found, key=lambda p: found[p].choice.loss)
+                stage = found[place]
+        yield stage
+        since = 0 if stage.choice.loss < (1 - GAIN) * best else since + 1
+        best = min(best, stage.choice.loss)
+        if t == iterations or (patience is not None and since >= patience):
+            return
+        for view, solution in zip(views, stage.solutions, strict=True):
+            view.advance(update, stage.choice.kernel, solution.A)
+        for view, tiny in zip(views, small or (), strict=False):
+            assert view.metric is not None
+            tiny.move(view.metric)

@@ -1,0 +1,179 @@
+"""Kernel ridge regression: min_f sum_i w_i |y_i - f(x_i)|^2 + ridge |f|^2, f = sum_j A_j k(., x_j) + b.
+
+Dense: one Cholesky factor of H = K + ridge / w. The prediction for a row when one copy of it is left out is exact and
+almost free: with Q = H^-1 - u u^T / (1^T u), u = H^-1 1 (Q = H^-1 without b), the smoother is S = 1 - ridge Q / w, and
+
+    f^-(x_i) = y_i - (y_i - f(x_i)) / (1 - h),     h = S_ii min(1, weight of the row) / w_i
+
+Only diagonal entries of H^-1 are needed, and for the last m points they come from the last m x m block of the factor alone.
+
+Beyond the memory for that: conjugate gradients, preconditioned by a Nystrom approximation, on blocks of K kept in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from richter.core import MemoryBudgetError, RichterError, show_bytes
+from richter.learners.kernels import Kernel
+from richter.learners.problem import Problem
+
+
+class SingularKernelError(RichterError, ArithmeticError, ValueError):
+    """The kernel matrix cannot be inverted to working precision."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """f(x) = sum_j A_j k(x, x_j) + b."""
+
+    A: Float[Tensor, "n c"]
+    b: Float[Tensor, " c"]
+    left_out: Tensor | None = None  # "rows c": predictions for rows when one copy of each is left out
+    judged: Tensor | None = None  # which rows these are
+
+
+DENSE = 4.5 * 8  # bytes for each pair of points while a dense system is solved: distances, kernel, factor and its inverse
+
+
+def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bool, judged: int = 0) -> Solution:
+    """By Cholesky; rows of the last ``judged`` points are predicted with one copy left out. K is overwritten."""
+    n = len(K)
+    K.diagonal().add_(ridge / data.w)
+    L, info = torch.linalg.cholesky_ex(K)
+    if info.item():
+        raise SingularKernelError(
+            f"the kernel matrix of {n} distinct rows is singular to working precision with ridge={ridge:g}: more than one "
+            f"function fits the data equally well, and rounding would choose. Give a larger ridge (e.g. "
+            f"{max(1e-8 * K.diagonal().mean().item(), 10 * ridge):.1g}), or ridge=None to have one chosen.")
+    y = torch.cat([data.y, torch.ones_like(data.y[:, :1])], 1) if intercept else data.y
+    found = torch.cholesky_solve(y, L)
+    A, b = found, data.y.new_zeros(data.y.shape[1])
+    if intercept:
+        A, u = found[:, :-1], found[:, -1]
+        b = A.sum(0) / u.sum()
+        A = A - u[:, None] * b
+    if not judged:
+        return Solution(A, b)
+    tail = slice(n - judged, n)
+    Q = torch.cholesky_inverse(L[tail, tail].contiguous()).diagonal()
+    if intercept:
+        Q = Q - u[tail].square() / u.sum()
+    rows = (data.point >= n - judged).nonzero()[:, 0]
+    return Solution(A, b, leave_one_out(data, rows, A, ridge, Q, n - judged), rows)
+
+
+def leave_one_out(data: Problem, rows: Tensor, A: Tensor, ridge: float, Q: Float[Tensor, " m"], first: int) -> Float[Tensor, "r c"]:
+    """f^-(x_i) of these rows; Q are the entries for the points from ``first`` on."""
+    point = data.point[rows]
+    w = data.w[point]
+    f = data.y[point] - (ridge / w)[:, None] * A[point]
+    S = 1 - ridge * Q[point - first] / w
+    h = S * data.weight[rows].clamp(max=1) / w
+    y = data.rows[rows]
+    return y - (y - f) / (1 - h).clamp(min=1e-12)[:, None]
+
+
+class Blocks:
+    """K + ridge / w as products only: row blocks of the lower triangle, as many as ``memory`` holds kept in float32, the others
+    computed anew for each product. Sums over blocks are in float64."""
+
+    def __init__(self, kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"], memory: int, columns: int) -> None:
+        self.kernel, self.u, self.shift = kernel, u, shift
+        n = len(u)
+        working = 4 * (6 * n + 2 * columns)  # a row of a block while it is made
+        self.step = max(1, min(n, int(memory / 8 / working), 2048))
+        if working + 16 * n * columns > memory:
+            raise MemoryBudgetError(f"memory={show_bytes(memory)} cannot hold one row of the kernel of {n} points and {columns} "
+                                    f"outputs. The smallest that works is {show_bytes(4 * (working + 16 * n * columns))}.")
+        left = memory - self.step * working - 40 * n * columns
+        self.kept: dict[int, Tensor] = {}
+        for i in range(0, n, self.step):
+            size = 4 * (min(i + self.step, n) - i) * min(i + self.step, n)
+            if size > left:
+                break
+            self.kept[i] = self._block(i)
+            left -= size
+
+    def _block(self, i: int) -> Tensor:
+        rows = slice(i, min(i + self.step, len(self.u)))
+        return self.kernel.values(self.kernel.geometry(self.u[rows], self.u[:rows.stop]))
+
+    def __matmul__(self, v: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        out = self.shift[:, None] * v
+        small = v.to(self.u.dtype)
+        for i in range(0, len(self.u), self.step):
+            K = self.kept[i] if i in self.kept else self._block(i)
+            last = i + len(K)
+            out[i:last] += K @ small[:last]
+            if i:
+                out[:i] += K[:, :i].T @ small[i:last]
+        return out
+
+
+def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"], rank: int) -> Callable[[Tensor], Tensor]:
+    """v -> (C C^T + shift)^-1 v, where C C^T is the Nystrom approximation of K from the first ``rank`` points, which are a random
+    sample because points are in random order."""
+    s = u[:rank]
+    K = kernel.values(kernel.geometry(s)).double()
+    K.diagonal().add_(1e-6 * K.diagonal().mean())
+    L = torch.linalg.cholesky(K)
+    C = torch.cat([torch.linalg.solve_triangular(L, kernel.values(kernel.geometry(part, s)).double().T, upper=False).T.to(u.dtype)
+                   for part in u.split(4096)])
+    inner = torch.eye(rank, dtype=torch.float64, device=u.device)
+    for part, w in zip(C.split(4096), shift.split(4096), strict=True):
+        inner += (part.double().T / w) @ part.double()
+    factor = torch.linalg.cholesky(inner)
+
+    def apply(v: Tensor) -> Tensor:
+        scaled = v / shift[:, None]
+        t = torch.cholesky_solve((C.T @ scaled.to(C.dtype)).double(), factor)
+        return scaled - (C @ t.to(C.dtype)).double() / shift[:, None]
+
+    return apply
+
+
+def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: float, *, intercept: bool, memory: int,
+                 tolerance: float = 1e-4, most: int = 500) -> Solution:
+    """By conjugate gradients, all outputs (and the ones of the intercept) at once."""
+    if ridge <= 0:
+        raise SingularKernelError(f"ridge={ridge:g}: {len(data)} distinct rows do not fit memory={show_bytes(memory)} as a dense "
+                                  f"system, and the iterative one needs a positive ridge.")
+    shift = ridge / data.w
+    y = (torch.cat([data.y, torch.ones_like(data.y[:, :1])], 1) if intercept else data.y).double()
+    n, c = y.shape
+    rank = min(n, 2000, max(100, int(memory / 8 / (12 * n))))
+    H = Blocks(kernel, u, shift, memory - 4 * n * rank - 24 * rank * rank, c)
+    P = nystrom(kernel, u, shift, rank)
+    v, r = torch.zeros_like(y), y.clone()
+    z = P(r)
+    p, rz, size = z, (r * z).sum(0), r.norm(dim=0)
+    with tqdm(total=most, desc=f"kernel system of {n} points", delay=2, leave=False, disable=None) as bar:
+        for _ in range(most):
+            Hp = H @ p
+            alpha = rz / (p * Hp).sum(0).clamp(min=1e-300)
+            v += alpha * p
+            r -= alpha * Hp
+            left = (r.norm(dim=0) / size.clamp(min=1e-300)).max().item()
+            bar.set_postfix_str(f"residual {left:.1e}")
+            bar.update()
+            if left <= tolerance or not math.isfinite(left):
+                break
+            z = P(r)
+            rz, old = (r * z).sum(0), rz
+            p = z + rz / old.clamp(min=1e-300) * p
+    if not left <= 10 * tolerance:
+        raise SingularKernelError(f"conjugate gradients left a residual of {left:.1e} of the targets after {most} steps, with ridge="
+                                  f"{ridge:g} on {n} points. A larger ridge, or more memory=, makes the system easier.")
+    if not intercept:
+        return Solution(v, y.new_zeros(c))
+    A, one = v[:, :-1], v[:, -1]
+    b = A.sum(0) / one.sum()
+    return Solution(A - one[:, None] * b, b)
