@@ -250,10 +250,51 @@ def test_a_probe_that_cannot_be_right(richter: ModuleType, x: Any, y: Any, sente
     ("mask without positions", {"mask": torch.ones(N)}, r"mask has shape \(12,\) for 12 examples; \[n, T\] is needed"),
     ("mask of fewer examples", {"mask": torch.ones(5, 3)}, r"mask has shape \(5, 3\) for 12 examples"),
     ("mask all false", {"mask": torch.zeros(N, 3)}, "mask is False everywhere.*no position is left"),
+    ("loss a word", {"loss": "mse"}, r"Probe\(loss='mse'\): a function loss\(f, y\) is needed, e.g. torch.nn.MSELoss\(\)"),
+    ("decay negative", {"weight_decay": -1e-4}, r"Probe\(weight_decay=-0.0001\).*not negative"),
+    ("decay not a number", {"weight_decay": NAN}, r"Probe\(weight_decay=nan\): the objective is loss \+ weight_decay/2"),
+    ("decay infinite", {"weight_decay": INF}, r"Probe\(weight_decay=inf\)"),
+    ("decay a word", {"weight_decay": "1e-4"}, r"Probe\(weight_decay='1e-4'\)"),
+    ("decay true", {"weight_decay": True}, r"Probe\(weight_decay=True\)"),
 ))  # fmt: skip
 def test_options_of_a_probe(richter: ModuleType, options: dict[str, Any], sentence: str) -> None:
     with refused(sentence):
         richter.Probe(X, Y, **options)
+
+
+@pytest.mark.parametrize(("loss", "sentence"), many(
+    ("NaN", lambda f, y: f.sum() * NAN, r"Probe\(loss=<lambda>\) is NaN or Inf on the probe.*diverged"),
+    ("Inf", lambda f, y: (f.square() / 0).mean(), "is NaN or Inf on the probe"),
+    ("NaN gradient", lambda f, y: (f - f.detach()).abs().sqrt().sum(), "gradient of .* in the outputs is NaN or Inf"),
+    ("by output", nn.MSELoss(reduction="none"), r"Probe\(loss=MSELoss\) returned numbers of shape \(12, 3\) for 12 examples"),
+    ("too short", lambda f, y: f[:5, 0], r"returned numbers of shape \(5,\) for 12 examples.*one number for each"),
+    ("a number", lambda f, y: 1.0, "returned a float for 12 examples"),
+    ("whole numbers", lambda f, y: (f.argmax(1) != y).sum(), r"returned numbers of shape \(\)"),
+    ("detached", lambda f, y: f.detach().square().mean(), "does not depend on the outputs in a way that autograd can follow"),
+    ("constant", lambda f, y: torch.tensor(1.0), "does not depend on the outputs"),
+    ("sum", nn.CrossEntropyLoss(reduction="sum"), "is a sum over examples: it doubles when each is given twice"),
+    ("own sum", lambda f, y: f.square().sum(), "is a sum over examples"),
+    ("broken", lambda f, y: f @ y, r"failed on outputs of shape \(12, 3\) and labels of shape \(12,\) \(RuntimeError: "),
+    ("arguments", lambda f: f, r"failed on outputs .*TypeError.*It is called as loss\(f, y\) with all examples"),
+    ("weights of other classes", nn.CrossEntropyLoss(weight=torch.ones(7)), r"Probe\(loss=CrossEntropyLoss\) failed"),
+))  # fmt: skip
+def test_a_loss_that_cannot_be_right(richter: ModuleType, loss: Any, sentence: str) -> None:
+    model = mlp()
+    with refused(sentence, model=model):
+        richter.measure(model, richter.Probe(X, Y, loss=loss, weight_decay=0.1), ["fact"])
+
+
+def test_a_loss_of_labels_without_labels(richter: ModuleType) -> None:
+    model = mlp()
+    with refused(r"Probe\(loss=CrossEntropyLoss\) failed on outputs of shape \(12, 3\) and labels of shape None", model=model):
+        richter.measure(model, richter.Probe(X, None, loss=nn.CrossEntropyLoss(), weight_decay=0.1), ["fact"])
+
+
+def test_a_loss_of_outputs_that_do_not_count(richter: ModuleType) -> None:
+    model, y = mlp(), torch.where(Y == 1, -100, Y)
+    for loss in (nn.MSELoss(), lambda f, y: f.square().mean()):
+        with refused("depends on outputs that do not count", "Leave loss= out", "all 12 examples at once", model=model):
+            richter.measure(model, richter.Probe(X, y, loss=loss, weight_decay=0.1), ["fact"])
 
 
 @pytest.mark.parametrize(("y", "options", "sentence"), many(

@@ -146,7 +146,7 @@ def test_the_comparisons_see_a_difference() -> None:
 @given(seed=SEEDS, chunk=st.integers(1, N))
 def test_the_size_of_chunks_changes_no_number(kind: str, seed: int, chunk: int) -> None:
     model, x, then = network(kind, seed), inputs(kind, seed), initial(kind, seed)
-    probes = (richter.Probe(x, labels(), chunk=c) for c in (N, chunk))
+    probes = (richter.Probe(x, labels(), chunk=c, weight_decay=0.1) for c in (N, chunk))
     whole, pieces = (richter.measure(model, probe, EVERY, initial=then).rows for probe in probes)
     for column, tolerance in (("value", 1e-10), ("error", 1e-6)):
         a, b = ({(r.measure, r.layer): getattr(r, column) for r in rows} for rows in (pieces, whole))
@@ -296,7 +296,8 @@ def test_kernels_are_symmetric_and_semidefinite(kind: str, seed: int) -> None:
 @given(seed=SEEDS, gain=st.sampled_from([30.0, 1.5, 0.3, 1e-3]), regression=st.booleans())
 def test_every_measure_is_within_its_bounds(kind: str, seed: int, gain: float, regression: bool, bias: bool) -> None:
     model, then = network(kind, seed, gain=gain, bias=bias), initial(kind, seed, bias=bias)
-    found = values(model, inputs(kind, seed), normal(seed, N, 3) if regression else labels(), EVERY, initial=then)
+    found = values(model, inputs(kind, seed), normal(seed, N, 3) if regression else labels(), EVERY, initial=then,
+                   probe={"weight_decay": 0.1})
     known = catalogue()
     assert {measure for measure, _ in found} == set(known)
     outside = {k: v for k, v in found.items() if not math.isnan(v) and v not in known[k[0]].bounds.widened(1e-9)}

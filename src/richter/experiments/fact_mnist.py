@@ -1,4 +1,4 @@
-"""FACT against the neural feature ansatz on MNIST: low while the network learns, above the ansatz where it has converged.  [fact]"""
+"""FACT and the neural feature ansatz on MNIST: low while the network learns, above it where training has converged.  [fact]"""
 
 from __future__ import annotations
 
