@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,9 +34,22 @@ class Problem:
 
     def some(self, n: int) -> Problem:
         """The problem of the last n points only."""
-        first = len(self) - n
-        kept = self.point >= first
-        return Problem(self.x[first:], self.y[first:], self.w[first:], self.point[kept] - first, self.rows[kept], self.weight[kept])
+        return self.take(torch.arange(len(self), device=self.x.device) >= len(self) - n)
+
+    def take(self, kept: Bool[Tensor, " n"]) -> Problem:
+        """The problem of some points only."""
+        rows = kept[self.point]
+        place = kept.cumsum(0) - 1
+        return Problem(self.x[kept], self.y[kept], self.w[kept], place[self.point[rows]], self.rows[rows], self.weight[rows])
+
+    def folds(self, k: int) -> Int[Tensor, " n"]:
+        """A fold 0..k-1 for each point: copies of a row are never apart, and every fold has its share of each class, or of small
+        and large targets."""
+        of = self.y.argmax(1) if self.y.shape[1] > 1 else self.y[:, 0]
+        order = torch.argsort(of, stable=True)
+        fold = torch.empty_like(order)
+        fold[order] = torch.arange(len(self), device=order.device) % k
+        return fold
 
 
 def problem(x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64], random: np.random.RandomState,

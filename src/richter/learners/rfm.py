@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,17 +20,18 @@ from tqdm import tqdm
 
 from richter.core import SelectionError, parse_bytes, unknown
 from richter.learners import scores
-from richter.learners.features import FEATURES, Pairs
+from richter.learners.features import FEATURES, Features, Pairs
 from richter.learners.kernels import Kernel, Laplace, root, stretch
 from richter.learners.logistic import solve_logistic
 from richter.learners.problem import Problem, problem
-from richter.learners.search import Choice, Loss, Search, Update, View, path
+from richter.learners.search import SMALL, Choice, Loss, Search, Stage, Update, View, large, path
 from richter.learners.solvers import DENSE, Solution, solve, solve_blocks
 
 JUDGED = 2000  # rows are left out one by one for at most as many points; their prediction still uses all the others
 SEARCHED = 5000  # points that choices are made on, when all do not fit the memory
 
 Array = NDArray[Any]
+Variant = tuple[Search, Update]
 
 
 class _Learner(BaseEstimator):
@@ -41,7 +42,7 @@ class _Learner(BaseEstimator):
     iterations: int
     ridge: float | None
     power: float
-    diagonal: bool
+    diagonal: bool | None
     normalise: bool | None
     scale: bool | None
     intercept: bool | None
@@ -55,64 +56,87 @@ class _Learner(BaseEstimator):
     def _fit(self, X: Array, Y: Array, weight: Array, validation: tuple[Array, Array, Array] | None, loss: Loss,
              solver: Callable[..., Solution] = solve, folds: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """Everything after the targets are numbers [n, c]. Returns what was judged at the best iteration."""
-        search = self._search(loss, solver)
-        literal = self.ridge is not None
+        variants = self._variants(loss, solver)
         memory = parse_bytes(self.memory)
         random = check_random_state(self.random_state)
-        self.mean_, self.scale_ = _standard(X, weight, (not literal) if self.scale is None else bool(self.scale))
+        self.mean_, self.scale_ = _standard(X, weight, self.ridge is None if self.scale is None else bool(self.scale))
         X = (X - self.mean_) / self.scale_
         whole = problem(X, Y, weight, random, self.device or "cpu")
-        n = len(whole)
-        dense = DENSE * n * n <= memory
-        update = Update(self.features, float(self.power), bool(self.diagonal),  # type: ignore[arg-type]
-                        _normalised(self.normalise, self.features, search.kernels), memory // 8)
-        self.history_: list[dict[str, Any]] = []
-        self.stages_: list[tuple[Choice, Tensor | None, Solution]] = []
-        if validation is not None:
-            x, y, w = validation
-            held = tuple(torch.from_numpy(np.ascontiguousarray(a)).to(whole.x.device) for a in ((x - self.mean_) / self.scale_, y, w))
-            views = [View(_fitting(whole, memory), held_out=held)]  # type: ignore[arg-type]
-        elif folds is not None:
-            views = [_fold(X, Y, weight, split, random, whole.x.device, memory) for split in folds]
+
+        def views() -> list[View]:
+            return self._views(X, Y, weight, whole, validation, folds, memory, random)
+
+        def walk(views: list[View], variant: Variant) -> Iterator[Stage]:
+            return path(views, *variant, self.iterations, 2 if self.early_stopping else None)
+
+        given = views()
+        if len(variants) > 1 and large(given):  # they race on some points
+            least = [min(stage.choice.loss for stage in walk([v.shrunk(SMALL) for v in given], variant)) for variant in variants]
+            variants = [variants[int(np.argmin(least))]]
+        bar = tqdm(total=(self.iterations + 1) * len(variants), desc=type(self).__name__, delay=2, leave=False, file=sys.stderr,
+                   disable=None)
+        runs = []
+        with bar:
+            for i, variant in enumerate(variants):
+                stages: list[Stage] = []
+                for stage in walk(given if i == 0 else views(), variant):
+                    stages.append(stage if self.keep == "all" or not stages or stage.choice.loss < min(
+                        s.choice.loss for s in stages) else stage.forgotten())
+                    bar.update()
+                runs.append(stages)
+        stages, (search, update) = min(zip(runs, variants, strict=True), key=lambda run: min(s.choice.loss for s in run[0]))
+        best = min(stages, key=lambda s: s.choice.loss)
+        self.best_iteration_ = best.choice.iteration
+        self.history_ = [{"iteration": s.choice.iteration, "kernel": s.choice.kernel, "ridge": s.choice.ridge, "loss": s.choice.loss}
+                         for s in stages]
+        if given[0].data is whole:  # what was fitted to choose is the model
+            kept = stages if self.keep == "all" else [best]
+            self.stages_ = [(s.choice, s.metric, s.solutions[0]) for s in kept]
         else:
-            views = [View(data := _fitting(whole, memory), min(len(data), JUDGED))]
-        own = validation is None and folds is None and dense  # the view is the whole problem, so its solutions are the model's
-        best, judged = np.inf, None
-        bar = tqdm(path(views, search, update, self.iterations, 2 if self.early_stopping else None), total=self.iterations + 1,
-                   desc=type(self).__name__, delay=2, leave=False, file=sys.stderr, disable=None)
-        choices = []
-        for stage in bar:
-            c = stage.choice
-            choices.append(c)
-            self.history_.append({"iteration": c.iteration, "kernel": c.kernel, "ridge": c.ridge, "loss": c.loss})
-            better = c.loss < best or not choices[:-1]
-            if own and (better or self.keep == "all"):
-                if self.keep == "best":
-                    self.stages_.clear()
-                self.stages_.append((c, stage.metric, stage.solutions[0]))
-            if better:
-                best, judged = c.loss, stage.judged
-                self.best_iteration_ = c.iteration
-        if not own:
-            wanted = choices[:self.best_iteration_ + 1] if self.keep == "best" else choices
-            self.stages_ = list(_replay(whole, wanted, search, update, memory, dense))
+            wanted = stages if self.keep == "all" else stages[:self.best_iteration_ + 1]
+            self.stages_ = list(_replay(whole, [s.choice for s in wanted], search, update, memory))
             if self.keep == "best":
                 self.stages_ = self.stages_[-1:]
-        chosen, metric, solution = next(s for s in self.stages_ if s[0].iteration == self.best_iteration_)
-        d = X.shape[1]
-        M = torch.eye(d, dtype=torch.float64) if metric is None else (torch.diag(metric) if metric.dim() == 1 else metric)
+        self._publish(whole)
+        assert best.judged is not None
+        return best.judged
+
+    def _publish(self, whole: Problem) -> None:
+        """What users read of the chosen stage."""
+        chosen, metric, solution = self._stage()
+        M = torch.eye(whole.x.shape[1]) if metric is None else torch.diag(metric) if metric.dim() == 1 else metric
         self.feature_matrix_ = M.cpu().double().numpy()
         diagonal = np.clip(self.feature_matrix_.diagonal(), 0, None)
         self.feature_importances_ = diagonal / diagonal.sum()
         self.kernel_, self.ridge_, self.loss_ = chosen.kernel, chosen.ridge, chosen.loss
         self.points_ = whole.x.cpu().numpy()
         self.dual_coef_, self.intercept_ = solution.A.cpu().numpy(), solution.b.cpu().numpy()
-        assert judged is not None
-        return judged
 
-    def _search(self, loss: Loss, solver: Callable[..., Solution]) -> Search:
-        """The settings, checked."""
-        kernels = (Laplace(),) if self.kernel is None else (self.kernel,) if isinstance(self.kernel, Kernel) else tuple(self.kernel)
+    def _stage(self) -> tuple[Choice, Tensor | None, Solution]:
+        return next(s for s in self.stages_ if s[0].iteration == self.best_iteration_)
+
+    def _views(self, X: Array, Y: Array, weight: Array, whole: Problem, validation: tuple[Array, Array, Array] | None, folds: Any,
+               memory: int, random: Any) -> list[View]:
+        """What is fitted and what is judged, to choose."""
+        def tensors(*arrays: Array) -> Any:
+            return tuple(torch.from_numpy(np.ascontiguousarray(a)).to(whole.x.device) for a in arrays)
+
+        if validation is not None:
+            x, y, w = validation
+            return [View(_fitting(whole, memory), held_out=tensors((x - self.mean_) / self.scale_, y, w))]
+        if folds == "loo":
+            return [View(data := _fitting(whole, memory), min(len(data), JUDGED))]
+        data = _fitting(whole, memory)
+        if isinstance(folds, int):
+            fold = data.folds(folds)
+            parts = [(data.take(fold != k), data.take(fold == k)) for k in range(folds)]
+            return [View(a, held_out=(b.x[b.point], b.rows, b.weight)) for a, b in parts]
+        return [View(_fitting(problem(X[a], Y[a], weight[a], random, whole.x.device), memory), held_out=tensors(X[b], Y[b], weight[b]))
+                for a, b in folds]
+
+    def _variants(self, loss: Loss, solver: Callable[..., Solution]) -> list[Variant]:
+        """The settings, checked: a search and an update for each kernel and kind of metric that may be chosen."""
+        kernels = [Laplace()] if self.kernel is None else [self.kernel] if isinstance(self.kernel, (Kernel, str)) else [*self.kernel]
         for k in kernels:
             if not isinstance(k, Kernel):
                 raise SelectionError(f"kernel={self.kernel!r}: a kernel object (or several to choose from) is needed, e.g. "
@@ -124,18 +148,22 @@ class _Learner(BaseEstimator):
         if self.ridge is not None and not (isinstance(self.ridge, Real) and 0 <= self.ridge < np.inf):
             raise SelectionError(f"ridge={self.ridge!r}: a number of at least 0 is needed, or None to have it chosen.")
         if not (isinstance(self.power, Real) and 0 < self.power < np.inf):
-            raise SelectionError(f"power={self.power!r}: a positive exponent of the feature matrix is needed; 1 is the paper's.")
+            raise SelectionError(f"power={self.power!r}: a positive exponent of the feature matrix is needed, e.g. 0.5 or 1.")
         if self.keep not in ("best", "all"):
             raise SelectionError(f"keep={self.keep!r}: 'best' (the chosen iteration) or 'all' (for staged_predict) is needed.")
-        intercept = self.ridge is None if self.intercept is None else bool(self.intercept)
-        return Search(kernels, None if self.ridge is None else float(self.ridge), intercept, loss, solver)
+        ridge = None if self.ridge is None else float(self.ridge)
+        intercept = ridge is None if self.intercept is None else bool(self.intercept)
+        memory = parse_bytes(self.memory) // 8
+        return [(Search(k, ridge, intercept, loss, solver),
+                 Update(cast(Features, self.features), float(self.power), diagonal, _normalised(self.normalise, self.features, k), memory))
+                for k in kernels
+                for diagonal in ((False, True) if self.diagonal is None and self.iterations else (bool(self.diagonal),))]
 
     def _outputs(self, X: Any, which: int | None = None) -> Array:
         """f(X) [n, c] of the chosen stage, or of another one that was kept."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        choice, metric, solution = next(s for s in self.stages_ if s[0].iteration == self.best_iteration_) if which is None \
-            else self.stages_[which]
+        choice, metric, solution = self._stage() if which is None else self.stages_[which]
         R = None if metric is None else root(metric)
         u = stretch(torch.from_numpy(self.points_).to(solution.A.device, solution.A.dtype), R)
         x = torch.from_numpy((X - self.mean_) / self.scale_).to(u)
@@ -158,9 +186,9 @@ def _standard(X: Array, weight: Array, scale: bool) -> tuple[Array, Array]:
     return mean, np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)
 
 
-def _normalised(asked: bool | None, features: str, kernels: Sequence[Kernel]) -> bool:
+def _normalised(asked: bool | None, features: str, kernel: Kernel) -> bool:
     """FACT sets its own scale where a scale of the metric is one of the kernel; elsewhere the bandwidth would drift."""
-    return not (features.startswith("fact") and all(k.homogeneous for k in kernels)) if asked is None else bool(asked)
+    return not (features.startswith("fact") and kernel.homogeneous) if asked is None else bool(asked)
 
 
 def _fitting(whole: Problem, memory: int) -> Problem:
@@ -169,23 +197,17 @@ def _fitting(whole: Problem, memory: int) -> Problem:
     return whole if len(whole) <= most else whole.some(min(most, SEARCHED))
 
 
-def _fold(X: Array, Y: Array, weight: Array, split: tuple[Array, Array], random: Any, device: Any, memory: int) -> View:
-    train, test = split
-    held = tuple(torch.from_numpy(np.ascontiguousarray(a[test])).to(device) for a in (X, Y, weight))
-    return View(_fitting(problem(X[train], Y[train], weight[train], random, device), memory), held_out=held)  # type: ignore[arg-type]
-
-
 def _geometry(kernel: Kernel, u: Tensor) -> Pairs:
     return lambda rows: kernel.geometry(u[rows], u)
 
 
-def _replay(whole: Problem, choices: Sequence[Choice], search: Search, update: Update, memory: int, dense: bool) \
+def _replay(whole: Problem, choices: Sequence[Choice], search: Search, update: Update, memory: int) \
         -> Iterator[tuple[Choice, Tensor | None, Solution]]:
     """The same choices on all the data."""
-    if dense:
+    if DENSE * len(whole) ** 2 <= memory:
         view = View(whole)
         for i, c in enumerate(choices):
-            solution = view.fit(c.kernel, c.ridge, search.intercept, search.solver)[0]
+            solution = view.solve(c.kernel, c.ridge, search.intercept, search.solver)
             yield c, view.metric, solution
             if i + 1 < len(choices):
                 view.advance(update, c.kernel, solution.A)
@@ -216,8 +238,8 @@ _DOC = """
         system solved is (K_M(X, X) + ridge I) A = Y and nothing else.
     power : float
         Exponent of the feature matrix.
-    diagonal : bool
-        Learn a weight for each column only.
+    diagonal : bool or None
+        Learn a weight for each column only. None: both are tried.
     normalise : bool or None
         Divide the metric by the mean of its diagonal. None: yes, but not for FACT with a homogeneous kernel, which sets its own scale.
     scale, intercept : bool or None
@@ -252,8 +274,8 @@ class RFMRegressor(RegressorMixin, _Learner):  # type: ignore[misc]
     __doc__ = f"{__doc__}{_DOC}"
 
     def __init__(self, kernel: Any = None, features: str = "agop", iterations: int = 5, ridge: float | None = None, *,
-                 power: float = 1.0, diagonal: bool = False, normalise: bool | None = None, scale: bool | None = None,
-                 intercept: bool | None = None, select: Any = "loo", early_stopping: bool = True, keep: str = "best",
+                 power: float = 0.5, diagonal: bool | None = False, normalise: bool | None = None, scale: bool | None = None,
+                 intercept: bool | None = None, select: Any = "auto", early_stopping: bool = True, keep: str = "best",
                  memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
         self.kernel, self.features, self.iterations, self.ridge = kernel, features, iterations, ridge
         self.power, self.diagonal, self.normalise, self.scale, self.intercept = power, diagonal, normalise, scale, intercept
@@ -290,7 +312,7 @@ class KernelRidge(RFMRegressor):
     """Kernel ridge regression with the same solver and the same choice of bandwidth and ridge: RFMRegressor without iterations."""
 
     def __init__(self, kernel: Any = None, ridge: float | None = None, *, scale: bool | None = None, intercept: bool | None = None,
-                 select: Any = "loo", memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
+                 select: Any = "auto", memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
         super().__init__(kernel, iterations=0, ridge=ridge, scale=scale, intercept=intercept, select=select, memory=memory,
                          device=device, random_state=random_state)
 
@@ -307,8 +329,8 @@ class RFMClassifier(ClassifierMixin, _Learner):  # type: ignore[misc]
     """
 
     def __init__(self, kernel: Any = None, features: str = "agop", iterations: int = 5, ridge: float | None = None, *,
-                 loss: str = "squared", power: float = 1.0, diagonal: bool = False, normalise: bool | None = None,
-                 scale: bool | None = None, intercept: bool | None = None, select: Any = "loo", early_stopping: bool = True,
+                 loss: str = "squared", power: float = 0.5, diagonal: bool | None = False, normalise: bool | None = None,
+                 scale: bool | None = None, intercept: bool | None = None, select: Any = "auto", early_stopping: bool = True,
                  keep: str = "best", memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
         self.kernel, self.features, self.iterations, self.ridge, self.loss = kernel, features, iterations, ridge, loss
         self.power, self.diagonal, self.normalise, self.scale, self.intercept = power, diagonal, normalise, scale, intercept
@@ -380,17 +402,22 @@ def _held_out(learner: _Learner, validation: Any, targets: Callable[[Any], Array
     return X, targets(y), np.ones(len(X))
 
 
-def _folds(learner: _Learner, X: Array, y: Array, classifier: bool) -> list[tuple[Array, Array]] | None:
-    """The folds to choose by; None for leave-one-out."""
+def _folds(learner: _Learner, X: Array, y: Array, classifier: bool) -> Any:
+    """What to choose by: "loo", a number of folds, or pairs of row numbers."""
     by = learner.select
+    squared = getattr(learner, "loss", "squared") == "squared"
+    if isinstance(by, str) and by == "auto":
+        return "loo" if squared and learner.iterations == 0 else 5 if len(X) <= 1000 else 3
     if isinstance(by, str) and by == "loo":
-        if getattr(learner, "loss", "squared") == "squared":
-            return None
-        by = 5
+        if not squared:
+            raise SelectionError('select="loo": leaving rows out has no closed form for the logistic loss. Give a number of folds.')
+        return by
     if isinstance(by, str):
-        raise unknown(type(learner).__name__, "way select=", by, ("loo",))
-    if isinstance(by, Integral) and classifier:  # as many folds as the rarest class allows
-        by = max(2, min(int(by), int(np.unique(y, return_counts=True)[1].min())))
+        raise unknown(type(learner).__name__, "way select=", by, ("auto", "loo"))
+    if isinstance(by, Integral):
+        if not 2 <= int(by) <= len(X):
+            raise SelectionError(f"select={by}: from 2 to {len(X)} folds (one for each row at most) are possible.")
+        return int(by)
     return list(check_cv(by, y, classifier=classifier).split(X, y))
 
 

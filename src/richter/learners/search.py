@@ -47,6 +47,7 @@ class View:
         self.metric: Tensor | None = None
         self.R: Tensor | None = None
         self._known: dict[type, tuple[Geometry, Geometry | None]] = {}
+        self._typical: dict[type, float] = {}
         self.u, self.v = data.x, held_out[0] if held_out else None
 
     def shrunk(self, n: int) -> View:
@@ -59,7 +60,14 @@ class View:
         self.metric, self.R = metric, root(metric)
         self.u = stretch(self.data.x, self.R)
         self.v = stretch(self.held_out[0], self.R) if self.held_out else None
-        self._known = {}
+        self._known, self._typical = {}, {}
+
+    def typical(self, kernel: Tunable) -> float:
+        """The bandwidth of the rule of thumb, from a thousand points."""
+        kind = type(kernel)
+        if kind not in self._typical:
+            self._typical[kind] = kernel.typical(self.geometry(kernel)[0][:1000, :1000])
+        return self._typical[kind]
 
     def geometry(self, kernel: Kernel) -> tuple[Geometry, Geometry | None]:
         kind = type(kernel)
@@ -67,15 +75,17 @@ class View:
             self._known[kind] = kernel.geometry(self.u), None if self.v is None else kernel.geometry(self.v, self.u)
         return self._known[kind]
 
-    def fit(self, kernel: Kernel, ridge: float, intercept: bool, solver: Solver = solve) -> tuple[Solution, Tensor, Tensor, Tensor]:
-        """The solution; and predictions, targets and weights of what is judged."""
-        g, h = self.geometry(kernel)
-        s = solver(kernel.values(g), self.data, ridge, intercept=intercept, judged=self.judged)
-        if self.held_out is not None:
-            assert h is not None
-            return s, kernel.values(h) @ s.A + s.b, self.held_out[1], self.held_out[2]
-        assert s.left_out is not None and s.judged is not None
-        return s, s.left_out, self.data.rows[s.judged], self.data.weight[s.judged]
+    def solve(self, kernel: Kernel, ridge: float, intercept: bool, solver: Solver) -> Solution:
+        return solver(kernel.values(self.geometry(kernel)[0]), self.data, ridge, intercept=intercept, judged=self.judged)
+
+    def judge(self, kernel: Kernel, s: Solution) -> tuple[Tensor, Tensor, Tensor]:
+        """Predictions, targets and weights of what is judged."""
+        if self.held_out is None:
+            assert s.left_out is not None and s.judged is not None
+            return s.left_out, self.data.rows[s.judged], self.data.weight[s.judged]
+        h = self.geometry(kernel)[1]
+        assert h is not None
+        return kernel.values(h) @ s.A + s.b, *self.held_out[1:]
 
     def advance(self, update: Update, kernel: Kernel, A: Tensor) -> None:
         """To the metric that this fit gives."""
@@ -100,12 +110,16 @@ class Stage:
     choice: Choice
     metric: Tensor | None
     solutions: tuple[Solution, ...]
-    judged: tuple[Tensor, Tensor, Tensor]
+    judged: tuple[Tensor, Tensor, Tensor] | None
+
+    def forgotten(self) -> Stage:
+        """The choice alone."""
+        return Stage(self.choice, None, (), None)
 
 
-Place = tuple[int, int, int]  # which kernel, log2 of its bandwidth over the typical one, log10 of the ridge over K's diagonal
-START, LOWEST, HIGHEST = (1, -2), (-4, -6), (8, 3)
-GAIN = 0.002  # of the loss: less is not worth another step
+Place = tuple[int, int]  # log2 of the bandwidth over the typical one, log10 of the ridge over K's diagonal
+START, LOWEST, HIGHEST = (2, -2), (-4, -6), (5, 3)
+GAIN = 0.004  # of the loss: less is not worth another step
 SMALL = 400  # points on which places are searched before all points are asked
 
 
@@ -113,7 +127,7 @@ SMALL = 400  # points on which places are searched before all points are asked
 class Search:
     """How a bandwidth and a ridge are looked for: by steps of a factor 2 and 10, uphill from a start."""
 
-    kernels: tuple[Kernel, ...]
+    kernel: Kernel
     ridge: float | None
     intercept: bool
     loss: Loss
@@ -122,29 +136,34 @@ class Search:
     @property
     def open(self) -> bool:
         """Whether there is anything to choose."""
-        return self.ridge is None or len(self.kernels) > 1 or any(_free(k) for k in self.kernels)
+        return bool(self.axes)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        free = isinstance(self.kernel, Tunable) and self.kernel.bandwidth is None
+        return ((0,) if free else ()) + ((1,) if self.ridge is None else ())
 
     def at(self, views: Sequence[View], place: Place) -> tuple[Kernel, float]:
         """The kernel and the ridge of a place, in the units of the first view."""
-        kernel = self.kernels[place[0]]
-        g, _ = views[0].geometry(kernel)
+        kernel = self.kernel
         if isinstance(kernel, Tunable) and kernel.bandwidth is None:
-            kernel = kernel.at(kernel.typical(g) * 2.0 ** place[1])
+            kernel = kernel.at(views[0].typical(kernel) * 2.0 ** place[0])
         if self.ridge is not None:
             return kernel, self.ridge
-        corner = g[..., :64, :64]
-        return kernel, 10.0 ** place[2] * kernel.values(corner).diagonal().mean().item()
+        corner = views[0].geometry(kernel)[0][..., :64, :64]
+        return kernel, 10.0 ** place[1] * kernel.values(corner).diagonal().mean().item()
 
     def stage(self, views: Sequence[View], place: Place, iteration: int) -> Stage:
         kernel, ridge = self.at(views, place)
-        found = [view.fit(kernel, ridge, self.intercept, self.solver) for view in views]
-        judged = tuple(torch.cat(parts) for parts in list(zip(*found, strict=True))[1:])
-        loss = self.loss(*judged)
+        solutions = tuple(view.solve(kernel, ridge, self.intercept, self.solver) for view in views)
+        parts = zip(*(view.judge(kernel, s) for view, s in zip(views, solutions, strict=True)), strict=True)
+        f, y, w = (torch.cat(part) for part in parts)
+        loss = self.loss(f, y, w)
         return Stage(Choice(iteration, kernel, ridge, loss if math.isfinite(loss) else math.inf), views[0].metric,
-                     tuple(s for s, *_ in found), judged)  # type: ignore[arg-type]
+                     solutions, (f, y, w))
 
-    def climb(self, views: Sequence[View], starts: Sequence[Place], iteration: int) -> tuple[Place, Stage]:
-        """The best of the starts, then its neighbours as long as one is better."""
+    def climb(self, views: Sequence[View], start: Place, iteration: int, only: int | None = None) -> tuple[Place, Stage]:
+        """From a start to a neighbour (along one axis only, if given) as long as one is better."""
         known: dict[Place, Stage | None] = {}
 
         def look(place: Place) -> float:
@@ -158,11 +177,12 @@ class Search:
             stage = known[place]
             return math.inf if stage is None else stage.choice.loss
 
-        best = min(starts, key=look)
-        moved = True
+        best, moved = start, True
         while moved:
             moved = False
-            for axis in self.axes(best):
+            for axis in self.axes:
+                if only not in (None, axis):
+                    continue
                 for sign in (1, -1):
                     while _inside(near := _step(best, axis, sign)) and look(near) < (1 - GAIN) * look(best):
                         best, moved = near, True
@@ -174,43 +194,41 @@ class Search:
                                       "inputs finite and not all the same?")
         return best, stage
 
-    def axes(self, place: Place) -> tuple[int, ...]:
-        return ((1,) if _free(self.kernels[place[0]]) else ()) + ((2,) if self.ridge is None else ())
-
-
-def _free(kernel: Kernel) -> bool:
-    return isinstance(kernel, Tunable) and kernel.bandwidth is None
-
 
 def _step(place: Place, axis: int, sign: int) -> Place:
-    near = list(place)
-    near[axis] += sign
-    return near[0], near[1], near[2]
+    return (place[0] + sign, place[1]) if axis == 0 else (place[0], place[1] + sign)
 
 
 def _inside(place: Place) -> bool:
-    return LOWEST[0] <= place[1] <= HIGHEST[0] and LOWEST[1] <= place[2] <= HIGHEST[1]
+    return all(low <= at <= high for low, at, high in zip(LOWEST, place, HIGHEST, strict=True))
+
+
+def large(views: Sequence[View]) -> bool:
+    return len(views[0].data) > 1.5 * SMALL
 
 
 def path(views: Sequence[View], search: Search, update: Update, iterations: int, patience: int | None) -> Iterator[Stage]:
     """Fit, choose, move the metric, and again. With more than ``SMALL`` points, each search begins on some of them, and all points
     are asked about its end (and, at first, the neighbours of it)."""
-    small = [v.shrunk(SMALL) for v in views] if len(views[0].data) > 1.5 * SMALL and search.open else None
-    begin: list[Place] = [(k, *START) for k in range(len(search.kernels))]
-    place, guess, offset, best, since = begin[0], begin[0], 0, math.inf, 0
+    small = [v.shrunk(SMALL) for v in views] if large(views) and search.open else None
+    place, guess, offset, settled, best, since = START, START, 0, False, math.inf, 0
     for t in range(iterations + 1):
-        if small is None:
-            place, stage = search.climb(views, begin if t == 0 else [place], t)
+        if settled:
+            stage = search.stage(views, place, t)
+        elif small is None:
+            place, stage = search.climb(views, place, t)
+        elif t == 0:
+            guess, _ = search.climb(small, START, t)
+            place, stage = search.climb(views, guess, t, only=1)
+            offset = place[1] - guess[1]
         else:
-            guess, _ = search.climb(small, begin if t == 0 else [guess], t)
-            if t == 0:
-                place, stage = search.climb(views, [guess], t)
-                offset = place[2] - guess[2]
-            else:
-                there = (guess[0], guess[1], min(max(guess[2] + offset, LOWEST[1]), HIGHEST[1]))
-                found = {p: search.stage(views, p, t) for p in {place, there}}
-                place = min(found, key=lambda p: found[p].choice.loss)
-                stage = found[place]
+            before = guess
+            guess, _ = search.climb(small, guess, t)
+            there = (guess[0], min(max(guess[1] + offset, LOWEST[1]), HIGHEST[1]))
+            found = {p: search.stage(views, p, t) for p in {place, there}}
+            place = min(found, key=lambda p: found[p].choice.loss)
+            stage = found[place]
+            settled = guess == before
         yield stage
         since = 0 if stage.choice.loss < (1 - GAIN) * best else since + 1
         best = min(best, stage.choice.loss)
