@@ -141,6 +141,7 @@ def test_neither_chunks_nor_order_change_a_number(kind: str, seed: int, chunk: i
 def test_memory_changes_no_number(kind: str, seed: int, more: float) -> None:
     model, probe = network(kind, seed), richter.Probe(inputs(kind, seed, 4), labels(4), weight_decay=DECAY)
     least = least_memory(lambda memory: richter.measure(model, probe, FACT, memory=memory))
+    assert least >= 8 * 4 * sum(p.numel() for p in model.parameters() if p.dim() > 1)  # a sum in float64 for each group
     same(values(model, probe, memory=more * least), values(model, probe), 1e-10)
     with pytest.raises(MemoryBudgetError):
         richter.measure(model, probe, FACT, memory=least / 2)
