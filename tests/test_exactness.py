@@ -197,3 +197,19 @@ def test_nearly_every_weight_matrix_gets_a_feature_correlation() -> None:
     matrices = sum(len(case.maps) + len(case.unmapped) for case in zoo.CASES.values())
     assert matrices > 100
     assert finite >= 0.95 * matrices, f"{finite} of {matrices}"
+
+
+def test_a_layer_that_one_example_reaches_has_a_value_and_no_error() -> None:
+    """Without that example there is nothing: a value is given, how sure it is cannot be told."""
+    case = zoo.CASES["moe"]
+    x, y = case.batch(10)
+    x[..., 0] = -x[..., 0].abs()
+    x[2, :, 0] *= -1  # the only one that is sent to the second expert
+    measures = ["nfc", "nfc_sqrt", "fact"]
+    snap = richter.measure(case.build(), richter.Probe(x, y, weight_decay=DECAY), measures)
+    for measure in measures:
+        assert math.isfinite(snap.value(measure, "experts.1"))
+        assert math.isnan(snap.error(measure, "experts.1"))
+        assert math.isfinite(snap.error(measure, "experts.0"))
+    W, G = oracles.weight_and_gradient(case.build(), x, y, "experts.1")
+    assert snap.value("fact", "experts.1") == pytest.approx(oracles.fact_measures(W, G, DECAY)["fact"], rel=RELATIVE)

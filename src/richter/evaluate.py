@@ -230,7 +230,8 @@ class Evaluation:
             note = note or (NO_LABELS if unlabelled else _undefined(m, self.of.then is not None))
         error = math.nan
         if math.isfinite(value) and any(isinstance(s, (Moment, Gram)) for s in leaves(m.needs)):
-            error = _jackknife([float(m.compute(*(values.get(s, g) for s in m.needs))) for g in range(groups)])
+            with contextlib.suppress(Missing):  # only examples of one group reach this layer: there is nothing without them
+                error = _jackknife([float(m.compute(*(values.get(s, g) for s in m.needs))) for g in range(groups)])
         if any(isinstance(s, (Moment, Gram)) for s in leaves(m.needs)):
             note = "; ".join(t for t in (note, said) if t)
         return Row(self.step, name, m.name, value, error, note)
