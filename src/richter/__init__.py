@@ -17,8 +17,8 @@ _WHERE = {
     "every": "richter.observe", "epochs": "richter.observe", "log_spaced": "richter.observe",
     "diagnose": "richter.verdict", "RichterError": "richter.core", "RichterWarning": "richter.evaluate",
 }
-_PARTS = ("controls", "core", "cotangents", "engine", "experiments", "kernels", "layers", "learners", "measures", "models", "report", "runs",
-          "statistics", "tasks", "testing", "theory", "workflows")
+_PARTS = ("controls", "core", "cotangents", "engine", "experiments", "kernels", "layers", "learners", "measures", "models",
+          "report", "runs", "statistics", "tasks", "testing", "theory", "workflows")
 
 __all__ = [*_WHERE, *_PARTS]
 

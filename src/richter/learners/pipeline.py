@@ -11,8 +11,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 
 def tabular(learner: BaseEstimator) -> Pipeline:
-    """A pipeline for data frames: numbers are standardised, gaps filled with the median and marked by a column of their own, words
-    and categories become one column for each value.
+    """A pipeline for data frames: numbers are standardised, gaps filled with the median and marked by a column of their own,
+    words and categories become one column for each value.
 
     >>> tabular(RFMClassifier()).fit(frame, labels)
     """

@@ -30,7 +30,8 @@ class Problem:
         return len(self.x)
 
     def to(self, dtype: torch.dtype) -> Problem:
-        return Problem(self.x.to(dtype), self.y.to(dtype), self.w.to(dtype), self.point, self.rows.to(dtype), self.weight.to(dtype))
+        return Problem(self.x.to(dtype), self.y.to(dtype), self.w.to(dtype), self.point, self.rows.to(dtype),
+                       self.weight.to(dtype))
 
     def some(self, n: int) -> Problem:
         """The problem of the last n points only."""

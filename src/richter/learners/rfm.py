@@ -2,227 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral, Real
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.model_selection import check_cv
-from sklearn.utils import check_random_state
+from numpy.typing import ArrayLike
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor
-from tqdm import tqdm
+from sklearn.utils.validation import validate_data
 
-from richter.core import SelectionError, parse_bytes, unknown
+from richter.core import unknown
 from richter.learners import scores
-from richter.learners.features import FEATURES, Features, Pairs
-from richter.learners.kernels import Kernel, Laplace, root, stretch
+from richter.learners.learner import Array, Learner, folds_of, held_out, kept_stages, row_weights
 from richter.learners.logistic import solve_logistic
-from richter.learners.problem import Problem, problem
-from richter.learners.search import SMALL, Choice, Loss, Search, Stage, Update, View, large, path
-from richter.learners.solvers import DENSE, Solution, solve, solve_blocks
-
-JUDGED = 2000  # rows are left out one by one for at most as many points; their prediction still uses all the others
-SEARCHED = 5000  # points that choices are made on, when all do not fit the memory
-
-Array = NDArray[Any]
-Variant = tuple[Search, Update]
-
-
-class _Learner(BaseEstimator):
-    """What regressors and classifiers share: everything but what targets are."""
-
-    kernel: Kernel | Sequence[Kernel] | None
-    features: str
-    iterations: int
-    ridge: float | None
-    power: float
-    diagonal: bool | None
-    normalise: bool | None
-    scale: bool | None
-    intercept: bool | None
-    select: Any
-    early_stopping: bool
-    keep: str
-    memory: str | float
-    device: Any
-    random_state: Any
-
-    def _fit(self, X: Array, Y: Array, weight: Array, validation: tuple[Array, Array, Array] | None, loss: Loss,
-             solver: Callable[..., Solution] = solve, folds: Any = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Everything after the targets are numbers [n, c]. Returns what was judged at the best iteration."""
-        variants = self._variants(loss, solver)
-        memory = parse_bytes(self.memory)
-        random = check_random_state(self.random_state)
-        self.mean_, self.scale_ = _standard(X, weight, self.ridge is None if self.scale is None else bool(self.scale))
-        X = (X - self.mean_) / self.scale_
-        whole = problem(X, Y, weight, random, self.device or "cpu")
-
-        def views() -> list[View]:
-            return self._views(X, Y, weight, whole, validation, folds, memory, random)
-
-        def walk(views: list[View], variant: Variant) -> Iterator[Stage]:
-            return path(views, *variant, self.iterations, 2 if self.early_stopping else None)
-
-        given = views()
-        if len(variants) > 1 and large(given):  # they race on some points
-            least = [min(stage.choice.loss for stage in walk([v.shrunk(SMALL) for v in given], variant)) for variant in variants]
-            variants = [variants[int(np.argmin(least))]]
-        bar = tqdm(total=(self.iterations + 1) * len(variants), desc=type(self).__name__, delay=2, leave=False, file=sys.stderr,
-                   disable=None)
-        runs = []
-        with bar:
-            for i, variant in enumerate(variants):
-                stages: list[Stage] = []
-                for stage in walk(given if i == 0 else views(), variant):
-                    stages.append(stage if self.keep == "all" or not stages or stage.choice.loss < min(
-                        s.choice.loss for s in stages) else stage.forgotten())
-                    bar.update()
-                runs.append(stages)
-        stages, (search, update) = min(zip(runs, variants, strict=True), key=lambda run: min(s.choice.loss for s in run[0]))
-        best = min(stages, key=lambda s: s.choice.loss)
-        self.best_iteration_ = best.choice.iteration
-        self.history_ = [{"iteration": s.choice.iteration, "kernel": s.choice.kernel, "ridge": s.choice.ridge, "loss": s.choice.loss}
-                         for s in stages]
-        if given[0].data is whole:  # what was fitted to choose is the model
-            kept = stages if self.keep == "all" else [best]
-            self.stages_ = [(s.choice, s.metric, s.solutions[0]) for s in kept]
-        else:
-            wanted = stages if self.keep == "all" else stages[:self.best_iteration_ + 1]
-            self.stages_ = list(_replay(whole, [s.choice for s in wanted], search, update, memory))
-            if self.keep == "best":
-                self.stages_ = self.stages_[-1:]
-        self._publish(whole)
-        assert best.judged is not None
-        return best.judged
-
-    def _publish(self, whole: Problem) -> None:
-        """What users read of the chosen stage."""
-        chosen, metric, solution = self._stage()
-        M = torch.eye(whole.x.shape[1]) if metric is None else torch.diag(metric) if metric.dim() == 1 else metric
-        self.feature_matrix_ = M.cpu().double().numpy()
-        diagonal = np.clip(self.feature_matrix_.diagonal(), 0, None)
-        self.feature_importances_ = diagonal / diagonal.sum()
-        self.kernel_, self.ridge_, self.loss_ = chosen.kernel, chosen.ridge, chosen.loss
-        self.points_ = whole.x.cpu().numpy()
-        self.dual_coef_, self.intercept_ = solution.A.cpu().numpy(), solution.b.cpu().numpy()
-
-    def _stage(self) -> tuple[Choice, Tensor | None, Solution]:
-        return next(s for s in self.stages_ if s[0].iteration == self.best_iteration_)
-
-    def _views(self, X: Array, Y: Array, weight: Array, whole: Problem, validation: tuple[Array, Array, Array] | None, folds: Any,
-               memory: int, random: Any) -> list[View]:
-        """What is fitted and what is judged, to choose."""
-        def tensors(*arrays: Array) -> Any:
-            return tuple(torch.from_numpy(np.ascontiguousarray(a)).to(whole.x.device) for a in arrays)
-
-        if validation is not None:
-            x, y, w = validation
-            return [View(_fitting(whole, memory), held_out=tensors((x - self.mean_) / self.scale_, y, w))]
-        if folds == "loo":
-            return [View(data := _fitting(whole, memory), min(len(data), JUDGED))]
-        data = _fitting(whole, memory)
-        if isinstance(folds, int):
-            fold = data.folds(folds)
-            parts = [(data.take(fold != k), data.take(fold == k)) for k in range(folds)]
-            return [View(a, held_out=(b.x[b.point], b.rows, b.weight)) for a, b in parts]
-        return [View(_fitting(problem(X[a], Y[a], weight[a], random, whole.x.device), memory), held_out=tensors(X[b], Y[b], weight[b]))
-                for a, b in folds]
-
-    def _variants(self, loss: Loss, solver: Callable[..., Solution]) -> list[Variant]:
-        """The settings, checked: a search and an update for each kernel and kind of metric that may be chosen."""
-        kernels = [Laplace()] if self.kernel is None else [self.kernel] if isinstance(self.kernel, (Kernel, str)) else [*self.kernel]
-        for k in kernels:
-            if not isinstance(k, Kernel):
-                raise SelectionError(f"kernel={self.kernel!r}: a kernel object (or several to choose from) is needed, e.g. "
-                                     f"richter.learners.Laplace(bandwidth=3.0).")
-        if self.features not in FEATURES:
-            raise unknown(type(self).__name__, "rule features=", str(self.features), FEATURES)
-        if not (isinstance(self.iterations, Integral) and self.iterations >= 0):
-            raise SelectionError(f"iterations={self.iterations!r}: a whole number is needed; 0 is plain kernel ridge regression.")
-        if self.ridge is not None and not (isinstance(self.ridge, Real) and 0 <= self.ridge < np.inf):
-            raise SelectionError(f"ridge={self.ridge!r}: a number of at least 0 is needed, or None to have it chosen.")
-        if not (isinstance(self.power, Real) and 0 < self.power < np.inf):
-            raise SelectionError(f"power={self.power!r}: a positive exponent of the feature matrix is needed, e.g. 0.5 or 1.")
-        if self.keep not in ("best", "all"):
-            raise SelectionError(f"keep={self.keep!r}: 'best' (the chosen iteration) or 'all' (for staged_predict) is needed.")
-        ridge = None if self.ridge is None else float(self.ridge)
-        intercept = ridge is None if self.intercept is None else bool(self.intercept)
-        memory = parse_bytes(self.memory) // 8
-        return [(Search(k, ridge, intercept, loss, solver),
-                 Update(cast(Features, self.features), float(self.power), diagonal, _normalised(self.normalise, self.features, k), memory))
-                for k in kernels
-                for diagonal in ((False, True) if self.diagonal is None and self.iterations else (bool(self.diagonal),))]
-
-    def _outputs(self, X: Any, which: int | None = None) -> Array:
-        """f(X) [n, c] of the chosen stage, or of another one that was kept."""
-        check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        choice, metric, solution = self._stage() if which is None else self.stages_[which]
-        R = None if metric is None else root(metric)
-        u = stretch(torch.from_numpy(self.points_).to(solution.A.device, solution.A.dtype), R)
-        x = torch.from_numpy((X - self.mean_) / self.scale_).to(u)
-        step = max(1, int(parse_bytes(self.memory) / 8 / (3 * u.element_size() * len(u))))
-        return torch.cat([choice.kernel.values(choice.kernel.geometry(stretch(part, R), u)) @ solution.A + solution.b
-                          for part in x.split(step)]).cpu().double().numpy()
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = False
-        return tags
-
-
-def _standard(X: Array, weight: Array, scale: bool) -> tuple[Array, Array]:
-    """Mean and deviation of the columns; columns that do not vary, and all if not asked for, stay as they are."""
-    if not scale:
-        return np.zeros(X.shape[1]), np.ones(X.shape[1])
-    mean = np.average(X, 0, weight)
-    deviation = np.sqrt(np.average((X - mean) ** 2, 0, weight))
-    return mean, np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)
-
-
-def _normalised(asked: bool | None, features: str, kernel: Kernel) -> bool:
-    """FACT sets its own scale where a scale of the metric is one of the kernel; elsewhere the bandwidth would drift."""
-    return not (features.startswith("fact") and kernel.homogeneous) if asked is None else bool(asked)
-
-
-def _fitting(whole: Problem, memory: int) -> Problem:
-    """As much of the problem as fits the memory as a dense system."""
-    most = int((memory / DENSE) ** 0.5)
-    return whole if len(whole) <= most else whole.some(min(most, SEARCHED))
-
-
-def _geometry(kernel: Kernel, u: Tensor) -> Pairs:
-    return lambda rows: kernel.geometry(u[rows], u)
-
-
-def _replay(whole: Problem, choices: Sequence[Choice], search: Search, update: Update, memory: int) \
-        -> Iterator[tuple[Choice, Tensor | None, Solution]]:
-    """The same choices on all the data."""
-    if DENSE * len(whole) ** 2 <= memory:
-        view = View(whole)
-        for i, c in enumerate(choices):
-            solution = view.solve(c.kernel, c.ridge, search.intercept, search.solver)
-            yield c, view.metric, solution
-            if i + 1 < len(choices):
-                view.advance(update, c.kernel, solution.A)
-        return
-    data = whole.to(torch.float32)
-    metric = None
-    for i, c in enumerate(tqdm(choices, desc="all rows", delay=2, leave=False, file=sys.stderr, disable=None)):
-        R = None if metric is None else root(metric)
-        u = stretch(data.x, R)
-        s = solve_blocks(c.kernel, whole, u, c.ridge, intercept=search.intercept, memory=memory)
-        solution = Solution(s.A.to(u), s.b.to(u))
-        yield c, metric, solution
-        if i + 1 < len(choices):
-            metric = update(c.kernel, u, data.x, R, solution.A, data.w, _geometry(c.kernel, u))
-
+from richter.learners.solvers import solve
 
 _DOC = """
     Parameters
@@ -234,19 +28,21 @@ _DOC = """
     iterations : int
         Updates of the metric; 0 is plain kernel ridge regression.
     ridge : float or None
-        Added to the Gram matrix. None: chosen, and then columns are standardised and an intercept is fitted too. With a number, the
-        system solved is (K_M(X, X) + ridge I) A = Y and nothing else.
-    power : float
-        Exponent of the feature matrix.
+        Added to the Gram matrix. None: chosen, and then columns are standardised and an intercept is fitted too. With a number,
+        the system solved is (K_M(X, X) + ridge I) A = Y and nothing else.
+    power : float or None
+        Exponent of the feature matrix. None: 1/2 for AGOP, and 1 for FACT, whose fixed point is M = FACT.
     diagonal : bool or None
         Learn a weight for each column only. None: both are tried.
     normalise : bool or None
-        Divide the metric by the mean of its diagonal. None: yes, but not for FACT with a homogeneous kernel, which sets its own scale.
+        Divide the metric by the mean of its diagonal. None: yes, but not for FACT with a homogeneous kernel, which sets its own
+        scale.
     scale, intercept : bool or None
         Standardise the columns; fit a constant. None: when the ridge is chosen.
-    select : "loo", int or splitter
-        How bandwidth, ridge and iteration are chosen: each row left out in turn (in closed form), or by folds. ``fit(...,
-        validation=(X, y))`` chooses by that set instead.
+    select : "auto", "loo", int or splitter
+        How bandwidth, ridge and iteration are chosen: each row left out in turn (in closed form), or by folds of distinct rows.
+        "auto" is "loo" for iterations=0, and else 5 folds (3 above 1,000 rows): a learned metric has seen the labels of a row
+        that is left out, so "loo" then flatters late iterations. ``fit(..., validation=(X, y))`` chooses by that set instead.
     early_stopping : bool
         Stop when two iterations have brought nothing. With False all are done, and the best one is still what predicts.
     keep : "best" or "all"
@@ -260,12 +56,12 @@ _DOC = """
     ----------
     feature_matrix_ : the metric [d, d] on the columns (in units of their deviation, if they were standardised)
     feature_importances_ : its diagonal, with sum 1
-    history_ : one entry for each iteration: its kernel, ridge and score
-    best_iteration_, kernel_, ridge_, score_ : what was chosen, and its leave-one-out (or held-out) score
+    history_ : one entry for each iteration: its kernel, ridge and loss
+    best_iteration_, kernel_, ridge_, loss_ : what was chosen, and its loss on rows left out: 1 - R2, or minus log likelihood
     """
 
 
-class RFMRegressor(RegressorMixin, _Learner):  # type: ignore[misc]
+class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
     """Kernel ridge regression with a learned metric: a recursive feature machine.
 
     >>> RFMRegressor().fit(X, y).predict(X_new)
@@ -274,21 +70,23 @@ class RFMRegressor(RegressorMixin, _Learner):  # type: ignore[misc]
     __doc__ = f"{__doc__}{_DOC}"
 
     def __init__(self, kernel: Any = None, features: str = "agop", iterations: int = 5, ridge: float | None = None, *,
-                 power: float = 0.5, diagonal: bool | None = False, normalise: bool | None = None, scale: bool | None = None,
-                 intercept: bool | None = None, select: Any = "auto", early_stopping: bool = True, keep: str = "best",
-                 memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
+                 power: float | None = None, diagonal: bool | None = False, normalise: bool | None = None,
+                 scale: bool | None = None, intercept: bool | None = None, select: Any = "auto", early_stopping: bool = True,
+                 keep: str = "best", memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
         self.kernel, self.features, self.iterations, self.ridge = kernel, features, iterations, ridge
         self.power, self.diagonal, self.normalise, self.scale, self.intercept = power, diagonal, normalise, scale, intercept
         self.select, self.early_stopping, self.keep = select, early_stopping, keep
         self.memory, self.device, self.random_state = memory, device, random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, validation: tuple[Any, Any] | None = None) -> RFMRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None,
+            validation: tuple[Any, Any] | None = None) -> RFMRegressor:
         """``validation=(X, y)``: choose by these rows."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        weight = _weights(sample_weight, X)
+        weight = row_weights(sample_weight, X)
         self._flat = y.ndim == 1
-        held = None if validation is None else _held_out(self, validation, lambda v: np.asarray(v, dtype=np.float64).reshape(len(v), -1))
-        self._fit(X, y.reshape(len(y), -1).astype(np.float64), weight, held, scores.unexplained, folds=_folds(self, X, y, False))
+        held = None if validation is None else held_out(self, validation, lambda v: np.asarray(v, np.float64).reshape(len(v), -1))
+        self._fit(X, y.reshape(len(y), -1).astype(np.float64), weight, held, scores.unexplained,
+                  folds=folds_of(self, X, y, False))
         return self
 
     def predict(self, X: Any) -> Array:
@@ -297,7 +95,7 @@ class RFMRegressor(RegressorMixin, _Learner):  # type: ignore[misc]
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
         """The prediction after each iteration; needs keep="all"."""
-        for i in _stages(self):
+        for i in kept_stages(self):
             found = self._outputs(X, i)
             yield found[:, 0] if self._flat else found
 
@@ -309,27 +107,28 @@ class RFMRegressor(RegressorMixin, _Learner):  # type: ignore[misc]
 
 
 class KernelRidge(RFMRegressor):
-    """Kernel ridge regression with the same solver and the same choice of bandwidth and ridge: RFMRegressor without iterations."""
+    """Kernel ridge regression with the same solver and choice of bandwidth and ridge: RFMRegressor without iterations."""
 
-    def __init__(self, kernel: Any = None, ridge: float | None = None, *, scale: bool | None = None, intercept: bool | None = None,
-                 select: Any = "auto", memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
+    def __init__(self, kernel: Any = None, ridge: float | None = None, *, scale: bool | None = None,
+                 intercept: bool | None = None, select: Any = "auto", memory: str | float = "4GiB", device: Any = None,
+                 random_state: Any = 0) -> None:
         super().__init__(kernel, iterations=0, ridge=ridge, scale=scale, intercept=intercept, select=select, memory=memory,
                          device=device, random_state=random_state)
 
 
-class RFMClassifier(ClassifierMixin, _Learner):  # type: ignore[misc]
+class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
     """A kernel classifier with a learned metric: a recursive feature machine on one-hot labels.
 
     >>> RFMClassifier().fit(X, y).predict_proba(X_new)
     """
 
     __doc__ = f"""{__doc__}{_DOC}
-    loss : "squared" (default) on one-hot labels, or "logistic", which has no closed form for leaving rows out: it is chosen by folds
+    loss : "squared" (default) on one-hot labels, or "logistic", for which folds choose: leaving rows out has no closed form
     temperature_ : factor of the outputs in ``predict_proba``, from the outputs for rows left out
     """
 
     def __init__(self, kernel: Any = None, features: str = "agop", iterations: int = 5, ridge: float | None = None, *,
-                 loss: str = "squared", power: float = 0.5, diagonal: bool | None = False, normalise: bool | None = None,
+                 loss: str = "squared", power: float | None = None, diagonal: bool | None = False, normalise: bool | None = None,
                  scale: bool | None = None, intercept: bool | None = None, select: Any = "auto", early_stopping: bool = True,
                  keep: str = "best", memory: str | float = "4GiB", device: Any = None, random_state: Any = 0) -> None:
         self.kernel, self.features, self.iterations, self.ridge, self.loss = kernel, features, iterations, ridge, loss
@@ -337,21 +136,22 @@ class RFMClassifier(ClassifierMixin, _Learner):  # type: ignore[misc]
         self.select, self.early_stopping, self.keep = select, early_stopping, keep
         self.memory, self.device, self.random_state = memory, device, random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, validation: tuple[Any, Any] | None = None) -> RFMClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None,
+            validation: tuple[Any, Any] | None = None) -> RFMClassifier:
         """``validation=(X, y)``: choose by these rows."""
         if self.loss not in ("squared", "logistic"):
             raise unknown(type(self).__name__, "loss", str(self.loss), ("squared", "logistic"))
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
-        weight = _weights(sample_weight, X)
+        weight = row_weights(sample_weight, X)
         self.classes_, ids = np.unique(y, return_inverse=True)
         if len(np.unique(ids[weight > 0])) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[ids[weight > 0][0]]!r}: there is nothing to tell apart. Are the rows "
-                             f"sorted and cut?")
-        held = None if validation is None else _held_out(self, validation, lambda v: self._targets(self._known(np.asarray(v))))
+            raise ValueError(f"y has one class only, {self.classes_[ids[weight > 0][0]]!r}: there is nothing to tell apart. Are "
+                             f"the rows sorted and cut?")
+        held = None if validation is None else held_out(self, validation, lambda v: self._targets(self._known(np.asarray(v))))
         squared = self.loss == "squared"
         f, t, w = self._fit(X, self._targets(ids), weight, held, scores.cross_entropy, solve if squared else solve_logistic,
-                            _folds(self, X, y, True))
+                            folds_of(self, X, y, True))
         self.temperature_ = scores.temperature(f, t, w)[0]
         return self
 
@@ -380,49 +180,5 @@ class RFMClassifier(ClassifierMixin, _Learner):  # type: ignore[misc]
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
         """The prediction after each iteration; needs keep="all"."""
-        for i in _stages(self):
+        for i in kept_stages(self):
             yield self.classes_[scores.classes(torch.from_numpy(self._outputs(X, i))).numpy()]
-
-
-def _weights(sample_weight: ArrayLike | None, X: Array) -> Array:
-    weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    if (weight > 0).sum() < 2:
-        raise ValueError(f"only {int((weight > 0).sum())} rows have a positive sample_weight: at least 2 are needed.")
-    return weight
-
-
-def _held_out(learner: _Learner, validation: Any, targets: Callable[[Any], Array]) -> tuple[Array, Array, Array]:
-    try:
-        X, y = validation
-    except (TypeError, ValueError) as error:
-        raise SelectionError(f"validation= is a {type(validation).__name__}; a pair (X, y) is needed.") from error
-    X = validate_data(learner, X, reset=False, dtype=np.float64)
-    if len(X) != len(y):
-        raise SelectionError(f"validation has {len(X)} rows and {len(y)} targets.")
-    return X, targets(y), np.ones(len(X))
-
-
-def _folds(learner: _Learner, X: Array, y: Array, classifier: bool) -> Any:
-    """What to choose by: "loo", a number of folds, or pairs of row numbers."""
-    by = learner.select
-    squared = getattr(learner, "loss", "squared") == "squared"
-    if isinstance(by, str) and by == "auto":
-        return "loo" if squared and learner.iterations == 0 else 5 if len(X) <= 1000 else 3
-    if isinstance(by, str) and by == "loo":
-        if not squared:
-            raise SelectionError('select="loo": leaving rows out has no closed form for the logistic loss. Give a number of folds.')
-        return by
-    if isinstance(by, str):
-        raise unknown(type(learner).__name__, "way select=", by, ("auto", "loo"))
-    if isinstance(by, Integral):
-        if not 2 <= int(by) <= len(X):
-            raise SelectionError(f"select={by}: from 2 to {len(X)} folds (one for each row at most) are possible.")
-        return int(by)
-    return list(check_cv(by, y, classifier=classifier).split(X, y))
-
-
-def _stages(learner: _Learner) -> range:
-    check_is_fitted(learner)
-    if learner.keep != "all":
-        raise SelectionError('only the best iteration was kept: fit with keep="all" for staged predictions.')
-    return range(len(learner.stages_))

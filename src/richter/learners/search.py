@@ -35,7 +35,7 @@ class Update:
         size = (M if M.dim() == 1 else M.diagonal()).mean()
         if not torch.isfinite(size) or size <= 0:
             raise SingularKernelError("the feature matrix is zero: the fitted function does not depend on its inputs (constant "
-                                      "targets, or a ridge so large that nothing is fitted). Use iterations=0, or a smaller ridge.")
+                                      "targets, or a ridge so large that nothing is fitted). Use iterations=0, or less ridge.")
         return M / size if self.normalise else M
 
 
@@ -190,8 +190,8 @@ class Search:
                         break
         stage = known[best]
         if stage is None:
-            raise SingularKernelError("the kernel matrix is singular to working precision with every ridge that was tried. Are the "
-                                      "inputs finite and not all the same?")
+            raise SingularKernelError("the kernel matrix is singular to working precision with every ridge that was tried. Are "
+                                      "the inputs all the same?")
         return best, stage
 
 
@@ -208,8 +208,8 @@ def large(views: Sequence[View]) -> bool:
 
 
 def path(views: Sequence[View], search: Search, update: Update, iterations: int, patience: int | None) -> Iterator[Stage]:
-    """Fit, choose, move the metric, and again. With more than ``SMALL`` points, each search begins on some of them, and all points
-    are asked about its end (and, at first, the neighbours of it)."""
+    """Fit, choose, move the metric, and again. With more than ``SMALL`` points, each search begins on some of them, and all
+    points are asked about its end (and, at first, its neighbours with another ridge)."""
     small = [v.shrunk(SMALL) for v in views] if large(views) and search.open else None
     place, guess, offset, settled, best, since = START, START, 0, False, math.inf, 0
     for t in range(iterations + 1):
