@@ -77,6 +77,14 @@ def test_the_example_of_experiments_is_one(tmp_path: Path, monkeypatch: pytest.M
     check_experiment(importlib.import_module("nfa_coin").EXPERIMENT, tmp_path / "store")
 
 
+def test_the_example_of_learners_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("docs/learners.md")
+    exec(code, {})
+    said = re.findall(r"```\n(R2 .*?)```", (ROOT / "docs/learners.md").read_text(), re.DOTALL)[0]
+    numbers = [[float(v) for v in re.findall(r"0\.\d*", text)] for text in (capsys.readouterr().out, said)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.011)
+
+
 def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     x, y = torch.randn(300, 5), torch.arange(300) % 3

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from richter.core import SelectionError, parse_bytes, unknown
-from richter.learners.features import FEATURES, Features, Pairs
+from richter.learners.features import FEATURES, Features, Pairs, between, gradient_outer
 from richter.learners.kernels import Kernel, Laplace, root, stretch
 from richter.learners.problem import Problem, problem
 from richter.learners.search import SMALL, Choice, Loss, Search, Stage, Update, View, large, path
@@ -54,6 +54,7 @@ class Learner(BaseEstimator):
              solver: Callable[..., Solution] = solve, folds: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """Everything after the targets are numbers [n, c]. Returns what was judged at the best iteration."""
         variants = self._variants(loss, solver)
+        self.__dict__.pop("_importances", None)
         memory = parse_bytes(self.memory)
         random = check_random_state(self.random_state)
         self.mean_, self.scale_ = _standard(X, weight, self.ridge is None if self.scale is None else bool(self.scale))
@@ -103,11 +104,26 @@ class Learner(BaseEstimator):
         chosen, metric, solution = self._stage()
         M = torch.eye(whole.x.shape[1]) if metric is None else torch.diag(metric) if metric.dim() == 1 else metric
         self.feature_matrix_ = M.cpu().double().numpy()
-        diagonal = np.clip(self.feature_matrix_.diagonal(), 0, None)
-        self.feature_importances_ = diagonal / diagonal.sum()
         self.kernel_, self.ridge_, self.loss_ = chosen.kernel, chosen.ridge, chosen.loss
-        self.points_ = whole.x.cpu().numpy()
+        self.points_, self.point_weights_ = whole.x.cpu().numpy(), whole.w.cpu().numpy()
         self.dual_coef_, self.intercept_ = solution.A.cpu().numpy(), solution.b.cpu().numpy()
+
+    @property
+    def feature_importances_(self) -> Array:
+        """The mean squared slope of the fitted function along each column, sum 1: the diagonal of its AGOP. It says what the
+        function uses also where the best metric is the first one."""
+        check_is_fitted(self)
+        if not hasattr(self, "_importances"):
+            choice, metric, solution = self._stage()
+            R = None if metric is None else root(metric)
+            u = stretch(torch.from_numpy(self.points_).to(solution.A), R)
+            w = torch.from_numpy(self.point_weights_).to(u)
+            G = gradient_outer(choice.kernel, u, solution.A, w, _geometry(choice.kernel, u), diagonal=R is None or R.dim() == 1,
+                               memory=parse_bytes(self.memory) // 8)
+            G = between(G, R)
+            found = (G if G.dim() == 1 else G.diagonal()).cpu().double().numpy()
+            self._importances = found / found.sum() if found.sum() > 0 else np.full(len(found), 1 / len(found))
+        return self._importances
 
     def _stage(self) -> tuple[Choice, Tensor | None, Solution]:
         return next(s for s in self.stages_ if s[0].iteration == self.best_iteration_)

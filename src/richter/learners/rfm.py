@@ -55,7 +55,7 @@ _DOC = """
     Attributes
     ----------
     feature_matrix_ : the metric [d, d] on the columns (in units of their deviation, if they were standardised)
-    feature_importances_ : its diagonal, with sum 1
+    feature_importances_ : the mean squared slope of the function along each column, with sum 1
     history_ : one entry for each iteration: its kernel, ridge and loss
     best_iteration_, kernel_, ridge_, loss_ : what was chosen, and its loss on rows left out: 1 - R2, or minus log likelihood
     """
