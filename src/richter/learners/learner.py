@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, cast
@@ -59,6 +60,7 @@ class Learner(BaseEstimator):
         random = check_random_state(self.random_state)
         self.mean_, self.scale_ = _standard(X, weight, self.ridge is None if self.scale is None else bool(self.scale))
         X = (X - self.mean_) / self.scale_
+        _look_at(X)
         whole = problem(X, Y, weight, random, self.device or "cpu")
 
         def views() -> list[View]:
@@ -78,12 +80,12 @@ class Learner(BaseEstimator):
             for i, variant in enumerate(variants):
                 stages: list[Stage] = []
                 for stage in walk(given if i == 0 else views(), variant):
-                    stages.append(stage if self.keep == "all" or not stages or stage.choice.loss < min(
-                        s.choice.loss for s in stages) else stage.forgotten())
+                    better = self.select == "last" or not stages or stage.choice.loss < min(s.choice.loss for s in stages)
+                    stages.append(stage if better or self.keep == "all" else stage.forgotten())
                     bar.update()
                 runs.append(stages)
         stages, (search, update) = min(zip(runs, variants, strict=True), key=lambda run: min(s.choice.loss for s in run[0]))
-        best = min(stages, key=lambda s: s.choice.loss)
+        best = stages[-1] if self.select == "last" else min(stages, key=lambda s: s.choice.loss)
         self.best_iteration_ = best.choice.iteration
         self.history_ = [{"iteration": c.iteration, "kernel": c.kernel, "ridge": c.ridge, "loss": c.loss}
                          for c in (s.choice for s in stages)]
@@ -137,7 +139,7 @@ class Learner(BaseEstimator):
         if validation is not None:
             x, y, w = validation
             return [View(_fitting(whole, memory), held_out=tensors((x - self.mean_) / self.scale_, y, w))]
-        if folds == "loo":
+        if folds in ("loo", "last"):
             return [View(data := _fitting(whole, memory), min(len(data), JUDGED))]
         data = _fitting(whole, memory)
         if isinstance(folds, int):
@@ -202,6 +204,17 @@ def _standard(X: Array, weight: Array, scale: bool) -> tuple[Array, Array]:
     return mean, np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)
 
 
+def _look_at(X: Array) -> None:
+    """Inputs that are the same in all rows say nothing."""
+    constant = np.flatnonzero(np.ptp(X, axis=0) == 0)
+    if len(constant) == X.shape[1]:
+        raise ValueError(f"all {len(X)} rows have the same inputs: there is nothing to learn a function of.")
+    if len(constant):
+        shown = ", ".join(map(str, constant[:5])) + (", ..." if len(constant) > 5 else "")
+        warnings.warn(f"{len(constant)} of {X.shape[1]} columns are constant ({shown}): they are kept, and do not matter.",
+                      stacklevel=4)
+
+
 def _normalised(asked: bool | None, features: str, kernel: Kernel) -> bool:
     """FACT sets its own scale where a scale of the metric is one of the kernel; elsewhere the bandwidth would drift."""
     return not (features.startswith("fact") and kernel.homogeneous) if asked is None else bool(asked)
@@ -264,13 +277,13 @@ def folds_of(learner: Learner, X: Array, y: Array, classifier: bool) -> Any:
     squared = getattr(learner, "loss", "squared") == "squared"
     if isinstance(by, str) and by == "auto":
         return "loo" if squared and learner.iterations == 0 else 5 if len(X) <= 1000 else 3
-    if isinstance(by, str) and by == "loo":
+    if isinstance(by, str) and by in ("loo", "last"):
         if not squared:
-            raise SelectionError('select="loo": leaving rows out has no closed form for the logistic loss. Give a number of '
+            raise SelectionError(f'select="{by}": leaving rows out has no closed form for the logistic loss. Give a number of '
                                  'folds.')
         return by
     if isinstance(by, str):
-        raise unknown(type(learner).__name__, "way select=", by, ("auto", "loo"))
+        raise unknown(type(learner).__name__, "way select=", by, ("auto", "loo", "last"))
     if isinstance(by, Integral):
         if not 2 <= int(by) <= len(X):
             raise SelectionError(f"select={by}: from 2 to {len(X)} folds (one for each row at most) are possible.")

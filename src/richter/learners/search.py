@@ -18,6 +18,10 @@ Loss = Callable[[Tensor, Tensor, Tensor], float]
 Solver = Callable[..., Solution]
 
 
+class Flat(Exception):
+    """The fitted function does not depend on its inputs, so there is no next metric."""
+
+
 @dataclass(frozen=True)
 class Update:
     """How the metric follows from a fit."""
@@ -34,8 +38,7 @@ class Update:
                         memory=self.memory)
         size = (M if M.dim() == 1 else M.diagonal()).mean()
         if not torch.isfinite(size) or size <= 0:
-            raise SingularKernelError("the feature matrix is zero: the fitted function does not depend on its inputs (constant "
-                                      "targets, or a ridge so large that nothing is fitted). Use iterations=0, or less ridge.")
+            raise Flat
         return M / size if self.normalise else M
 
 
@@ -234,8 +237,11 @@ def path(views: Sequence[View], search: Search, update: Update, iterations: int,
         best = min(best, stage.choice.loss)
         if t == iterations or (patience is not None and since >= patience):
             return
-        for view, solution in zip(views, stage.solutions, strict=True):
-            view.advance(update, stage.choice.kernel, solution.A)
+        try:
+            for view, solution in zip(views, stage.solutions, strict=True):
+                view.advance(update, stage.choice.kernel, solution.A)
+        except Flat:  # constant targets, or a ridge so large that nothing is fitted
+            return
         for view, tiny in zip(views, small or (), strict=False):
             assert view.metric is not None
             tiny.move(view.metric)
