@@ -143,8 +143,9 @@ class Learner(BaseEstimator):
             return [View(data := _fitting(whole, memory), min(len(data), JUDGED))]
         data = _fitting(whole, memory)
         if isinstance(folds, int):
-            fold = data.folds(folds)
-            parts = [(data.take(fold != k), data.take(fold == k)) for k in range(folds)]
+            count = min(folds, len(data))
+            fold = data.folds(count)
+            parts = [(data.take(fold != k), data.take(fold == k)) for k in range(count)]
             return [View(a, held_out=(b.x[b.point], b.rows, b.weight)) for a, b in parts]
         given = [(problem(X[a], Y[a], weight[a], random, whole.x.device), tensors(X[b], Y[b], weight[b])) for a, b in folds]
         return [View(_fitting(a, memory), held_out=b) for a, b in given]

@@ -167,35 +167,31 @@ class Search:
 
     def climb(self, views: Sequence[View], start: Place, iteration: int, only: int | None = None) -> tuple[Place, Stage]:
         """From a start to a neighbour (along one axis only, if given) as long as one is better."""
-        known: dict[Place, Stage | None] = {}
+        known: dict[Place, Stage | SingularKernelError] = {}
 
         def look(place: Place) -> float:
             if place not in known:
                 try:
                     known[place] = self.stage(views, place, iteration)
-                except SingularKernelError:
-                    if not self.open:
-                        raise
-                    known[place] = None
-            stage = known[place]
-            return math.inf if stage is None else stage.choice.loss
+                except SingularKernelError as why:
+                    known[place] = why
+            found = known[place]
+            return found.choice.loss if isinstance(found, Stage) else math.inf
 
         best, moved = start, True
+        look(start)
         while moved:
             moved = False
-            for axis in self.axes:
-                if only not in (None, axis):
-                    continue
+            for axis in (a for a in self.axes if only in (None, a)):
                 for sign in (1, -1):
                     while _inside(near := _step(best, axis, sign)) and look(near) < (1 - GAIN) * look(best):
                         best, moved = near, True
                     if moved:
                         break
-        stage = known[best]
-        if stage is None:
-            raise SingularKernelError("the kernel matrix is singular to working precision with every ridge that was tried. Are "
-                                      "the inputs all the same?")
-        return best, stage
+        found = known[best]
+        if not isinstance(found, Stage):
+            raise found
+        return best, found
 
 
 def _step(place: Place, axis: int, sign: int) -> Place:
@@ -216,22 +212,27 @@ def path(views: Sequence[View], search: Search, update: Update, iterations: int,
     small = [v.shrunk(SMALL) for v in views] if large(views) and search.open else None
     place, guess, offset, settled, best, since = START, START, 0, False, math.inf, 0
     for t in range(iterations + 1):
-        if settled:
-            stage = search.stage(views, place, t)
-        elif small is None:
-            place, stage = search.climb(views, place, t)
-        elif t == 0:
-            guess, _ = search.climb(small, START, t)
-            place, stage = search.climb(views, guess, t, only=1)
-            offset = place[1] - guess[1]
-        else:
-            before = guess
-            guess, _ = search.climb(small, guess, t)
-            there = (guess[0], min(max(guess[1] + offset, LOWEST[1]), HIGHEST[1]))
-            found = {p: search.stage(views, p, t) for p in {place, there}}
-            place = min(found, key=lambda p: found[p].choice.loss)
-            stage = found[place]
-            settled = guess == before
+        try:
+            if settled:
+                stage = search.stage(views, place, t)
+            elif small is None:
+                place, stage = search.climb(views, place, t)
+            elif t == 0:
+                guess, _ = search.climb(small, START, t)
+                place, stage = search.climb(views, guess, t, only=1)
+                offset = place[1] - guess[1]
+            else:
+                before = guess
+                guess, _ = search.climb(small, guess, t)
+                there = (guess[0], min(max(guess[1] + offset, LOWEST[1]), HIGHEST[1]))
+                found = {p: search.stage(views, p, t) for p in {place, there}}
+                place = min(found, key=lambda p: found[p].choice.loss)
+                stage = found[place]
+                settled = guess == before
+        except SingularKernelError:  # a metric of low rank: what was found before it stands
+            if t == 0 or not search.open:
+                raise
+            return
         yield stage
         since = 0 if stage.choice.loss < (1 - GAIN) * best else since + 1
         best = min(best, stage.choice.loss)
