@@ -40,7 +40,7 @@ class Solution:
     judged: Tensor | None = None  # which rows these are
 
 
-DENSE = 4.5 * 8  # bytes for each pair of points while a dense system is solved: distances, kernel, factor and its inverse
+DENSE = 6 * 8  # bytes for each pair of points while dense systems are solved: distances of every fold, kernel, factor, inverse
 
 
 def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bool, judged: int = 0) -> Solution:
@@ -70,7 +70,8 @@ def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bo
     return Solution(A, b, leave_one_out(data, rows, A, ridge, Q, n - judged), rows)
 
 
-def leave_one_out(data: Problem, rows: Tensor, A: Tensor, ridge: float, Q: Float[Tensor, " m"], first: int) -> Float[Tensor, "r c"]:
+def leave_one_out(data: Problem, rows: Tensor, A: Tensor, ridge: float, Q: Float[Tensor, " m"],
+                  first: int) -> Float[Tensor, "r c"]:
     """f^-(x_i) of these rows; Q are the entries for the points from ``first`` on."""
     point = data.point[rows]
     w = data.w[point]
@@ -170,8 +171,8 @@ def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: 
             rz, old = (r * z).sum(0), rz
             p = z + rz / old.clamp(min=1e-300) * p
     if not left <= 10 * tolerance:
-        raise SingularKernelError(f"conjugate gradients left a residual of {left:.1e} of the targets after {most} steps, with ridge="
-                                  f"{ridge:g} on {n} points. A larger ridge, or more memory=, makes the system easier.")
+        raise SingularKernelError(f"conjugate gradients left a residual of {left:.1e} of the targets after {most} steps, with "
+                                  f"ridge={ridge:g} on {n} points. A larger ridge, or more memory=, makes the system easier.")
     if not intercept:
         return Solution(v, y.new_zeros(c))
     A, one = v[:, :-1], v[:, -1]
