@@ -15,6 +15,7 @@ from typing import Any, cast
 from unittest import mock
 
 import numpy as np
+import scipy.linalg
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -848,3 +849,151 @@ def adaptive_speeds(values: dict[str, float], layers: list[str], s: float) -> di
         if value == value and (chosen is None or value < values[chosen]):
             chosen = name
     return {name: s if name == chosen else 1 / s for name in layers}
+
+
+# ------------------------------------------------------------------------------------------------ kernel machines
+
+
+def metric_root(M: Tensor) -> Tensor:
+    """M^(1/2) of a positive semi-definite matrix [d,d], by scipy."""
+    return torch.from_numpy(np.real(scipy.linalg.sqrtm(M.numpy())))
+
+
+def metric_power(M: Tensor, exponent: float) -> Tensor:
+    """M^exponent of a positive definite matrix [d,d], by scipy."""
+    return torch.from_numpy(np.real(scipy.linalg.fractional_matrix_power(M.numpy(), exponent)))
+
+
+def kernel_values(kernel: Any, x: Tensor, z: Tensor, M: Tensor | None = None) -> Tensor:
+    """k_M(x_i, z_j) [n,m] by its formula in z^T M x and (x - z)^T M (x - z), differentiable in x. At a kink, x = z, the slope
+    is 0."""
+    d = x.shape[1]
+    M = torch.eye(d, dtype=x.dtype) if M is None else M.diag() if M.dim() == 1 else M
+    same = (x.detach()[:, None] == z[None]).all(-1)
+    delta = x[:, None] - z[None]
+    square = torch.einsum("nmd,de,nme->nm", delta, M, delta)
+    inner, own, other = (torch.einsum(form, a, M, b) for form, a, b in (
+        ("nd,de,me->nm", x, z), ("nd,de,ne->n", x, x), ("md,de,me->m", z, z)))
+    name = type(kernel).__name__
+    if name == "Laplace":
+        return torch.where(same, 1.0, torch.exp(-torch.where(same, 1.0, square).sqrt() / kernel.bandwidth))
+    if name == "LaplaceL1":
+        return torch.exp(-(delta @ metric_root(M)).abs().sum(-1) / kernel.bandwidth)
+    if name == "Gaussian":
+        return torch.exp(-square / (2 * kernel.bandwidth**2))
+    if name == "Quadratic":
+        return inner**2
+    if name == "Exponential":
+        return torch.exp(inner / kernel.bandwidth**2)
+    if name in ("NTK", "NNGP"):
+        c, q1, q2 = (kernel.weight_var * s / d + kernel.bias_var for s in (inner, own[:, None], other[None]))
+        return _network_kernel(kernel, c, q1, q2, same, tangent=name == "NTK")
+    raise NotImplementedError(name)
+
+
+def _network_kernel(kernel: Any, c: Tensor, q1: Tensor, q2: Tensor, same: Tensor, tangent: bool) -> Tensor:
+    """Layer by layer from the products after the first: c <- w E[phi phi] + b, Theta <- c + w E[phi' phi'] Theta."""
+    w, b, theta = kernel.weight_var, kernel.bias_var, c
+    for _ in range(kernel.depth):
+        if kernel.activation == "relu":
+            cosine = torch.where(same, 0.0, c / (q1 * q2).sqrt())
+            angle = torch.acos(cosine)
+            k = torch.where(same, c / 2, (q1 * q2).sqrt() * (angle.sin() + (math.pi - angle) * cosine) / (2 * math.pi))
+            slopes = torch.where(same, 0.5, (math.pi - angle) / (2 * math.pi))
+            k1, k2 = q1 / 2, q2 / 2
+        else:  # erf
+            k, k1, k2 = (2 / math.pi * torch.asin(2 * s / ((1 + 2 * s1) * (1 + 2 * s2)).sqrt()) for s, s1, s2 in (
+                (c, q1, q2), (q1, q1, q1), (q2, q2, q2)))
+            slopes = 4 / math.pi / ((1 + 2 * q1) * (1 + 2 * q2) - 4 * c**2).sqrt()
+        c, q1, q2 = w * k + b, w * k1 + b, w * k2 + b
+        theta = c + w * slopes * theta
+    return theta if tangent else c
+
+
+def kernel_gradients(kernel: Any, x: Tensor, z: Tensor, M: Tensor | None = None) -> Tensor:
+    """d k_M(x_i, z_j) / d x_i [n,m,d] by autograd, for one z at a time: k(x_i, z) depends on no other x."""
+    columns = []
+    for j in range(len(z)):
+        points = x.clone().requires_grad_()
+        columns.append(torch.autograd.grad(kernel_values(kernel, points, z[j : j + 1], M).sum(), points)[0])
+    return torch.stack(columns, 1)
+
+
+def machine_gradients(kernel: Any, x: Tensor, A: Tensor, M: Tensor | None = None) -> Tensor:
+    """grad f_c(x_i) [n,c,d] of f = sum_j A_j k_M(., x_j), by autograd, for one output at a time: f(x_i) depends on no other x."""
+    columns = []
+    for c in range(A.shape[1]):
+        points = x.clone().requires_grad_()
+        columns.append(torch.autograd.grad((kernel_values(kernel, points, x, M) @ A[:, c]).sum(), points)[0])
+    return torch.stack(columns, 1)
+
+
+def gradient_outer(G: Tensor, weights: Tensor | None = None, centred: bool = False) -> Tensor:
+    """AGOP of gradients [n,c,d]: sum_i w_i sum_c g_ic g_ic^T / sum_i w_i, centred: less the weighted mean of each output."""
+    w = torch.ones(len(G), dtype=G.dtype) if weights is None else weights
+    mean = sum((w[i] * G[i] for i in range(len(G))), torch.zeros_like(G[0])) / w.sum() if centred else torch.zeros_like(G[0])
+    result = torch.zeros(G.shape[2], G.shape[2], dtype=G.dtype)
+    for i, c in itertools.product(range(len(G)), range(G.shape[1])):
+        result += w[i] * torch.outer(G[i, c] - mean[c], G[i, c] - mean[c])
+    return result / w.sum()
+
+
+def residual_outer(G: Tensor, A: Tensor, x: Tensor) -> Tensor:
+    """FACT of gradients [n,c,d]: sum_i sum_c A_ic g_ic x_i^T."""
+    return sum((A[i, c] * torch.outer(G[i, c], x[i]) for i in range(len(x)) for c in range(A.shape[1])),
+               torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype))
+
+
+def fact_by_loss(kernel: Any, x: Tensor, y: Tensor, A: Tensor, M: Tensor | None, ridge: float) -> Tensor:
+    """-1/(n lambda) sum_i grad_x l_i x_i^T with the data loss l_i = |f(x_i) - y_i|^2 / 2 and n lambda = ridge, by autograd."""
+    result = torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype)
+    for i in range(len(x)):
+        point = x[i : i + 1].clone().requires_grad_()
+        loss = ((kernel_values(kernel, point, x, M) @ A - y[i]) ** 2).sum() / 2
+        result -= torch.outer(torch.autograd.grad(loss, point)[0][0], x[i]) / ridge
+    return result
+
+
+def next_metric(rule: str, kernel: Any, x: Tensor, A: Tensor, M: Tensor, exponent: float = 1.0) -> Tensor:
+    """agop: AGOP^s; fact: (F F^T)^(1/2); fact_geometric: (F M^2 F^T)^(1/4), F = FACT.  [theory/FACT 1.4]"""
+    G = machine_gradients(kernel, x, A, M)
+    if rule.startswith("agop"):
+        return metric_power(gradient_outer(G, centred=rule == "agop_centred"), exponent)
+    F = residual_outer(G, A, x)
+    return metric_power(metric_root(F @ F.T if rule == "fact" else metric_root(F @ M @ M @ F.T)), exponent)
+
+
+def kernel_ridge(K: Tensor, y: Tensor, ridge: float, intercept: bool = False) -> tuple[Tensor, Tensor]:
+    """A and b of min |y - K A - b|^2 + ridge A^T K A: (K + ridge) A + b = y, and the sum of A is 0 if there is a b."""
+    n, c = y.shape
+    K = K + ridge * torch.eye(n, dtype=y.dtype)
+    if not intercept:
+        return torch.from_numpy(np.linalg.solve(K.numpy(), y.numpy())), torch.zeros(c, dtype=y.dtype)
+    system = torch.zeros(n + 1, n + 1, dtype=y.dtype)
+    system[:n, :n] = K
+    system[:n, n] = system[n, :n] = 1
+    solution = torch.from_numpy(np.linalg.solve(system.numpy(), torch.cat([y, torch.zeros(1, c, dtype=y.dtype)]).numpy()))
+    return solution[:n], solution[n]
+
+
+def left_out(kernel: Any, x: Tensor, y: Tensor, copies: list[int], ridge: float, intercept: bool) -> Tensor:
+    """f^-(x_r) [r,c]: every row r stands ``copies[r]`` times in the data; one copy of it is removed and all is fitted again."""
+    rows = []
+    for r in range(len(x)):
+        kept = [q for q in range(len(x)) for _ in range(copies[q] - (q == r))]
+        A, b = kernel_ridge(kernel_values(kernel, x[kept], x[kept]), y[kept], ridge, intercept)
+        rows.append(kernel_values(kernel, x[r : r + 1], x[kept]) @ A + b)
+    return torch.cat(rows)
+
+
+def recursive_feature_machine(kernel: Any, x: Tensor, y: Tensor, ridge: float, iterations: int, rule: str, exponent: float = 1.0,
+                              normalise: bool = True) -> list[tuple[Tensor, Tensor]]:
+    """(M, A) of each iteration: M = I; solve (K_M + ridge) A = y; M by the rule, over the mean of its diagonal; and again."""
+    M = torch.eye(x.shape[1], dtype=x.dtype)
+    stages = []
+    for _ in range(iterations + 1):
+        A, _ = kernel_ridge(kernel_values(kernel, x, x, M), y, ridge)
+        stages.append((M, A))
+        M = next_metric(rule, kernel, x, A, M, exponent)
+        M = M / M.diagonal().mean() if normalise else M
+    return stages
