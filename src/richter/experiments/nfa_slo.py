@@ -35,7 +35,7 @@ class Settings:
     data: tuple[str, ...] = ("fashion_mnist", "cifar10")
     networks: tuple[str, ...] = ("mlp", "cnn")
     n: int = 10_000
-    steps: int = 2_000
+    steps: int = 800
     rates: tuple[float, ...] = (0.1, 1e-3, 0.1)  # of SGD, Adam and SLO
     first: float = 2.5
     others: float = 0.4
