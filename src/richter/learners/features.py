@@ -9,7 +9,8 @@ With grad_x k(x_i, x_j) = a_ij x_j + b_ij x_i, P = b A and weights w of the exam
 
     sum_i w_i sum_c grad f_c grad f_c^T = X^T [ (A A^T) o (a^T w a) + S + S^T + diag(w |P|^2) ] X,   S_ji = a_ij w_i A_j . P_i
 
-which takes n^3 + n^2 (c + d) operations; the gradients themselves, row by row, take n^2 c d. The cheaper one is used.
+which takes n^3 + n^2 (c + d) operations and n^2 numbers; the gradients themselves, row by row, take n^2 c d operations. The
+cheaper one is used, if it fits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from richter.arrays import Array, like, to_tensor
 from richter.core import SelectionError, parse_bytes
-from richter.learners.kernels import Geometry, Kernel, LaplaceL1, checked_metric, power, root, stretch
+from richter.learners.kernels import Geometry, Kernel, LaplaceL1, checked_metric, own, power, root, stretch
 
 Features = Literal["agop", "agop_centred", "fact", "fact_geometric"]
 FEATURES: tuple[Features, ...] = ("agop", "agop_centred", "fact", "fact_geometric")
@@ -70,8 +71,9 @@ def between(G: Tensor, R: Tensor | None) -> Tensor:
     return R @ G @ R
 
 
-def _slices(n: int, per_row: float, memory: int) -> Iterator[slice]:
-    step = max(1, min(n, int(memory / (8 * max(per_row, 1)))))
+def _slices(n: int, per_row: float, memory: int, pairs: int = 2 ** 19) -> Iterator[slice]:
+    """Rows whose numbers fit the memory; and not more ``pairs`` than stay in a processor's cache, as long as rows are many."""
+    step = max(1, min(n, int(memory / (8 * max(per_row, 1))), max(128, pairs // n)))
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
@@ -79,7 +81,7 @@ def gradient_outer(kernel: Kernel, u: Float[Tensor, "n d"], A: Float[Tensor, "n 
                    centred: bool = False, diagonal: bool = False, memory: int = 2 ** 30) -> Tensor:
     """AGOP in the coordinates u that the kernel sees, with weights w; its diagonal alone if asked for."""
     (n, d), c = u.shape, A.shape[1]
-    if isinstance(kernel, LaplaceL1) or c * d <= n:
+    if isinstance(kernel, LaplaceL1) or c * d <= n or 3 * u.element_size() * n * n > memory:
         G = _by_rows(kernel, u, A, w, pairs, centred, diagonal, memory)
     else:
         G = _by_pairs(kernel, u, A, w, pairs, centred, memory)
@@ -90,12 +92,15 @@ def gradient_outer(kernel: Kernel, u: Float[Tensor, "n d"], A: Float[Tensor, "n 
 def _by_rows(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, diagonal: bool, memory: int) -> Tensor:
     (n, d), c = u.shape, A.shape[1]
     total, mean = u.new_zeros(d) if diagonal else u.new_zeros(d, d), u.new_zeros(c, d)
-    for rows in _slices(n, 4 * n + 3 * c * d, memory):
-        J = kernel.pull(u[rows], u, pairs(rows), A)  # "rows c d"
-        if centred:
-            mean += torch.einsum("n,ncd->cd", w[rows], J)
-        J = (J * w[rows].sqrt()[:, None, None]).flatten(0, 1)
-        total += J.square().sum(0) if diagonal else J.T @ J
+    outputs = max(1, int(memory / (32 * n * d)))  # at a time
+    for rows in _slices(n, 4 * n + 3 * min(c, outputs) * d, memory // 2):
+        g, root_w = pairs(rows), w[rows].sqrt()[:, None, None]
+        for k in range(0, c, outputs):
+            J = kernel.pull(u[rows], u, g, A[:, k:k + outputs]).mul_(root_w)  # "rows outputs d"
+            if centred:
+                mean[k:k + outputs] += (root_w * J).sum(0)
+            J = J.flatten(0, 1)
+            total += J.square().sum(0) if diagonal else J.T @ J
     if centred:
         total -= (mean.square().sum(0) if diagonal else mean.T @ mean) / w.sum()
     return total
@@ -103,20 +108,24 @@ def _by_rows(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, cent
 
 def _by_pairs(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, memory: int) -> Tensor:
     (n, d), c = u.shape, A.shape[1]
-    squares, cross = u.new_zeros(n, n), u.new_zeros(d, d)
+    squares, cross = u.new_zeros(n, n), u.new_zeros(d, d)  # a^T w a, from its diagonal up
     share, mine = u.new_zeros(n), u.new_zeros(d, d)  # sum_i w_i a_ij; the term of P alone
     mean = u.new_zeros(c, d)
-    for rows in _slices(n, 6 * n + 2 * c, memory):
+    for rows in _slices(n, 6 * n + 2 * c, memory // 3, n * n):
         a, b = kernel.slopes(pairs(rows), d)
         wa = w[rows, None] * a
-        squares.addmm_(a.T, wa)
+        for k in range(0, n, step := -(-n // 4)):
+            squares[:k + step, k:k + step].addmm_(a[:, :k + step].T, wa[:, k:k + step])
         share += wa.sum(0)
-        if b is not None:
-            P = b @ A
+        if isinstance(b, Tensor) or b:
+            P = own(a, b, A)
             mean += (w[rows, None] * P).T @ u[rows]
-            cross += (u.T @ ((A @ P.T) * wa.T)) @ u[rows]
+            cross += (u.T @ (A @ P.T).mul_(wa.T)) @ u[rows]
             mine += u[rows].T @ ((w[rows] * P.square().sum(1))[:, None] * u[rows])
-    G = u.T @ ((A @ A.T).mul_(squares) @ u) + cross + cross.T + mine
+    squares.mul_(A @ A.T)
+    squares.diagonal().mul_(0.5)
+    cross += u.T @ (squares.triu_() @ u)
+    G = cross + cross.T + mine
     if centred:
         mean += (A * share[:, None]).T @ u
         G -= mean.T @ mean / w.sum()
@@ -128,7 +137,11 @@ def residual_outer(kernel: Kernel, u: Float[Tensor, "n d"], x: Float[Tensor, "n 
     """sum_i sum_c A_ic grad f_c(u_i) x_i^T: FACT with its left side in the coordinates that the kernel sees."""
     F = u.new_zeros(u.shape[1], x.shape[1])
     for rows in _slices(len(u), 6 * len(u), memory):
-        F += kernel.pull_pairs(u[rows], u, pairs(rows), A[rows] @ A.T).T @ x[rows]
+        if A.shape[1] == 1:
+            J = kernel.pull(u[rows], u, pairs(rows), A)[:, 0].mul_(A[rows])
+        else:
+            J = kernel.pull_pairs(u[rows], u, pairs(rows), A[rows] @ A.T)
+        F += J.T @ x[rows]
     return F
 
 
@@ -140,7 +153,8 @@ def next_metric(features: Features, kernel: Kernel, u: Float[Tensor, "n d"], x: 
     agop: AGOP^s. fact: (F F^T)^(1/2). fact_geometric: (F M^2 F^T)^(1/4) = |F M|^(1/2), because F M is symmetric."""
     if features in ("agop", "agop_centred"):
         full = R is not None and R.dim() == 2
-        G = gradient_outer(kernel, u, A, w, pairs, centred=features == "agop_centred", diagonal=diagonal and not full, memory=memory)
+        G = gradient_outer(kernel, u, A, w, pairs, centred=features == "agop_centred", diagonal=diagonal and not full,
+                           memory=memory)
         M = between(G, R)
         if diagonal:
             return (M.diagonal() if M.dim() == 2 else M) ** exponent

@@ -36,10 +36,16 @@ def squared_distances(x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None = 
     centre = x.mean(0)
     x = x - centre
     z = x if z is None else z - centre
-    p, q = x.square().sum(1)[:, None], z.square().sum(1)[None]
-    D = torch.addmm(p + q, x, z.T, alpha=-2)
-    close = 1e-5 if D.dtype == torch.float64 else 1e-2  # of p + q: beyond it eleven (four) digits are right
-    i, j = (close * (p + q) >= D).nonzero(as_tuple=True)
+    p, q = x.square().sum(1), z.square().sum(1)
+    D = torch.addmm(q.expand(len(x), len(z)), x, z.T, alpha=-2).add_(p[:, None])
+    close = 2.4 * p * (1e-5 if D.dtype == torch.float64 else 1e-2)  # for close pairs more than p + q: beyond, 11 (4) digits hold
+    least, nearest = D.min(1)
+    near = (least <= close).nonzero()[:, 0]
+    nearest = nearest[near]
+    D[near, nearest] = math.inf  # of most rows the point itself: what follows then looks at few rows
+    crowded = (D.amin(1) <= close).nonzero()[:, 0]
+    i, j = (D[crowded] <= close[crowded, None]).nonzero(as_tuple=True)
+    i, j = torch.cat([near, crowded[i]]), torch.cat([nearest, j])
     for part in torch.arange(len(i), device=D.device).split(max(1, 2 ** 22 // max(1, x.shape[1]))):
         D[i[part], j[part]] = (x[i[part]] - z[j[part]]).square().sum(1)
     return D
@@ -56,6 +62,11 @@ def power(M: Float[Tensor, "d d"], exponent: float) -> Float[Tensor, "d d"]:
     """M^exponent of a symmetric matrix, eigenvalues below zero cut off."""
     values, vectors = torch.linalg.eigh((M + M.T) / 2)
     return (vectors * values.clamp(min=0) ** exponent) @ vectors.T
+
+
+def own(a: Float[Tensor, "n m"], b: Tensor | float, C: Float[Tensor, "m c"]) -> Float[Tensor, "n c"]:
+    """b C, the part of a gradient along x itself."""
+    return b @ C if isinstance(b, Tensor) else b * (a @ C)
 
 
 def stretch(x: Float[Tensor, "n d"], R: Tensor | None) -> Float[Tensor, "n d"]:
@@ -75,8 +86,8 @@ class Kernel(ABC):
     @abstractmethod
     def values(self, g: Geometry) -> Float[Tensor, "n m"]: ...
 
-    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, Tensor | None]:
-        """(a, b) of grad_x k(x, z) = a z + b x for inputs of d columns; None for zero."""
+    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, Tensor | float]:
+        """(a, b) of grad_x k(x, z) = a z + b x for inputs of d columns; a number b stands for b times a."""
         raise NotImplementedError
 
     def pull(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"], g: Geometry,
@@ -84,14 +95,15 @@ class Kernel(ABC):
         """sum_j C_jc grad_x k(x_i, z_j): the gradient of f_c = sum_j C_jc k(., z_j)."""
         a, b = self.slopes(g, x.shape[1])
         found = (a @ (C[:, :, None] * z[:, None]).flatten(1)).unflatten(1, (C.shape[1], z.shape[1]))
-        return found if b is None else found.add_((b @ C)[:, :, None] * x[:, None])
+        return found.add_(own(a, b, C)[:, :, None] * x[:, None])
 
     def pull_pairs(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"], g: Geometry,
                    B: Float[Tensor, "n m"]) -> Float[Tensor, "n d"]:
         """sum_j B_ij grad_x k(x_i, z_j)."""
         a, b = self.slopes(g, x.shape[1])
-        found = (B * a) @ z
-        return found if b is None else found + (B * b).sum(1)[:, None] * x
+        a.mul_(B)
+        P = (b * B).sum(1) if isinstance(b, Tensor) else b * a.sum(1)
+        return (a @ z).add_(P[:, None] * x)
 
     def __call__(self, x: Any, z: Any = None, metric: Any = None) -> Array:
         """k(x_i, z_j) [n, m], in float64; numpy or torch, as given."""
@@ -136,7 +148,8 @@ class Tunable(Kernel):
     def __post_init__(self) -> None:
         L = self.bandwidth
         if L is not None and not (isinstance(L, Real) and math.isfinite(L) and L > 0):
-            raise SelectionError(f"{type(self).__name__}(bandwidth={L!r}): a positive number is needed, or None to have it chosen.")
+            raise SelectionError(f"{type(self).__name__}(bandwidth={L!r}): a positive number is needed, or None to have one chosen "
+                                 f"by a learner.")
 
     @property
     def L(self) -> float:
@@ -175,12 +188,11 @@ class Laplace(Shift):
     """exp(-|x - z| / L)."""
 
     def values(self, g: Geometry) -> Tensor:
-        return torch.exp(g / -self.L)
+        return (g / -self.L).exp_()
 
-    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, Tensor]:
-        a = self.values(g).div_(g * self.L)
-        a[g == 0] = 0  # the kink
-        return a, -a
+    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
+        a = torch.add(g.new_tensor(-math.log(self.L)), g, alpha=-1 / self.L).exp_().div_(g)
+        return a.nan_to_num_(nan=math.nan, posinf=0.0), -1.0  # the kink, where g = 0
 
 
 @dataclass(frozen=True)
@@ -188,11 +200,10 @@ class Gaussian(Shift):
     """exp(-|x - z|^2 / (2 L^2))."""
 
     def values(self, g: Geometry) -> Tensor:
-        return torch.exp(g.square() / (-2 * self.L ** 2))
+        return g.square().div_(-2 * self.L ** 2).exp_()
 
-    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, Tensor]:
-        a = self.values(g).div_(self.L ** 2)
-        return a, -a
+    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
+        return self.values(g).div_(self.L ** 2), -1.0
 
 
 @dataclass(frozen=True)
@@ -203,7 +214,7 @@ class LaplaceL1(Shift):
         return torch.cdist(x, x if z is None else z, p=1)
 
     def values(self, g: Geometry) -> Tensor:
-        return torch.exp(g / -self.L)
+        return (g / -self.L).exp_()
 
     def pull(self, x: Tensor, z: Tensor, g: Geometry, C: Tensor) -> Tensor:
         K = self.values(g).div_(-self.L)
@@ -226,8 +237,8 @@ class Quadratic(Kernel):
     def values(self, g: Geometry) -> Tensor:
         return g.square()
 
-    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, None]:
-        return 2 * g, None
+    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
+        return 2 * g, 0.0
 
 
 @dataclass(frozen=True)
@@ -238,10 +249,10 @@ class Exponential(Tunable):
         return x @ (x if z is None else z).T
 
     def values(self, g: Geometry) -> Tensor:
-        return torch.exp(g / self.L ** 2)
+        return (g / self.L ** 2).exp_()
 
-    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, None]:
-        return self.values(g).div_(self.L ** 2), None
+    def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
+        return self.values(g).div_(self.L ** 2), 0.0
 
     def typical(self, g: Geometry) -> float:
         return max(g.diagonal().clamp(min=0).mean().item(), 1e-12) ** 0.5
