@@ -66,7 +66,7 @@ FINDINGS: dict[str, str] = {
     "test_bad_weights_of_agop[one]": "agop does not look at weights: one stands for all rows",
     "test_bad_weights_of_agop[negative]": "agop does not look at weights: a matrix all the same",
     "test_bad_weights_of_agop[zero]": "agop does not look at weights: NaN",
-    **{f"test_updates_by_matrix_functions[LaplaceL1(bandwidth=2.3)-fact_geometric-1.0-{kind}]": "F M is not symmetric for this kernel"
+    **{f"test_updates_by_matrix_functions[LaplaceL1(bandwidth=2.3)-fact_geometric-1.0-{kind}]": "F M is not symmetric here"
        for kind in METRICS},
     "test_the_smallest_memory_that_is_said_to_work_works": "the message counts what the preconditioner leaves, not all",
     "test_fitting_without_gradients_of_torch[NTK(depth=1, activation='relu', weight_var=2.0, bias_var=0.0)]":
