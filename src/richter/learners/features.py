@@ -73,7 +73,7 @@ def between(G: Tensor, R: Tensor | None) -> Tensor:
 
 def _slices(n: int, per_row: float, memory: int, pairs: int = 2 ** 19) -> Iterator[slice]:
     """Rows whose numbers fit the memory; and not more ``pairs`` than stay in a processor's cache, as long as rows are many."""
-    step = max(1, min(n, int(memory / (8 * max(per_row, 1))), max(128, pairs // n)))
+    step = max(1, min(n, int(memory / (8 * max(per_row, 1))), max(64, pairs // n)))
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
@@ -81,7 +81,7 @@ def gradient_outer(kernel: Kernel, u: Float[Tensor, "n d"], A: Float[Tensor, "n 
                    centred: bool = False, diagonal: bool = False, memory: int = 2 ** 30) -> Tensor:
     """AGOP in the coordinates u that the kernel sees, with weights w; its diagonal alone if asked for."""
     (n, d), c = u.shape, A.shape[1]
-    if isinstance(kernel, LaplaceL1) or c * d <= n or 3 * u.element_size() * n * n > memory:
+    if isinstance(kernel, LaplaceL1) or c * d <= n or 2 * u.element_size() * n * n > memory:
         G = _by_rows(kernel, u, A, w, pairs, centred, diagonal, memory)
     else:
         G = _by_pairs(kernel, u, A, w, pairs, centred, memory)
@@ -111,7 +111,7 @@ def _by_pairs(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, cen
     squares, cross = u.new_zeros(n, n), u.new_zeros(d, d)  # a^T w a, from its diagonal up
     share, mine = u.new_zeros(n), u.new_zeros(d, d)  # sum_i w_i a_ij; the term of P alone
     mean = u.new_zeros(c, d)
-    for rows in _slices(n, 6 * n + 2 * c, memory // 3, n * n):
+    for rows in _slices(n, 6 * n + 2 * c, memory // 8, n * n):
         a, b = kernel.slopes(pairs(rows), d)
         wa = w[rows, None] * a
         for k in range(0, n, step := -(-n // 4)):

@@ -148,8 +148,8 @@ class Tunable(Kernel):
     def __post_init__(self) -> None:
         L = self.bandwidth
         if L is not None and not (isinstance(L, Real) and math.isfinite(L) and L > 0):
-            raise SelectionError(f"{type(self).__name__}(bandwidth={L!r}): a positive number is needed, or None to have one chosen "
-                                 f"by a learner.")
+            raise SelectionError(f"{type(self).__name__}(bandwidth={L!r}): a positive number is needed, or None to have one "
+                                 f"chosen by a learner.")
 
     @property
     def L(self) -> float:

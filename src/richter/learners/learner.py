@@ -93,6 +93,7 @@ class Learner(BaseEstimator):
             kept = stages if self.keep == "all" else [best]
             self.stages_ = [(s.choice, s.metric, s.solutions[0]) for s in kept]
         else:
+            given.clear()  # their distances take memory that the fit of all rows needs
             wanted = stages if self.keep == "all" else stages[:self.best_iteration_ + 1]
             self.stages_ = list(_replay(whole, [s.choice for s in wanted], search, update, memory))
             if self.keep == "best":
@@ -171,7 +172,7 @@ class Learner(BaseEstimator):
             raise SelectionError(f"keep={self.keep!r}: 'best' (the chosen iteration) or 'all' (for staged_predict) is needed.")
         ridge = None if self.ridge is None else float(self.ridge)
         intercept = ridge is None if self.intercept is None else bool(self.intercept)
-        memory = parse_bytes(self.memory) // 8
+        memory = parse_bytes(self.memory) // 2
         features = cast(Features, self.features)
         diagonals = (False, True) if self.diagonal is None and self.iterations else (bool(self.diagonal),)
         return [(Search(k, ridge, intercept, loss, solver),

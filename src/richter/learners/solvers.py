@@ -12,6 +12,8 @@ Beyond the memory for that: conjugate gradients, preconditioned by a Nystrom app
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,39 +85,38 @@ def leave_one_out(data: Problem, rows: Tensor, A: Tensor, ridge: float, Q: Float
 
 
 class Blocks:
-    """K + ridge / w as products only: row blocks of the lower triangle, as many as ``memory`` holds kept in float32, the others
-    computed anew for each product. Sums over blocks are in float64."""
+    """K + ridge / w as products only: row blocks of the lower triangle, as many as ``memory`` holds kept (in the precision of u),
+    the others computed anew for each product. Sums over blocks are in float64."""
 
-    def __init__(self, kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"], memory: int, columns: int) -> None:
-        self.kernel, self.u, self.shift = kernel, u, shift
-        n = len(u)
-        working = 4 * (6 * n + 2 * columns)  # a row of a block while it is made
-        self.step = max(1, min(n, int(memory / 8 / working), 2048))
-        if working + 16 * n * columns > memory:
-            raise MemoryBudgetError(f"memory={show_bytes(memory)} cannot hold one row of the kernel of {n} points and {columns} "
-                                    f"outputs. The smallest that works is {show_bytes(4 * (working + 16 * n * columns))}.")
-        left = memory - self.step * working - 40 * n * columns
+    def __init__(self, kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"], memory: int) -> None:
+        self.kernel, self.u, self.shift, self.n = kernel, u, shift, len(u)
+        working = 6 * u.element_size() * self.n  # of a row, while a block is made
+        self.step = max(1, min(self.n, memory // 4 // working, max(64, 2 ** 20 // self.n)))
+        starts = range(0, self.n, self.step)
+        sizes = [len(range(*self._rows(i).indices(self.n))) * self._rows(i).stop for i in starts]
+        room = (memory - self.step * working) // u.element_size()
+        ends = list(itertools.accumulate(sizes))
+        count = bisect.bisect_right(ends, room)
+        store = u.new_empty(ends[count - 1] if count else 0)  # one array: thousands of arrays would leave holes where memory was
         self.kept: dict[int, Tensor] = {}
-        for i in range(0, n, self.step):
-            size = 4 * (min(i + self.step, n) - i) * min(i + self.step, n)
-            if size > left:
-                break
-            self.kept[i] = self._block(i)
-            left -= size
+        for i, size, end in zip(starts, sizes[:count], ends, strict=False):
+            self.kept[i] = store[end - size:end].view(-1, self._rows(i).stop).copy_(self._block(i))
+
+    def _rows(self, i: int) -> slice:
+        return slice(i, min(i + self.step, self.n))
 
     def _block(self, i: int) -> Tensor:
-        rows = slice(i, min(i + self.step, len(self.u)))
+        rows = self._rows(i)
         return self.kernel.values(self.kernel.geometry(self.u[rows], self.u[:rows.stop]))
 
     def __matmul__(self, v: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         out = self.shift[:, None] * v
-        small = v.to(self.u.dtype)
-        for i in range(0, len(self.u), self.step):
+        for i in range(0, self.n, self.step):
             K = self.kept[i] if i in self.kept else self._block(i)
-            last = i + len(K)
-            out[i:last] += K @ small[:last]
+            small = v[:i + len(K)].to(K.dtype)
+            out[i:i + len(K)] += K @ small
             if i:
-                out[:i] += K[:, :i].T @ small[i:last]
+                out[:i] += K[:, :i].T @ small[i:]
         return out
 
 
@@ -123,14 +124,15 @@ def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"],
     """v -> (C C^T + shift)^-1 v, where C C^T is the Nystrom approximation of K from the first ``rank`` points, which are a random
     sample because points are in random order."""
     s = u[:rank]
-    K = kernel.values(kernel.geometry(s)).double()
+    K = kernel.values(kernel.geometry(s.double()))
     K.diagonal().add_(1e-6 * K.diagonal().mean())
     L = torch.linalg.cholesky(K)
-    C = torch.cat([torch.linalg.solve_triangular(L, kernel.values(kernel.geometry(part, s)).double().T, upper=False).T.to(u.dtype)
-                   for part in u.split(4096)])
+    C = u.new_empty(len(u), rank)
     inner = torch.eye(rank, dtype=torch.float64, device=u.device)
-    for part, w in zip(C.split(4096), shift.split(4096), strict=True):
-        inner += (part.double().T / w) @ part.double()
+    for i in range(0, len(u), step := min(rank, 512)):
+        part = torch.linalg.solve_triangular(L, kernel.values(kernel.geometry(u[i:i + step], s)).double().T, upper=False)
+        C[i:i + step] = part.T
+        inner.addmm_(part / shift[i:i + step], part.T)
     factor = torch.linalg.cholesky(inner)
 
     def apply(v: Tensor) -> Tensor:
@@ -150,19 +152,24 @@ def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: 
     shift = ridge / data.w
     y = (torch.cat([data.y, torch.ones_like(data.y[:, :1])], 1) if intercept else data.y).double()
     n, c = y.shape
-    rank = min(n, 2000, max(100, int(memory / 8 / (12 * n))))
-    H = Blocks(kernel, u, shift, memory - 4 * n * rank - 24 * rank * rank, c)
+    size = u.element_size()
+    rank = min(n, 2000, max(16, min(memory // (24 * size * n), int((memory / 512) ** 0.5))))
+    others = 80 * n * c + 2 * size * u.numel() + size * n * rank + 64 * rank * rank  # vectors, inputs and what preconditions
+    if others + 8 * size * n > memory:
+        raise MemoryBudgetError(f"memory={show_bytes(memory)} cannot hold one row of the kernel of {n} points and what solves a "
+                                f"system with {c} outputs. The smallest that works is {show_bytes(others + 8 * size * n)}.")
+    H = Blocks(kernel, u, shift, memory - others)
     P = nystrom(kernel, u, shift, rank)
     v, r = torch.zeros_like(y), y.clone()
     z = P(r)
-    p, rz, size = z, (r * z).sum(0), r.norm(dim=0)
+    p, rz, first = z, (r * z).sum(0), r.norm(dim=0)
     with tqdm(total=most, desc=f"kernel system of {n} points", delay=2, leave=False, disable=None) as bar:
         for _ in range(most):
             Hp = H @ p
             alpha = rz / (p * Hp).sum(0).clamp(min=1e-300)
             v += alpha * p
             r -= alpha * Hp
-            left = (r.norm(dim=0) / size.clamp(min=1e-300)).max().item()
+            left = (r.norm(dim=0) / first.clamp(min=1e-300)).max().item()
             bar.set_postfix_str(f"residual {left:.1e}")
             bar.update()
             if left <= tolerance or not math.isfinite(left):
