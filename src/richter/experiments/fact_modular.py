@@ -133,7 +133,7 @@ def draw(results: Results) -> Figure:
         bottom.imshow(M, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
         bottom.set(xticks=(p / 2, 3 * p / 2), xticklabels=("a", "b"), yticks=(p / 2, 3 * p / 2), yticklabels=("a", "b"))
         bottom.tick_params(length=0)
-    axes[0, 1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(0.0, 0.72))
+    axes[0, -1].legend(frameon=False, fontsize=8, loc="lower right")
     axes[1, 0].set_ylabel("M less the mean of each block")
     return figure
 
