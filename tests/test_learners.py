@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.optimize
 import scipy.sparse
 import scipy.special
 import sklearn.base
@@ -68,7 +69,6 @@ FINDINGS: dict[str, str] = {
     "test_bad_weights_of_agop[zero]": "agop does not look at weights: NaN",
     **{f"test_updates_by_matrix_functions[LaplaceL1(bandwidth=2.3)-fact_geometric-1.0-{kind}]": "F M is not symmetric here"
        for kind in METRICS},
-    "test_the_smallest_memory_that_is_said_to_work_works": "the message counts what the preconditioner leaves, not all",
     "test_fitting_without_gradients_of_torch[NTK(depth=1, activation='relu', weight_var=2.0, bias_var=0.0)]":
         "slopes are found by autograd, which inference mode turns off",
     "test_bad_input[one class, by its name]": "the class is written np.int64(4)",
@@ -907,6 +907,22 @@ def test_leave_one_out_of_the_learner_by_fitting_again() -> None:
     model = RFMRegressor(Laplace(3.0), ridge=0.3, iterations=0, select="loo").fit(X, y)
     f = [KernelRidge(Laplace(3.0), ridge=0.3).fit(np.delete(X, i, 0), np.delete(y, i)).predict(X[[i]])[0] for i in range(25)]
     assert model.history_[0]["loss"] == pytest.approx(1 - sklearn.metrics.r2_score(y, f), rel=1e-8)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_loss_and_the_temperature_of_a_classifier_by_fitting_again(classes: int) -> None:
+    """The least mean log loss of softmax(T f) over T, where f are outputs for rows that were left out."""
+    X, y, _ = table(25)
+    labels = np.digitize(y, [0] if classes == 2 else [-0.5, 0.5])
+    Y = np.where(labels, 1.0, -1.0)[:, None] if classes == 2 else np.eye(3)[labels]
+    model = RFMClassifier(Laplace(3.0), ridge=0.3, iterations=0, select="loo").fit(X, labels)
+    f = np.concatenate([KernelRidge(Laplace(3.0), ridge=0.3).fit(np.delete(X, i, 0), np.delete(Y, i, 0)).predict(X[[i]])
+                        for i in range(25)])
+    Z = np.concatenate([-f, f], 1) if classes == 2 else f
+    best = scipy.optimize.minimize_scalar(lambda T: sklearn.metrics.log_loss(labels, scipy.special.softmax(T * Z, axis=1)),
+                                          bounds=(0.01, 100), method="bounded", options={"xatol": 1e-9})
+    assert losses(model)[0] == pytest.approx(best.fun, rel=1e-7)
+    assert model.temperature_ == pytest.approx(best.x, rel=1e-3)
 
 
 def test_a_validation_set_is_what_is_chosen_by() -> None:
