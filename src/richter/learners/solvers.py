@@ -110,14 +110,14 @@ class Blocks:
         return self.kernel.values(self.kernel.geometry(self.u[rows], self.u[:rows.stop]))
 
     def __matmul__(self, v: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        out = self.shift[:, None] * v
+        small, out = v.T.contiguous().to(self.u.dtype), (self.shift[:, None] * v).T.contiguous()  # "c n": a fifth of the time
         for i in range(0, self.n, self.step):
             K = self.kept[i] if i in self.kept else self._block(i)
-            small = v[:i + len(K)].to(K.dtype)
-            out[i:i + len(K)] += K @ small
+            last = i + len(K)
+            out[:, i:last] += (K @ small[:, :last].T).T
             if i:
-                out[:i] += K[:, :i].T @ small[i:]
-        return out
+                out[:, :i] += small[:, i:last] @ K[:, :i]
+        return out.T
 
 
 def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"], rank: int) -> Callable[[Tensor], Tensor]:
@@ -130,15 +130,19 @@ def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"],
     C = u.new_empty(len(u), rank)
     inner = torch.eye(rank, dtype=torch.float64, device=u.device)
     for i in range(0, len(u), step := min(rank, 512)):
-        part = torch.linalg.solve_triangular(L, kernel.values(kernel.geometry(u[i:i + step], s)).double().T, upper=False)
-        C[i:i + step] = part.T
-        inner.addmm_(part / shift[i:i + step], part.T)
+        K = kernel.values(kernel.geometry(u[i:i + step], s))
+        C[i:i + step] = torch.linalg.solve_triangular(L, K.double().T, upper=False).T
+        part = C[i:i + step].double()  # as it is kept: with any other the inverse below would not be positive
+        inner.addmm_(part.T / shift[i:i + step], part)
     factor = torch.linalg.cholesky(inner)
 
     def apply(v: Tensor) -> Tensor:
         scaled = v / shift[:, None]
-        t = torch.cholesky_solve((C.T @ scaled.to(C.dtype)).double(), factor)
-        return scaled - (C @ t.to(C.dtype)).double() / shift[:, None]
+        t = inner.new_zeros(rank, v.shape[1])
+        for part, of in zip(C.split(step), scaled.split(step), strict=True):
+            t += part.double().T @ of  # in float64: all but a millionth cancels where K is large
+        t = torch.cholesky_solve(t, factor)
+        return scaled - torch.cat([part.double() @ t for part in C.split(step)]) / shift[:, None]
 
     return apply
 
