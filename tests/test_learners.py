@@ -61,32 +61,6 @@ METRICS = ("identity", "full", "diagonal")
 NAMED: dict[str, Any] = {"ids": repr}
 
 
-# A test that fails because of what it found. Each is strict: once the cause is gone, so must be the line.
-FINDINGS: dict[str, str] = {
-    "test_bad_weights_of_agop[short]": "agop does not look at weights: torch's own error about shapes",
-    "test_bad_weights_of_agop[one]": "agop does not look at weights: one stands for all rows",
-    "test_bad_weights_of_agop[negative]": "agop does not look at weights: a matrix all the same",
-    "test_bad_weights_of_agop[zero]": "agop does not look at weights: NaN",
-    **{f"test_updates_by_matrix_functions[LaplaceL1(bandwidth=2.3)-fact_geometric-1.0-{kind}]": "F M is not symmetric here"
-       for kind in METRICS},
-    "test_fitting_without_gradients_of_torch[NTK(depth=1, activation='relu', weight_var=2.0, bias_var=0.0)]":
-        "slopes are found by autograd, which inference mode turns off",
-    "test_bad_input[one class, by its name]": "the class is written np.int64(4)",
-    "test_bad_input[huge inputs]": "a RuntimeWarning, then a singular kernel matrix",
-    "test_bad_input[huge inputs, with a ridge]": "Give a larger ridge (e.g. nan)",
-    "test_bad_input[one huge input]": "a RuntimeWarning, and the column is lost",
-    "test_bad_input[huge targets]": "eigh fails",
-    "test_bad_input[huge inputs in predict]": "NaN is predicted",
-    "test_bad_input[validation of more targets]": "accepted",
-    "test_bad_input[validation targets NaN]": "accepted",
-    "test_bad_input[memory too small]": "an IndexError",
-}
-
-
-@pytest.fixture(autouse=True)
-def finding(request: pytest.FixtureRequest) -> None:
-    if request.node.name in FINDINGS:
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=FINDINGS[request.node.name]))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -622,7 +596,7 @@ def test_logistic_regression_is_at_a_minimum(kernel: Kernel, classes: int, inter
     w = 1.0 + torch.arange(25).double() % 3
     data = merged(x, y, w)
     K = torch.as_tensor(kernel(data.x))
-    solution = solve_logistic(K.clone(), data, ridge, intercept=intercept)
+    solution = solve_logistic(K.clone(), data, ridge, intercept=intercept, final=True)
     f = (K @ solution.A + solution.b).requires_grad_()
     weights, order = torch.zeros(25, dtype=torch.float64), torch.zeros(25, dtype=torch.long)
     weights[data.point], order[data.point] = w, labels
@@ -648,7 +622,7 @@ def test_logistic_regression_agrees_with_scikit_learn(classes: int, intercept: b
     other = sklearn.linear_model.LogisticRegression(C=(4 if classes == 2 else 1) / ridge, fit_intercept=intercept, tol=1e-12,
                                                     max_iter=5000).fit(phi(x), labels.numpy())
     data = merged(x, y, torch.ones(60))
-    solution = solve_logistic(torch.as_tensor(Quadratic()(data.x)), data, ridge, intercept=intercept)
+    solution = solve_logistic(torch.as_tensor(Quadratic()(data.x)), data, ridge, intercept=intercept, final=True)
     f = torch.as_tensor(Quadratic()(new, data.x)) @ solution.A + solution.b
     found = torch.softmax(torch.cat([-f, f], 1) if classes == 2 else f, 1)
     assert_close(found, other.predict_proba(phi(new)), 1e-4)

@@ -40,6 +40,9 @@ def agop(kernel: Kernel, x: Any, coefficients: Any, metric: Any = None, *, weigh
     """
     X, A, R = _inputs(kernel, x, coefficients, metric)
     w = torch.ones(len(X), dtype=X.dtype, device=X.device) if weights is None else to_tensor(weights, "weights").to(X)
+    if w.shape != (len(X),) or (w < 0).any() or not w.any():
+        raise SelectionError(f"weights of shape {tuple(w.shape)}: one number of at least 0 for each of {len(X)} rows is needed, "
+                             f"and not only zeros.")
     u = stretch(X, R)
     G = gradient_outer(kernel, u, A, w, lambda rows: kernel.geometry(u[rows], u), centred=centred, memory=parse_bytes(memory))
     return like(between(G, R), x)
@@ -47,7 +50,7 @@ def agop(kernel: Kernel, x: Any, coefficients: Any, metric: Any = None, *, weigh
 
 def fact(kernel: Kernel, x: Any, coefficients: Any, metric: Any = None, *, memory: str | float = "1GiB") -> Array:
     """The FACT matrix [d, d] of f(x) = sum_j A_j k_M(x, x_j). Neither symmetric nor positive away from a fixed point; FACT M is
-    symmetric always."""
+    symmetric for every kernel but ``LaplaceL1``."""
     X, A, R = _inputs(kernel, x, coefficients, metric)
     u = stretch(X, R)
     F = residual_outer(kernel, u, X, A, lambda rows: kernel.geometry(u[rows], u), parse_bytes(memory))
@@ -150,7 +153,7 @@ def next_metric(features: Features, kernel: Kernel, u: Float[Tensor, "n d"], x: 
                 memory: int = 2 ** 30) -> Tensor:
     """The metric after this fit, [d, d] or its diagonal [d], not normalised; ``u`` are the inputs ``x`` stretched by R.
 
-    agop: AGOP^s. fact: (F F^T)^(1/2). fact_geometric: (F M^2 F^T)^(1/4) = |F M|^(1/2), because F M is symmetric."""
+    agop: AGOP^s. fact: (F F^T)^(1/2). fact_geometric: (F M^2 F^T)^(1/4), of F M by its left singular vectors."""
     if features in ("agop", "agop_centred"):
         full = R is not None and R.dim() == 2
         G = gradient_outer(kernel, u, A, w, pairs, centred=features == "agop_centred", diagonal=diagonal and not full,
@@ -169,5 +172,5 @@ def next_metric(features: Features, kernel: Kernel, u: Float[Tensor, "n d"], x: 
     F = between(residual_outer(kernel, u, u, A, pairs, memory), R)  # F M
     if diagonal:
         return F.diagonal().abs().sqrt() ** exponent
-    values, vectors = torch.linalg.eigh((F + F.T) / 2)
-    return (vectors * values.abs() ** (exponent / 2)) @ vectors.T
+    U, s, _ = torch.linalg.svd(F)
+    return (U * s ** (exponent / 2)) @ U.T

@@ -69,7 +69,7 @@ def own(a: Float[Tensor, "n m"], b: Tensor | float, C: Float[Tensor, "m c"]) -> 
     return b @ C if isinstance(b, Tensor) else b * (a @ C)
 
 
-def stretch(x: Float[Tensor, "n d"], R: Tensor | None) -> Float[Tensor, "n d"]:
+def stretch(x: Float[Tensor, "... d"], R: Tensor | None) -> Float[Tensor, "... d"]:
     """Inputs as the kernel sees them, when R is the root of its metric."""
     return x if R is None else x * R if R.dim() == 1 else x @ R
 
@@ -282,9 +282,10 @@ class NTK(Kernel):
                          bias_var=self.bias_var, kind=self.kind)
 
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            c, p = g[0].clone().requires_grad_(), g[1].clone().requires_grad_()
-            value = recursion(c, p, g[2], depth=self.depth, activation=self.activation, weight_var=self.weight_var,
+        with torch.inference_mode(False), torch.enable_grad():
+            c, p, q = (part.clone() for part in g)
+            c.requires_grad_(), p.requires_grad_()
+            value = recursion(c, p, q, depth=self.depth, activation=self.activation, weight_var=self.weight_var,
                               bias_var=self.bias_var, kind=self.kind)
             a, b = torch.autograd.grad(value.sum(), (c, p), materialize_grads=True)
         return a / d, b * (2 / d)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 from tqdm import tqdm
 
-from richter.core import SelectionError, parse_bytes, unknown
+from richter.core import MemoryBudgetError, SelectionError, parse_bytes, show_bytes, unknown
 from richter.learners.features import FEATURES, Features, Pairs, between, gradient_outer
 from richter.learners.kernels import Kernel, Laplace, root, stretch
 from richter.learners.problem import Problem, problem
@@ -26,6 +27,7 @@ from richter.learners.search import SMALL, Choice, Loss, Search, Stage, Update, 
 from richter.learners.solvers import DENSE, Solution, solve, solve_blocks
 
 JUDGED = 2000  # rows are left out one by one for at most as many points; their prediction still uses all the others
+FEWEST = 20  # points that a choice needs
 SEARCHED = 5000  # points that choices are made on, when all do not fit the memory
 
 Array = NDArray[Any]
@@ -55,6 +57,7 @@ class Learner(BaseEstimator):
              solver: Callable[..., Solution] = solve, folds: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """Everything after the targets are numbers [n, c]. Returns what was judged at the best iteration."""
         variants = self._variants(loss, solver)
+        look_at_size(X, "inputs")
         self.__dict__.pop("_importances", None)
         memory = parse_bytes(self.memory)
         random = check_random_state(self.random_state)
@@ -183,6 +186,7 @@ class Learner(BaseEstimator):
         """f(X) [n, c] of the chosen stage, or of another one that was kept."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
+        look_at_size(X, "inputs")
         choice, metric, solution = self._stage() if which is None else self.stages_[which]
         R = None if metric is None else root(metric)
         u = stretch(torch.from_numpy(self.points_).to(solution.A.device, solution.A.dtype), R)
@@ -206,6 +210,11 @@ def _standard(X: Array, weight: Array, scale: bool) -> tuple[Array, Array]:
     return mean, np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)
 
 
+def look_at_size(a: Array, what: str) -> None:
+    if len(a) and (largest := float(np.abs(a).max())) > 1e100:
+        raise ValueError(f"there are {what} as large as {largest:.3g}: their squares are too large. Rescale them.")
+
+
 def _look_at(X: Array) -> None:
     """Inputs that are the same in all rows say nothing."""
     constant = np.flatnonzero(np.ptp(X, axis=0) == 0)
@@ -225,6 +234,9 @@ def _normalised(asked: bool | None, features: str, kernel: Kernel) -> bool:
 def _fitting(whole: Problem, memory: int) -> Problem:
     """As much of the problem as fits the memory as a dense system."""
     most = int((memory / DENSE) ** 0.5)
+    if most < min(len(whole), FEWEST):
+        raise MemoryBudgetError(f"memory={show_bytes(memory)} holds a system of {most} points, too few to choose anything by. "
+                                f"The smallest that works is {show_bytes(DENSE * min(len(whole), FEWEST) ** 2)}.")
     return whole if len(whole) <= most else whole.some(min(most, SEARCHED))
 
 
@@ -238,7 +250,7 @@ def _replay(whole: Problem, choices: Sequence[Choice], search: Search, update: U
     if DENSE * len(whole) ** 2 <= memory:
         view = View(whole)
         for i, c in enumerate(choices):
-            solution = view.solve(c.kernel, c.ridge, search.intercept, search.solver)
+            solution = view.solve(c.kernel, c.ridge, search.intercept, partial(search.solver, final=True))
             yield c, view.metric, solution
             if i + 1 < len(choices):
                 view.advance(update, c.kernel, solution.A)

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_array, validate_data
 
-from richter.core import unknown
+from richter.core import SelectionError, unknown
 from richter.learners import scores
-from richter.learners.learner import Array, Learner, folds_of, held_out, kept_stages, row_weights
+from richter.learners.learner import Array, Learner, folds_of, held_out, kept_stages, look_at_size, row_weights
 from richter.learners.logistic import solve_logistic
 from richter.learners.solvers import solve
 
@@ -83,11 +83,12 @@ class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
             validation: tuple[Any, Any] | None = None) -> RFMRegressor:
         """``validation=(X, y)``: choose by these rows."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
+        Y = y.reshape(len(y), -1).astype(np.float64)
+        look_at_size(Y, "targets")
         weight = row_weights(sample_weight, X)
         self._flat = y.ndim == 1
-        held = None if validation is None else held_out(self, validation, lambda v: np.asarray(v, np.float64).reshape(len(v), -1))
-        self._fit(X, y.reshape(len(y), -1).astype(np.float64), weight, held, scores.unexplained,
-                  folds=folds_of(self, X, y, False))
+        held = None if validation is None else held_out(self, validation, lambda v: _like(y, v))
+        self._fit(X, Y, weight, held, scores.unexplained, folds=folds_of(self, X, y, False))
         return self
 
     def predict(self, X: Any) -> Array:
@@ -105,6 +106,14 @@ class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
+
+
+def _like(y: Array, v: Any) -> Array:
+    """Targets to choose by [n, c], with as many outputs as those to fit."""
+    found = check_array(v, dtype=np.float64, ensure_2d=False)
+    if found.shape[1:] != y.shape[1:]:
+        raise SelectionError(f"validation has targets of shape {found.shape}; those to fit have {y.shape}.")
+    return found.reshape(len(found), -1)
 
 
 class KernelRidge(RFMRegressor):
@@ -147,8 +156,8 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
         weight = row_weights(sample_weight, X)
         self.classes_, ids = np.unique(y, return_inverse=True)
         if len(np.unique(ids[weight > 0])) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[ids[weight > 0][0]]!r}: there is nothing to tell apart. Are "
-                             f"the rows sorted and cut?")
+            raise ValueError(f"y has one class only, {self.classes_[ids[weight > 0][0]]}: there is nothing to tell apart. "
+                             f"Are the rows sorted and cut?")
         held = None if validation is None else held_out(self, validation, lambda v: self._targets(self._known(np.asarray(v))))
         squared = self.loss == "squared"
         f, t, w = self._fit(X, self._targets(ids), weight, held, scores.cross_entropy, solve if squared else solve_logistic,
@@ -177,7 +186,8 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:
         """softmax(T f) with the temperature T that suits rows the model has not seen."""
-        return torch.softmax(self.temperature_ * scores.logits(torch.from_numpy(self._outputs(X))), 1).numpy()
+        f = torch.from_numpy(self._outputs(X))
+        return torch.softmax(self.temperature_ * scores.logits(f), 1).numpy()
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
         """The prediction after each iteration; needs keep="all"."""

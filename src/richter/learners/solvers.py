@@ -45,8 +45,10 @@ class Solution:
 DENSE = 6 * 8  # bytes for each pair of points while dense systems are solved: distances of every fold, kernel, factor, inverse
 
 
-def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bool, judged: int = 0) -> Solution:
-    """By Cholesky; rows of the last ``judged`` points are predicted with one copy left out. K is overwritten."""
+def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bool, judged: int = 0,
+          final: bool = False) -> Solution:
+    """By Cholesky; rows of the last ``judged`` points are predicted with one copy left out. K is overwritten. ``final`` is for
+    solvers that need not be exact while choices are made."""
     n = len(K)
     K.diagonal().add_(ridge / data.w)
     L, info = torch.linalg.cholesky_ex(K)
