@@ -232,7 +232,8 @@ def draw(results: Results) -> Figure:
     won = np.array([[np.mean(found[a] > found[b]) + np.mean(found[a] == found[b]) / 2 for b in methods] for a in methods])
     middle.imshow(won, cmap="PuOr", vmin=0, vmax=1)
     for i, j in product(range(len(methods)), repeat=2):
-        middle.text(j, i, f"{100 * won[i, j]:.0f}", ha="center", va="center", fontsize=8)
+        middle.text(j, i, f"{100 * won[i, j]:.0f}", ha="center", va="center", fontsize=8,
+                    color="white" if abs(won[i, j] - 0.5) > 0.25 else "black")
     middle.set(xticks=range(len(methods)), yticks=range(len(methods)), yticklabels=methods,
                title="tables won, row against column, %")
     middle.set_xticklabels(methods, rotation=45, ha="right")
