@@ -23,7 +23,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/mypy
 
-bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an hour on two free cores
+bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an hour and a half on two free cores
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/snapshot.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/memory.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/growth.py
@@ -32,6 +32,7 @@ bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/slo.py
 	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/learners.py
 
 docs: .venv/installed-dev  ## docs/*.md as pages under site/
 	$(BIN)/python docs/build.py

@@ -160,7 +160,7 @@ def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: 
     n, c = y.shape
     size = u.element_size()
     rank = min(n, 2000, max(16, min(memory // (24 * size * n), int((memory / 512) ** 0.5))))
-    others = 80 * n * c + 2 * size * u.numel() + size * n * rank + 64 * rank * rank  # vectors, inputs and what preconditions
+    others = 80 * n * c + 40 * u.numel() + size * n * rank + 64 * rank * rank  # vectors, copies of inputs, what preconditions
     if others + 8 * size * n > memory:
         raise MemoryBudgetError(f"memory={show_bytes(memory)} cannot hold one row of the kernel of {n} points and what solves a "
                                 f"system with {c} outputs. The smallest that works is {show_bytes(others + 8 * size * n)}.")
