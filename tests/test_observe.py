@@ -1377,6 +1377,9 @@ PROBE_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "kernel": lambda: both(*(value(richter.measure(mlp(), probe(kernel=k)), "tangent_cka") for k in (10, None))),
     "mask": lambda: both(token_value(), token_value(mask=lengths(12, 4))),
     "ignore_index": lambda: both(*(token_value(ignore_index=i) for i in (-100, 2))),
+    "loss": lambda: both(*(value(richter.measure(mlp(), probe(loss=f), ["fact"]), "fact") for f in (None, nn.MSELoss()))),
+    "weight_decay": lambda: both(*(value(richter.measure(mlp(), probe(weight_decay=w), ["fact_error"]), "fact_error")
+                                   for w in (0.1, 0.2))),
 }  # fmt: skip
 
 LOADER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
