@@ -70,7 +70,7 @@ class Learner(BaseEstimator):
             return self._views(X, Y, weight, whole, validation, folds, memory, random)
 
         def walk(views: list[View], variant: Variant) -> Iterator[Stage]:
-            return path(views, *variant, self.iterations, 2 if self.early_stopping else None)
+            return path(views, *variant, self.iterations, (1 if large(views) else 2) if self.early_stopping else None)
 
         given = views()
         if len(variants) > 1 and large(given):  # they race on some points
@@ -290,7 +290,7 @@ def folds_of(learner: Learner, X: Array, y: Array, classifier: bool) -> Any:
     by = learner.select
     squared = getattr(learner, "loss", "squared") == "squared"
     if isinstance(by, str) and by == "auto":
-        return "loo" if squared and learner.iterations == 0 else 5 if len(X) <= 1000 else 3
+        return "loo" if squared and learner.iterations == 0 else 5 if len(X) <= 1000 else 2
     if isinstance(by, str) and by in ("loo", "last"):
         if not squared:
             raise SelectionError(f'select="{by}": leaving rows out has no closed form for the logistic loss. Give a number of '

@@ -41,11 +41,12 @@ _DOC = """
         Standardise the columns; fit a constant. None: when the ridge is chosen.
     select : "auto", "loo", "last", int or splitter
         How bandwidth, ridge and iteration are chosen: each row left out in turn (in closed form), or by folds of distinct rows.
-        "auto" is "loo" for iterations=0, and else 5 folds (3 above 1,000 rows): a learned metric has seen the labels of a row
+        "auto" is "loo" for iterations=0, and else 5 folds (2 above 1,000 rows): a learned metric has seen the labels of a row
         that is left out, so "loo" then flatters late iterations. "last" is "loo", but the last iteration is taken whatever its
         loss. ``fit(..., validation=(X, y))`` chooses by that set instead.
     early_stopping : bool
-        Stop when two iterations have brought nothing. With False all are done, and the best one is still what predicts.
+        Stop when two iterations (one, of more than 600 rows) have brought nothing. With False all are done, and the best one is
+        still what predicts.
     keep : "best" or "all"
         All iterations, for ``staged_predict``.
     memory : bytes, e.g. "4GiB"

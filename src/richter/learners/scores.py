@@ -34,7 +34,7 @@ def accuracy(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, 
 def temperature(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> tuple[float, float]:
     """The factor T > 0 for which softmax(T f) has the smallest mean negative log likelihood of these rows, and that likelihood
     (its mean logarithm). Convex in T, and found by Newton's method."""
-    z, target, T = logits(f), classes(y), 1.0
+    z, target, T = logits(f), classes(y), 5.0
     w = w / w.sum()
 
     def value(T: float) -> float:

@@ -66,10 +66,10 @@ class View:
         self._known, self._typical = {}, {}
 
     def typical(self, kernel: Tunable) -> float:
-        """The bandwidth of the rule of thumb, from a thousand points."""
+        """The bandwidth of the rule of thumb, from some hundred points."""
         kind = type(kernel)
         if kind not in self._typical:
-            self._typical[kind] = kernel.typical(self.geometry(kernel)[0][:1000, :1000])
+            self._typical[kind] = kernel.typical(self.geometry(kernel)[0][:500, :500])
         return self._typical[kind]
 
     def geometry(self, kernel: Kernel) -> tuple[Geometry, Geometry | None]:
@@ -207,8 +207,8 @@ def large(views: Sequence[View]) -> bool:
 
 
 def path(views: Sequence[View], search: Search, update: Update, iterations: int, patience: int | None) -> Iterator[Stage]:
-    """Fit, choose, move the metric, and again. With more than ``SMALL`` points, each search begins on some of them, and all
-    points are asked about its end (and, at first, its neighbours with another ridge)."""
+    """Fit, choose, move the metric, and again. With more than ``SMALL`` points, each search begins on some of them, and the first
+    view is asked about its end (and, at first, its neighbours with another ridge)."""
     small = [v.shrunk(SMALL) for v in views] if large(views) and search.open else None
     place, guess, offset, settled, best, since = START, START, 0, False, math.inf, 0
     for t in range(iterations + 1):
@@ -219,15 +219,16 @@ def path(views: Sequence[View], search: Search, update: Update, iterations: int,
                 place, stage = search.climb(views, place, t)
             elif t == 0:
                 guess, _ = search.climb(small, START, t)
-                place, stage = search.climb(views, guess, t, only=1)
+                place, _ = search.climb(views[:1], guess, t, only=1)
                 offset = place[1] - guess[1]
+                stage = search.stage(views, place, t)
             else:
                 before = guess
                 guess, _ = search.climb(small, guess, t)
                 there = (guess[0], min(max(guess[1] + offset, LOWEST[1]), HIGHEST[1]))
-                found = {p: search.stage(views, p, t) for p in {place, there}}
-                place = min(found, key=lambda p: found[p].choice.loss)
-                stage = found[place]
+                if there != place:
+                    place = min((place, there), key=lambda p: search.stage(views[:1], p, t).choice.loss)
+                stage = search.stage(views, place, t)
                 settled = guess == before
         except SingularKernelError:  # a metric of low rank: what was found before it stands
             if t == 0 or not search.open:
