@@ -254,7 +254,7 @@ def tables() -> None:
     from sklearn import datasets
     from sklearn.model_selection import KFold, StratifiedKFold
     warnings.filterwarnings("ignore", "[0-9]+ of [0-9]+ columns are constant")
-    print("\ntables, five folds drawn five times: mean score (of the first draw) and processor time of all fits with their search")
+    print("\ntables, five folds drawn five times: mean score (of the first draw) and processor time of all fits")
     for name, goal in TABLES.items():
         x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
         classes = name != "diabetes"

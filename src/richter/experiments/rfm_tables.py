@@ -37,7 +37,7 @@ class Settings:
 
     sets: tuple[str, ...] = ()  # all
     methods: tuple[str, ...] = (*OURS, *OTHERS)
-    folds: int = 5
+    folds: int = 3
     rows: int = 5_000
     most: int = 7_500
     spoiled: tuple[str, ...] = ()  # methods that are given shuffled training labels
