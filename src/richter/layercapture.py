@@ -163,8 +163,9 @@ class Recording:
             return self.reads(name)[rows]
         return calls[0].inputs(rows).flatten(0, 1).unflatten(0, (len(rows), -1))
 
-    def captures(self, V: Tensor, reads: bool = True) -> dict[str, LayerCapture]:
-        """The same for a stack of cotangents V "v n k", with what was read and the matrices."""
+    def captures(self, V: Tensor, reads: bool = True, inner: bool = False) -> dict[str, LayerCapture]:
+        """The same for a stack of cotangents V "v n k", with what was read and the matrices. With ``inner`` what is asked of an
+        example lies together in memory: g is then a view of "n v s d_out"."""
         stacked: dict[str, Tensor] = {}
         for v in range(len(V)):
             for name, g in self.asked(V[v]).items():
@@ -172,7 +173,7 @@ class Recording:
                     stacked[name] = g[None]
                     continue
                 if v == 0:
-                    stacked[name] = room_for(g, len(V))
+                    stacked[name] = room_for(g, len(V)) if not inner else g.new_empty(len(g), len(V), *g.shape[1:]).transpose(0, 1)
                 stacked[name][v] = g
         captured = {}
         for name, own in self.where.items():

@@ -87,9 +87,9 @@ def steps(n: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
-def _few(n: int, rows_each: int) -> int:
-    """So many examples make a tile of about ROWS rows."""
-    return min(n, max(1, ROWS // rows_each))
+def _few(rows: int, each: int, same: bool) -> int:
+    """So many examples, of ``each`` rows, make a tile of a product of so many rows."""
+    return max(1, min(rows, _tile(rows) if same else ROWS) // each)
 
 
 def _moved(n: int, each: int) -> int:
@@ -97,11 +97,18 @@ def _moved(n: int, each: int) -> int:
     return min(n, max(1, 4 * NUMBERS // each))
 
 
+def _tile(n: int) -> int:
+    """Rows of a tile of a symmetric product of n rows: few enough that little of it is computed twice, and enough for a product
+    at full speed."""
+    return min(ROWS, max(64, n // 5))
+
+
 def tiles(v: int, n: int) -> list[tuple[slice, slice]]:
     """Tiles of the rows "v n" of a full kernel, in the order of the rows."""
-    if n >= ROWS:
-        return [(slice(k, k + 1), rows) for k in range(v) for rows in steps(n, ROWS)]
-    return [(k, slice(0, n)) for k in steps(v, max(1, ROWS // n))]
+    size = _tile(v * n)
+    if n >= size:
+        return [(slice(k, k + 1), rows) for k in range(v) for rows in steps(n, size)]
+    return [(k, slice(0, n)) for k in steps(v, size // n)]
 
 
 def _below(n: int, m: int, size: int, same: bool) -> Iterator[tuple[slice, slice]]:
@@ -142,10 +149,11 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
                 K[v, rows, w, columns] += P
         return
     n, m = A.shape[1], B.shape[1]
-    for rows, columns in _below(n, m, _few(n, rows_each) * rows_each, same):
-        if outputs == "trace" and len(A) > 1 and A.shape[2] <= ROWS:  # one long product is faster than many short ones
-            P = A[:, rows].transpose(0, 1).flatten(1) @ B[:, columns].transpose(0, 1).flatten(1).T
-        elif outputs == "trace":
+    if outputs == "trace" and len(A) > 1 and A.shape[2] <= ROWS:  # one long product is faster than many short ones
+        A = A.transpose(0, 1).flatten(1)[None]
+        B = A if same else B.transpose(0, 1).flatten(1)[None]
+    for rows, columns in _below(n, m, _few(n, rows_each, same) * rows_each, same):
+        if outputs == "trace":
             P = A[0, rows] @ B[0, columns].T
             for a, b in zip(A[1:], B[1:], strict=True):
                 P.addmm_(a[rows], b[columns].T)
@@ -234,7 +242,7 @@ def add_asked(S: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs) -> 
 def add_pairs(K: Tensor, S: Tensor, a: LayerCapture, b: LayerCapture, weight: bool, bias: bool) -> None:
     """K += sum over pairs of positions of S = <g, g'> times <h, h'> (+ 1 for a bias); S "... (n s) (m t)"."""
     (n, s), (m, t) = a.g.shape[1:3], b.g.shape[1:3]
-    for rows, columns in _below(n, m, _few(n, s), b is a):
+    for rows, columns in _below(n, m, _few(n * s, s, b is a), b is a):
         asked = S[..., rows.start * s:rows.stop * s, columns.start * t:columns.stop * t]
         if weight:
             read = read_products(a, b, rows, columns).flatten(2).flatten(0, 1)

@@ -94,7 +94,8 @@ class Chunk:
     def asked(self, block: slice) -> dict[str, LayerCapture]:
         if self.seen is None or self.V is None:
             return {}
-        return {k: self.seen.trimmed(k, widened(c)) for k, c in self.seen.captures(self.V[block]).items()}
+        found = self.seen.captures(self.V[block], inner=self.job.outputs == "trace")
+        return {k: self.seen.trimmed(k, widened(c)) for k, c in found.items()}
 
 
 def widened(c: LayerCapture) -> LayerCapture:
