@@ -173,7 +173,7 @@ class Recording:
                     stacked[name] = g[None]
                     continue
                 if v == 0:
-                    stacked[name] = room_for(g, len(V)) if not inner else g.new_empty(len(g), len(V), *g.shape[1:]).transpose(0, 1)
+                    stacked[name] = g.new_empty(len(g), len(V), *g.shape[1:]).transpose(0, 1) if inner else room_for(g, len(V))
                 stacked[name][v] = g
         captured = {}
         for name, own in self.where.items():

@@ -62,7 +62,8 @@ def _list(given: argparse.Namespace) -> int:
     measures = {} if given.what == "experiments" else catalogue()
     found = records()
     if given.json:
-        print(as_json({"experiments": [{"name": e.name, "ref": str(e.ref), "title": e.title, "data": e.data, "cost": {
+        print(as_json({"experiments": [{"name": e.name, "ref": str(e.ref), "title": e.title, "data": e.data,
+                                        "more_data": e.more_data, "cost": {
             scale: {k: found[e.name, scale][k] for k in ("cpu_minutes", "memory")}
             for scale in ("smoke", "paper") if (e.name, scale) in found}} for e in known],
             "measures": [{"name": name, "ref": str(m.ref), "default": name in DEFAULT} for name, m in measures.items()]}))
@@ -74,7 +75,7 @@ def _list(given: argparse.Namespace) -> int:
 
     if known:
         print(table([("experiment", "where", "smoke", "paper", "data", "what"), *(
-            (e.name, str(e.ref), cost(e.name, "smoke"), cost(e.name, "paper"), ", ".join(e.data) or "none needed", e.title)
+            (e.name, str(e.ref), cost(e.name, "smoke"), cost(e.name, "paper"), _needs(e), e.title)
             for e in known)]))
     if known and measures:
         print()
@@ -107,7 +108,7 @@ def _started(known: Iterable[Experiment], given: argparse.Namespace) -> int:
     from richter.experiments.running import start
     failed = False
     for e in known:
-        if (lacking := _lacking(e)):
+        if (lacking := _lacking(e, "paper")):
             print(f"{e.name}: skipped, {lacking}")
             continue
         try:
@@ -127,7 +128,7 @@ def _several(known: Iterable[Experiment], given: argparse.Namespace, changes: Ma
         raise SelectionError("the ledger keeps results of the settings as they are: leave --set or --record out.")
     store, failed, found = given.store, False, list[dict[str, Any]]()
     for e in known:
-        if (lacking := _lacking(e)) and given.command == "check":
+        if (lacking := _lacking(e, given.scale)) and given.command == "check":
             print(f"{e.name}: skipped, {lacking}", file=sys.stderr)
             found.append({"experiment": e.name, "skipped": lacking})
             continue
@@ -153,11 +154,15 @@ def _several(known: Iterable[Experiment], given: argparse.Namespace, changes: Ma
     return int(failed or all("skipped" in f for f in found))  # what was not checked has not passed
 
 
-def _lacking(e: Experiment) -> str:
+def _needs(e: Experiment) -> str:
+    return ", ".join([*e.data, *(f"{name} (paper)" for name in e.more_data)]) or "none needed"
+
+
+def _lacking(e: Experiment, scale: str) -> str:
     """What has to be fetched before it can run."""
     from richter.tasks import store
     cached = {entry.name for entry in store.available() if entry.cached}
-    lacking = [name for name in e.data if name not in cached]
+    lacking = [name for name in (*e.data, *(e.more_data if scale == "paper" else ())) if name not in cached]
     return f"it needs `richter data fetch {' '.join(lacking)}`" if lacking else ""
 
 

@@ -90,9 +90,10 @@ class Experiment:
 
     ``smoke`` and ``paper`` are settings of one frozen dataclass; ``tasks(settings)`` are independent pieces (by default one:
     the settings); ``work(task, run)`` does one and returns named arrays; ``start`` are changes of the settings under which the
-    paper's scale does one step, to see that it starts. ``reduced`` says how smoke falls short of the paper; empty if it does
-    not. ``absent``: why it cannot be run where the records are made. ``places``: all figures it covers, if more than that of
-    ``ref``. ``quick``: smoke takes seconds, and is run with the tests.
+    paper's scale does one step, to see that it starts. ``data`` are the sets that it needs, ``more_data`` those that it needs
+    at the paper's scale besides. ``reduced`` says how smoke falls short of the paper; empty if it does not. ``absent``: why it
+    cannot be run where the records are made. ``places``: all figures it covers, if more than that of ``ref``. ``quick``: smoke
+    takes seconds, and is run with the tests.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Experiment:
     tasks: Callable[[Any], Sequence[Any]] = lambda settings: (settings,)
     figures: Mapping[str, Callable[[Results], Figure]] = field(default_factory=dict)
     data: tuple[str, ...] = ()
+    more_data: tuple[str, ...] = ()
     start: Mapping[str, Any] = field(default_factory=dict)
     reduced: str = ""
     absent: str = ""

@@ -124,7 +124,8 @@ EXPERIMENT = Experiment(
     title="the centred correlation is above the uncentred one in every layer of an MLP on images",
     smoke=Settings(),
     paper=Settings(("mnist", "fashion_mnist", "cifar10"), rates=(10.0, 1.0, 0.2), epochs=(50, 50, 150), seeds=(0, 1, 2)),
-    tasks=tasks, work=work, data=("mnist_5k",), figures={"nfa_fig13": draw, "nfa_fig14": draw_movement},
+    tasks=tasks, work=work, data=("mnist_5k",), more_data=("mnist", "fashion_mnist", "cifar10"),
+    figures={"nfa_fig13": draw, "nfa_fig14": draw_movement},
     start={"data": ("cifar10",), "n": 256, "rates": (0.2,), "epochs": (1,)},
     reduced="4,000 of 50,000 MNIST images, learning rate 1, one seed; CIFAR-100, SVHN, GTSRB and STL-10 cannot be had here; "
             "panels C and D of Fig. 2 are nfa_fig2c and nfa_fig2d",

@@ -169,7 +169,7 @@ EXPERIMENT = Experiment(
     name="rfm_networks", ref=Ref("rfm", "networks and RFM"), title="the first layer of a network and a feature machine agree",
     smoke=Settings(), paper=Settings(images="mnist", n_images=8_000, steps=800, iterations=5, chain_seeds=(0, 1, 2, 3, 4),
                                      image_seeds=(0, 1, 2)),
-    tasks=tasks, work=work, data=("mnist_5k",), figures={"rfm_networks": draw},
+    tasks=tasks, work=work, data=("mnist_5k",), more_data=("mnist",), figures={"rfm_networks": draw},
     start={"steps": 1, "epochs": 1, "iterations": 1, "n_images": 256}, reduced="2,000 in place of 8,000 images, one seed of them",
     claims=(*claims("chain", "chain monomial"), *claims("images", "MNIST"),
             Claim("MNIST: Pearson correlation of the diagonals", lambda r: mean(r, "images", "diagonal"), Interval(low=0.5),
