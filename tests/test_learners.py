@@ -939,6 +939,8 @@ BAD: dict[str, tuple[Any, str]] = {
                  "kernel matrix of 20 distinct rows is singular to working precision with ridge=0:.*Give a larger ridge"),
     "singular but for rounding": (lambda: KernelRidge(Quadratic(), ridge=1e-15).fit(X20[:, :2], Y20),
                                   "singular to working precision"),
+    "singular, and hidden by rounding": (lambda: KernelRidge(Quadratic(), ridge=3e-13).fit(X20[:, :2], Y20),
+                                         "singular to working precision"),
     "negative iterations": (lambda: RFMRegressor(iterations=-1).fit(X20, Y20),
                             "iterations=-1: a whole number is needed; 0 is plain"),
     "part of an iteration": (lambda: RFMRegressor(iterations=1.5).fit(X20, Y20),  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,7 +51,8 @@ def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bo
     n = len(K)
     K.diagonal().add_(ridge / data.w)
     L, info = torch.linalg.cholesky_ex(K)
-    if info.item():
+    rounding = 10 * n * torch.finfo(K.dtype).eps * K.diagonal().max()  # of a pivot: below it, the sign is chance
+    if info.item() or L.diagonal().min().square() <= rounding:
         raise SingularKernelError(
             f"the kernel matrix of {n} distinct rows is singular to working precision with ridge={ridge:g}: more than one "
             f"function fits the data equally well, and rounding would choose. Give a larger ridge (e.g. "
@@ -169,22 +169,26 @@ def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: 
     v, r = torch.zeros_like(y), y.clone()
     z = P(r)
     p, rz, first = z, (r * z).sum(0), r.norm(dim=0)
+    left, done = 1.0, 0
     with tqdm(total=most, desc=f"kernel system of {n} points", delay=2, leave=False, disable=None) as bar:
         for _ in range(most):
             Hp = H @ p
-            alpha = rz / (p * Hp).sum(0).clamp(min=1e-300)
+            curvature = (p * Hp).sum(0)
+            if not (curvature >= 0).all():  # rounding, where K is large beside the ridge; or NaN
+                break
+            alpha = rz / curvature.clamp(min=1e-300)
             v += alpha * p
             r -= alpha * Hp
-            left = (r.norm(dim=0) / first.clamp(min=1e-300)).max().item()
+            left, done = (r.norm(dim=0) / first.clamp(min=1e-300)).max().item(), done + 1
             bar.set_postfix_str(f"residual {left:.1e}")
             bar.update()
-            if left <= tolerance or not math.isfinite(left):
+            if left <= tolerance:
                 break
             z = P(r)
             rz, old = (r * z).sum(0), rz
             p = z + rz / old.clamp(min=1e-300) * p
     if not left <= 10 * tolerance:
-        raise SingularKernelError(f"conjugate gradients left a residual of {left:.1e} of the targets after {most} steps, with "
+        raise SingularKernelError(f"conjugate gradients left a residual of {left:.1e} of the targets after {done} steps, with "
                                   f"ridge={ridge:g} on {n} points. A larger ridge, or more memory=, makes the system easier.")
     if not intercept:
         return Solution(v, y.new_zeros(c))
