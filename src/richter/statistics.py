@@ -147,9 +147,10 @@ def block_diagonal(W: Float[Tensor, "r o i"]) -> Tensor:
 
 
 def basis(W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None) -> Float[Tensor, "o r"] | None:
-    """An orthonormal basis of the columns of W (and W0) when that is smaller than the output space."""
+    """An orthonormal basis of the columns of W (and W0), where to go there, d r + r^2 operations for each g, is less than d^2."""
     columns = W if W0 is None else torch.cat([W, W0], 1)
-    return torch.linalg.qr(columns)[0] if columns.shape[1] < columns.shape[0] else None
+    d, r = columns.shape
+    return torch.linalg.qr(columns)[0] if r * (d + r) < d * d else None
 
 
 def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:
