@@ -977,10 +977,10 @@ def kernel_ridge(K: Tensor, y: Tensor, ridge: float, intercept: bool = False) ->
 
 
 def left_out(kernel: Any, x: Tensor, y: Tensor, copies: list[int], ridge: float, intercept: bool) -> Tensor:
-    """f^-(x_r) [r,c]: every row r stands ``copies[r]`` times in the data; one copy of it is removed and all is fitted again."""
+    """f^-(x_r) [r,c]: every row r stands ``copies[r]`` times in the data; all with its inputs are removed, then it is fitted."""
     rows = []
     for r in range(len(x)):
-        kept = [q for q in range(len(x)) for _ in range(copies[q] - (q == r))]
+        kept = [q for q in range(len(x)) for _ in range(copies[q]) if not torch.equal(x[q], x[r])]
         A, b = kernel_ridge(kernel_values(kernel, x[kept], x[kept]), y[kept], ridge, intercept)
         rows.append(kernel_values(kernel, x[r : r + 1], x[kept]) @ A + b)
     return torch.cat(rows)

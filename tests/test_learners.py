@@ -18,6 +18,7 @@ import scipy.sparse
 import scipy.special
 import sklearn.base
 import sklearn.datasets
+import sklearn.exceptions
 import sklearn.kernel_ridge
 import sklearn.linear_model
 import sklearn.metrics
@@ -26,7 +27,9 @@ import sklearn.pipeline
 import sklearn.preprocessing
 import sklearn.utils.estimator_checks
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 from richter.core import MemoryBudgetError, SelectionError, parse_bytes
@@ -475,6 +478,179 @@ def test_geometric_fact_ends_where_the_metric_is_fact() -> None:
     assert_close(updated("fact", Quadratic(), x, A, M), M, 1e-6)
 
 
+# ------------------------------------------------------------------------------------------------ what a stranger found
+
+
+@pytest.mark.parametrize("given", ["copies", "weights", "tiny weights"])
+def test_copies_and_the_scale_of_weights_choose_the_same_model(given: str) -> None:
+    """A copy that stays in the fit would flatter the smallest ridge."""
+    X, y = sklearn.datasets.make_friedman1(200, noise=3, random_state=0)
+    plain = KernelRidge().fit(X[:100], y[:100])
+    if given == "copies":
+        model = KernelRidge().fit(np.repeat(X[:100], 3, 0), np.repeat(y[:100], 3))
+    else:
+        model = KernelRidge().fit(X[:100], y[:100], np.full(100, 3.0 if given == "weights" else 1e-6))
+    assert model.loss_ == pytest.approx(plain.loss_, rel=1e-6)
+    assert_close(torch.from_numpy(model.predict(X[100:])), torch.from_numpy(plain.predict(X[100:])), 1e-6)
+
+
+def test_the_logistic_loss_is_never_replaced_by_another() -> None:
+    X, y = sklearn.datasets.make_classification(400, 6, random_state=0)
+    with pytest.raises(MemoryBudgetError, match=r'400 points that the logistic loss needs.*smallest.*loss="squared"'):
+        RFMClassifier(Laplace(5.0), loss="logistic", ridge=0.3, iterations=0, memory="4MiB").fit(X, y)
+
+
+@pytest.mark.parametrize("kernel", [Laplace(3.0), Gaussian(3.0)], **NAMED)
+def test_logistic_regression_with_hardly_any_ridge_fits(kernel: Kernel) -> None:
+    """Whether or not it converged, the function is that of the smallest loss found."""
+    X, y = sklearn.datasets.make_classification(200, 6, n_informative=4, flip_y=0.1, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = RFMClassifier(kernel, loss="logistic", ridge=1e-6, iterations=0, select=3).fit(X, y)
+    assert model.score(X, y) == 1
+
+
+def test_logistic_regression_says_when_it_did_not_converge() -> None:
+    X, y = sklearn.datasets.make_classification(200, 6, n_informative=4, flip_y=0.1, random_state=0)
+    with pytest.warns(ConvergenceWarning, match=r"the logistic loss of 200 points with ridge=1e-06 was not minimised.*LIMIT"):
+        RFMClassifier(Gaussian(3.0), loss="logistic", ridge=1e-6, iterations=0, select=3).fit(X, y)
+
+
+@pytest.mark.parametrize("gap", [1e-2, 1e-5, 1e-8, 1e-11])
+@pytest.mark.parametrize("kernel", [Laplace(5.0), NTK(1)], **NAMED)
+def test_agop_of_rows_that_nearly_meet(kernel: Kernel, gap: float) -> None:
+    """Slopes grow at a kink, and their squares must not be what cancels."""
+    x, A = normal(60, 12), normal(60, 8, seed=1)
+    x[1] = x[0] + gap * normal(1, 12, seed=2)[0]
+    J = torch.einsum("jc,ijd->icd", A, torch.as_tensor(kernel.gradients(x)))
+    expected = torch.einsum("icd,ice->de", J, J) / 60
+    found = torch.as_tensor(agop(kernel, x, A))
+    assert_close(found, expected, max(1e-9, 1e-15 / gap))
+    assert (found.diagonal() > 0).all()
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(), Laplace()], **NAMED)
+@pytest.mark.parametrize("n", [400, 1300])
+def test_a_bandwidth_far_from_the_rule_of_thumb_is_found(kernel: Kernel, n: int) -> None:
+    draw = np.random.default_rng(0)
+    X = draw.uniform(-3, 3, (n + 500, 2))
+    y = np.sin(3 * X[:, 0]) * np.sin(3 * X[:, 1]) > 0
+    assert RFMClassifier(kernel, iterations=0).fit(X[:n], y[:n]).score(X[n:], y[n:]) > 0.8
+
+
+def test_what_is_chosen_does_not_depend_on_the_order_of_the_rows_to_choose_by() -> None:
+    X, y = sklearn.datasets.make_classification(1800, 8, n_informative=4, flip_y=0.05, random_state=1)
+    model = RFMClassifier(Gaussian(), iterations=1)
+    losses = []
+    for order in (np.arange(1000), np.argsort(y[800:], kind="stable")):
+        losses.append(model.fit(X[:800], y[:800], validation=(X[800:][order], y[800:][order])).loss_)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("model", [RFMRegressor(iterations=1), RFMClassifier(iterations=1)], ids=["regressor", "classifier"])
+def test_a_fit_that_fails_leaves_the_model_that_was_there(model: Any) -> None:
+    X, y = sklearn.datasets.make_classification(80, 5, random_state=0)
+    model = sklearn.base.clone(model)
+    with pytest.raises(MemoryBudgetError):
+        model.set_params(memory="1KiB").fit(X, y)
+    with pytest.raises(sklearn.exceptions.NotFittedError):
+        model.predict(X)
+    before = model.set_params(memory="1GiB").fit(X, y).predict(X)
+    with pytest.raises(MemoryBudgetError):
+        model.set_params(memory="1KiB").fit(100 * X[:, :3] + 7, 3 + y)
+    assert (model.set_params(memory="1GiB").predict(X) == before).all()
+
+
+@pytest.mark.parametrize(("kernel", "select"), [(Laplace(3.0), 5), (Laplace(3.0), 20), (NTK(3), 3), (NTK(1), 10)], **NAMED)
+def test_memory_bounds_folds_and_kernels_of_several_arrays(kernel: Kernel, select: int) -> None:
+    X, y, w, bound = normal(600, 5).numpy(), normal(600, 1, seed=1).numpy(), np.ones(600), 12 * 2 ** 20
+    whole, random = problem(X, y, w, np.random.RandomState(0)), np.random.RandomState(0)
+    views = RFMRegressor()._views(X, y, w, whole, None, select, [kernel], bound, random)
+    for view in views:
+        view.geometry(kernel), list(view.others(kernel))
+    held = sum(g.untyped_storage().nbytes() for view in views for g in view._known.values())
+    system = 8 * len(views[0].data) ** 2
+    assert bound / 3 < held + 2 * system <= bound  # a kernel and its factor are needed besides
+
+
+@pytest.mark.parametrize("kernel", [NTK(3), NNGP(2, "erf")], **NAMED)
+def test_recursions_hold_some_rows_at_a_time(kernel: Kernel) -> None:
+    x = normal(700, 3)
+    with Largest() as held:
+        K = torch.as_tensor(kernel(x))
+    assert held.most <= 3 * 8 * 700 ** 2 + 1  # the geometry
+    assert_close(K[5:7], torch.as_tensor(kernel(x[5:7], x)), 1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor made."""
+
+    most = 0
+
+    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = f(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(t, Tensor):
+                self.most = max(self.most, t.untyped_storage().nbytes())
+        return out
+
+
+def test_many_rows_to_choose_by_are_judged_in_parts() -> None:
+    X, y = normal(4000, 4).numpy(), normal(4000, 1)[:, 0].numpy()
+    model = RFMRegressor(iterations=1)
+    with Largest() as held:
+        whole = model.fit(X[:100], y[:100], validation=(X[100:], y[100:]))
+    assert held.most < 3900 * 100 * 8
+    f = whole.predict(X[100:])
+    assert whole.loss_ == pytest.approx(1 - sklearn.metrics.r2_score(y[100:], f), rel=1e-9)
+
+
+def test_tables_with_all_kinds_of_columns() -> None:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"number": draw.standard_normal(60), "yes": draw.random(60) > 0.5,
+                          "word": pd.array(["x", None, "y"] * 20, dtype="string"), "kind": pd.Categorical([1, 2, None] * 20),
+                          "count": pd.array([1, None, 3] * 20, dtype="Int64")})
+    y = frame.word.isna().to_numpy()  # a gap tells
+    model = tabular(RFMClassifier(iterations=0)).fit(frame, y)
+    assert model.score(frame, y) == 1
+    assert list(model[:-1].get_feature_names_out()) == ["number", "yes", "count", "missingindicator_count", "word_(missing)",
+                                                        "word_x", "word_y", "kind_(missing)", "kind_1", "kind_2"]
+    tabular(RFMClassifier(iterations=0)).fit(frame[["yes"]], y)
+    with pytest.raises(SelectionError, match=r"columns \['day'\] hold dates: turn them into numbers"):
+        tabular(RFMClassifier()).fit(frame.assign(day=pd.Timestamp("2020-01-01")), y)
+
+
+def test_choosing_by_groups_says_how() -> None:
+    X, y = normal(40, 3).numpy(), normal(40, 1)[:, 0].numpy()
+    with pytest.raises(SelectionError, match=r"select=GroupKFold.*needs groups.*select=list\(cv.split\(X, y, groups\)\)"):
+        RFMRegressor(select=sklearn.model_selection.GroupKFold(4)).fit(X, y)
+    RFMRegressor(iterations=1, select=list(sklearn.model_selection.GroupKFold(4).split(X, y, np.arange(40) // 5))).fit(X, y)
+
+
+def test_a_set_to_choose_by_makes_select_irrelevant() -> None:
+    X, y = sklearn.datasets.make_classification(80, 4, random_state=0)
+    model = RFMClassifier(Laplace(3.0), iterations=0, loss="logistic", select="loo")
+    model.fit(X[:40], y[:40], validation=(X[40:], y[40:, None]))
+    assert model.score(X, y) > 0.6
+
+
+def test_stages_that_were_not_kept_are_not_promised() -> None:
+    X, y = sklearn.datasets.make_friedman1(60, random_state=0)
+    model = RFMRegressor(iterations=2, early_stopping=False, ridge=0.1).fit(X, y).set_params(keep="all")
+    with pytest.raises(SelectionError, match='only the best iteration was kept: fit with keep="all"'):
+        list(model.staged_predict(X))
+
+
+def test_a_model_in_a_file_holds_nothing_of_a_device() -> None:
+    X, y = sklearn.datasets.make_friedman1(60, random_state=0)
+    model = RFMRegressor(iterations=1).fit(X, y)
+    before = model.predict(X)
+    assert model._derived  # kept for the next prediction
+    again = pickle.loads(pickle.dumps(model))
+    assert not again._derived
+    assert (again.predict(X) == before).all()
+
+
 # ------------------------------------------------------------------------------------------------ solvers
 
 
@@ -513,7 +689,7 @@ def test_leaving_out_by_fitting_again(kernel: Kernel, case: str, intercept: bool
         assert_close(found, oracles.kernel_values(kernel, new, x[again]) @ A + b, 1e-9)
 
 
-def test_a_row_of_small_weight_is_left_out_whole() -> None:
+def test_a_row_is_left_out_with_its_whole_weight() -> None:
     x, y, w = normal(8, 2), normal(8, 1), torch.tensor([1.0, 0.5, 2.5, 0.25, 1, 1, 1, 1], dtype=torch.float64)
     data = merged(x, y, w)
     solution = solve(torch.as_tensor(Laplace(1.0)(data.x)), data, 0.3, intercept=False, judged=8)
@@ -521,10 +697,8 @@ def test_a_row_of_small_weight_is_left_out_whole() -> None:
     assert solution.judged is not None
     K = oracles.kernel_values(Laplace(1.0), x, x)
     for r, found in zip(solution.judged.tolist(), solution.left_out, strict=True):
-        left = w.clone()
-        left[r] -= min(1.0, w[r].item())
-        kept = left > 0
-        A = torch.linalg.solve(K[kept][:, kept] + 0.3 * (1 / left[kept]).diag(), y[kept])
+        kept = torch.arange(8) != r
+        A = torch.linalg.solve(K[kept][:, kept] + 0.3 * (1 / w[kept]).diag(), y[kept])
         assert_close(found, K[r, kept] @ A, 1e-9)
 
 
@@ -1017,7 +1191,7 @@ def test_unusual_input_that_works() -> None:
         return model
 
     X, y, labels = table(20, 3)
-    with pytest.warns(UserWarning, match=r"1 of 4 columns are constant \(3\): they are kept, and do not matter"):
+    with pytest.warns(UserWarning, match=r"1 of 4 columns are constant \(3\): they are kept, and say nothing"):
         constant = fits(np.c_[X, np.full(20, 7.0)], y)
     assert constant.feature_importances_[3] == 0
     assert np.allclose(fits(X, y).predict(X), constant.predict(np.c_[X, np.full(20, 7.0)]), rtol=0.2, atol=0.2)

@@ -1,6 +1,6 @@
 """Learners of features without back-propagation: kernel machines whose metric is learned from their own gradients.
 
-    model = richter.learners.RFMClassifier().fit(X, y)      # bandwidth, ridge, iterations: by leave-one-out on all rows
+    model = richter.learners.RFMClassifier().fit(X, y)      # bandwidth, ridge and iterations are chosen
     model.predict(X_new); model.feature_importances_; model.feature_matrix_
 """
 

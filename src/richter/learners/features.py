@@ -10,7 +10,7 @@ With grad_x k(x_i, x_j) = a_ij x_j + b_ij x_i, P = b A and weights w of the exam
     sum_i w_i sum_c grad f_c grad f_c^T = X^T [ (A A^T) o (a^T w a) + S + S^T + diag(w |P|^2) ] X,   S_ji = a_ij w_i A_j . P_i
 
 which takes n^3 + n^2 (c + d) operations and n^2 numbers; the gradients themselves, row by row, take n^2 c d operations. The
-cheaper one is used, if it fits.
+cheaper one is used, if it fits and no two inputs nearly meet at a kink.
 """
 
 from __future__ import annotations
@@ -84,12 +84,18 @@ def gradient_outer(kernel: Kernel, u: Float[Tensor, "n d"], A: Float[Tensor, "n 
                    centred: bool = False, diagonal: bool = False, memory: int = 2 ** 30) -> Tensor:
     """AGOP in the coordinates u that the kernel sees, with weights w; its diagonal alone if asked for."""
     (n, d), c = u.shape, A.shape[1]
-    if isinstance(kernel, LaplaceL1) or c * d <= n or 2 * u.element_size() * n * n > memory:
+    if isinstance(kernel, LaplaceL1) or c * d <= n or 2 * u.element_size() * n * n > memory or _kinked(kernel, u, pairs, memory):
         G = _by_rows(kernel, u, A, w, pairs, centred, diagonal, memory)
     else:
         G = _by_pairs(kernel, u, A, w, pairs, centred, memory)
         G = G.diagonal() if diagonal else G
     return G / w.sum()
+
+
+def _kinked(kernel: Kernel, u: Tensor, pairs: Pairs, memory: int) -> bool:
+    """Whether two inputs are so close, at a kink, that the square of a slope leaves too few digits when terms cancel."""
+    limit = (torch.finfo(u.dtype).eps / (1e-9 if u.dtype == torch.float64 else 1e-4)) ** 0.5
+    return any(kernel.nearest(pairs(rows)) < limit for rows in _slices(len(u), 4 * len(u), memory // 8, len(u) ** 2))
 
 
 def _by_rows(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, diagonal: bool, memory: int) -> Tensor:

@@ -79,6 +79,7 @@ class Kernel(ABC):
     """What the learners ask of a kernel. ``geometry`` depends on inputs only, the rest on geometry and bandwidth."""
 
     homogeneous: ClassVar[bool] = False  # scaling the metric only scales the kernel
+    arrays: ClassVar[int] = 1  # that a geometry has
 
     @abstractmethod
     def geometry(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None = None) -> Geometry: ...
@@ -89,6 +90,11 @@ class Kernel(ABC):
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, Tensor | float]:
         """(a, b) of grad_x k(x, z) = a z + b x for inputs of d columns; a number b stands for b times a."""
         raise NotImplementedError
+
+    def nearest(self, g: Geometry) -> float:
+        """The smallest distance above 0 of two inputs, where slopes grow without bound as it shrinks: of a kernel with a kink, in
+        units of its bandwidth. Others are smooth."""
+        return math.inf
 
     def pull(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"], g: Geometry,
              C: Float[Tensor, "m c"]) -> Float[Tensor, "n c d"]:
@@ -144,6 +150,7 @@ class Tunable(Kernel):
     """A kernel with a bandwidth L; None is for a learner to choose."""
 
     bandwidth: float | None = None
+    scanned: ClassVar[tuple[int, ...]] = ()  # powers of 2, times the rule, to look at first: far ones are not seen from others
 
     def __post_init__(self) -> None:
         L = self.bandwidth
@@ -190,6 +197,9 @@ class Laplace(Shift):
     def values(self, g: Geometry) -> Tensor:
         return (g / -self.L).exp_()
 
+    def nearest(self, g: Geometry) -> float:
+        return torch.where(g > 0, g, math.inf).min().item() / self.L
+
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
         a = torch.add(g.new_tensor(-math.log(self.L)), g, alpha=-1 / self.L).exp_().div_(g)
         return a.nan_to_num_(nan=math.nan, posinf=0.0), -1.0  # the kink, where g = 0
@@ -198,6 +208,8 @@ class Laplace(Shift):
 @dataclass(frozen=True)
 class Gaussian(Shift):
     """exp(-|x - z|^2 / (2 L^2))."""
+
+    scanned: ClassVar[tuple[int, ...]] = (0, -2)
 
     def values(self, g: Geometry) -> Tensor:
         return g.square().div_(-2 * self.L ** 2).exp_()
@@ -245,6 +257,8 @@ class Quadratic(Kernel):
 class Exponential(Tunable):
     """exp(x . z / L^2); the rule of thumb is the root mean square norm."""
 
+    scanned: ClassVar[tuple[int, ...]] = (0, -2)
+
     def geometry(self, x: Tensor, z: Tensor | None = None) -> Geometry:
         return x @ (x if z is None else z).T
 
@@ -268,6 +282,7 @@ class NTK(Kernel):
     weight_var: float = 2.0
     bias_var: float = 0.0
     kind: ClassVar[Literal["ntk", "nngp"]] = "ntk"
+    arrays: ClassVar[int] = 3
 
     def geometry(self, x: Tensor, z: Tensor | None = None) -> Geometry:
         z = x if z is None else z
@@ -277,18 +292,31 @@ class NTK(Kernel):
             c.diagonal().copy_(p)
         return torch.stack([c, p[:, None].expand_as(c), q[None].expand_as(c)]) / x.shape[1]
 
+    def nearest(self, g: Geometry) -> float:
+        gap = ((g[1] + g[2] - 2 * g[0]) / (g[1] + g[2])).clamp(min=0)
+        return torch.where(gap > 16 * torch.finfo(gap.dtype).eps, gap, math.inf).min().sqrt().item()
+
     def values(self, g: Geometry) -> Tensor:
-        return recursion(g[0], g[1], g[2], depth=self.depth, activation=self.activation, weight_var=self.weight_var,
-                         bias_var=self.bias_var, kind=self.kind)
+        return torch.cat([self._of(*part) for part in self._parts(g)])
 
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode(False), torch.enable_grad():
-            c, p, q = (part.clone() for part in g)
-            c.requires_grad_(), p.requires_grad_()
-            value = recursion(c, p, q, depth=self.depth, activation=self.activation, weight_var=self.weight_var,
-                              bias_var=self.bias_var, kind=self.kind)
-            a, b = torch.autograd.grad(value.sum(), (c, p), materialize_grads=True)
-        return a / d, b * (2 / d)
+        found = []
+        for part in self._parts(g):
+            with torch.inference_mode(False), torch.enable_grad():
+                c, p, q = (t.clone() for t in part)
+                c.requires_grad_(), p.requires_grad_()
+                found.append(torch.autograd.grad(self._of(c, p, q).sum(), (c, p), materialize_grads=True))
+        a, b = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return a.div_(d), b.mul_(2 / d)
+
+    def _of(self, c: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        return recursion(c, p, q, depth=self.depth, activation=self.activation, weight_var=self.weight_var,
+                         bias_var=self.bias_var, kind=self.kind)
+
+    @staticmethod
+    def _parts(g: Geometry) -> tuple[Geometry, ...]:
+        """Some rows at a time: the recursion holds tens of arrays of their size."""
+        return g.split(max(1, 2 ** 17 // max(1, g.shape[2])), 1)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, cast
@@ -24,7 +25,7 @@ from richter.learners.features import FEATURES, Features, Pairs, between, gradie
 from richter.learners.kernels import Kernel, Laplace, root, stretch
 from richter.learners.problem import Problem, problem
 from richter.learners.search import SMALL, Choice, Loss, Search, Stage, Update, View, large, path
-from richter.learners.solvers import DENSE, Solution, solve, solve_blocks
+from richter.learners.solvers import Solution, solve, solve_blocks
 
 JUDGED = 2000  # rows are left out one by one for at most as many points; their prediction still uses all the others
 FEWEST = 20  # points that a choice needs
@@ -58,16 +59,21 @@ class Learner(BaseEstimator):
         """Everything after the targets are numbers [n, c]. Returns what was judged at the best iteration."""
         variants = self._variants(loss, solver)
         look_at_size(X, "inputs")
-        self.__dict__.pop("_importances", None)
+        self._derived: dict[str, Any] = {}  # what is computed when it is asked for
         memory = parse_bytes(self.memory)
         random = check_random_state(self.random_state)
         self.mean_, self.scale_ = _standard(X, weight, self.ridge is None if self.scale is None else bool(self.scale))
         X = (X - self.mean_) / self.scale_
         _look_at(X)
         whole = problem(X, Y, weight, random, self.device or "cpu")
+        kernels = [search.kernel for search, _ in variants]
+        if solver is not solve and not fits(whole, kernels, memory):
+            raise MemoryBudgetError(
+                f"memory={show_bytes(memory)} does not hold the system of {len(whole)} points that the logistic loss needs. The "
+                f"smallest that works is {show_bytes(pair_bytes(kernels) * len(whole) ** 2)}; loss=\"squared\" needs less.")
 
         def views() -> list[View]:
-            return self._views(X, Y, weight, whole, validation, folds, memory, random)
+            return self._views(X, Y, weight, whole, validation, folds, kernels, memory, random)
 
         def walk(views: list[View], variant: Variant) -> Iterator[Stage]:
             return path(views, *variant, self.iterations, (1 if large(views) else 2) if self.early_stopping else None)
@@ -119,40 +125,42 @@ class Learner(BaseEstimator):
         """The mean squared slope of the fitted function along each column, sum 1: the diagonal of its AGOP. It says what the
         function uses also where the best metric is the first one."""
         check_is_fitted(self)
-        if not hasattr(self, "_importances"):
+        if "importances" not in self._derived:
             choice, metric, solution = self._stage()
-            R = None if metric is None else root(metric)
-            u = stretch(torch.from_numpy(self.points_).to(solution.A), R)
+            R, u = self._seen(metric, solution)
             w = torch.from_numpy(self.point_weights_).to(u)
             G = gradient_outer(choice.kernel, u, solution.A, w, _geometry(choice.kernel, u), diagonal=R is None or R.dim() == 1,
                                memory=parse_bytes(self.memory) // 8)
             G = between(G, R)
             found = (G if G.dim() == 1 else G.diagonal()).cpu().double().numpy()
-            self._importances = found / found.sum() if found.sum() > 0 else np.full(len(found), 1 / len(found))
-        return self._importances
+            self._derived["importances"] = found / found.sum() if found.sum() > 0 else np.full(len(found), 1 / len(found))
+        return cast(Array, self._derived["importances"])
+
+    def _seen(self, metric: Tensor | None, solution: Solution) -> tuple[Tensor | None, Tensor]:
+        """The root of a metric, and the points as the kernel sees them."""
+        R = None if metric is None else root(metric)
+        return R, stretch(torch.from_numpy(self.points_).to(solution.A), R)
 
     def _stage(self) -> tuple[Choice, Tensor | None, Solution]:
         return next(s for s in self.stages_ if s[0].iteration == self.best_iteration_)
 
     def _views(self, X: Array, Y: Array, weight: Array, whole: Problem, validation: tuple[Array, Array, Array] | None, folds: Any,
-               memory: int, random: Any) -> list[View]:
+               kernels: Sequence[Kernel], memory: int, random: Any) -> list[View]:
         """What is fitted and what is judged, to choose."""
-        def tensors(*arrays: Array) -> Any:
-            return tuple(torch.from_numpy(np.ascontiguousarray(a)).to(whole.x.device) for a in arrays)
-
         if validation is not None:
             x, y, w = validation
-            return [View(_fitting(whole, memory), held_out=tensors((x - self.mean_) / self.scale_, y, w))]
+            others = problem((x - self.mean_) / self.scale_, y, w, random, whole.x.device)
+            return [View(_fitting(whole, kernels, memory), held_out=others.judged())]
         if folds in ("loo", "last"):
-            return [View(data := _fitting(whole, memory), min(len(data), JUDGED))]
-        data = _fitting(whole, memory)
+            return [View(data := _fitting(whole, kernels, memory), min(len(data), JUDGED))]
         if isinstance(folds, int):
+            data = _fitting(whole, kernels, memory, min(folds, len(whole)))
             count = min(folds, len(data))
             fold = data.folds(count)
             parts = [(data.take(fold != k), data.take(fold == k)) for k in range(count)]
-            return [View(a, held_out=(b.x[b.point], b.rows, b.weight)) for a, b in parts]
-        given = [(problem(X[a], Y[a], weight[a], random, whole.x.device), tensors(X[b], Y[b], weight[b])) for a, b in folds]
-        return [View(_fitting(a, memory), held_out=b) for a, b in given]
+            return [View(a, held_out=b.judged()) for a, b in parts]
+        given = [[problem(X[rows], Y[rows], weight[rows], random, whole.x.device) for rows in split] for split in folds]
+        return [View(_fitting(a, kernels, memory, len(given)), held_out=b.judged()) for a, b in given]
 
     def _variants(self, loss: Loss, solver: Callable[..., Solution]) -> list[Variant]:
         """The settings, checked: a search and an update for each kernel and kind of metric that may be chosen."""
@@ -188,17 +196,44 @@ class Learner(BaseEstimator):
         X = validate_data(self, X, reset=False, dtype=np.float64)
         look_at_size(X, "inputs")
         choice, metric, solution = self._stage() if which is None else self.stages_[which]
-        R = None if metric is None else root(metric)
-        u = stretch(torch.from_numpy(self.points_).to(solution.A.device, solution.A.dtype), R)
+        if which is not None:
+            R, u = self._seen(metric, solution)
+        else:
+            if "seen" not in self._derived:
+                self._derived["seen"] = self._seen(metric, solution)
+            R, u = self._derived["seen"]
         x = torch.from_numpy((X - self.mean_) / self.scale_).to(u)
         step = max(1, int(parse_bytes(self.memory) / 8 / (3 * u.element_size() * len(u))))
         return torch.cat([choice.kernel.values(choice.kernel.geometry(stretch(part, R), u)) @ solution.A + solution.b
                           for part in x.split(step)]).cpu().double().numpy()
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "stages_")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is kept in a file can be read without the device that it was computed on."""
+        state = super().__getstate__()
+        if "stages_" in state:
+            moved = [(c, None if M is None else M.cpu(), Solution(s.A.cpu(), s.b.cpu())) for c, M, s in state["stages_"]]
+            state = {**state, "stages_": moved, "_derived": {}}
+        return state
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = False
         return tags
+
+
+@contextmanager
+def restored(learner: Learner) -> Iterator[None]:
+    """A fit that fails leaves the estimator as it was."""
+    before = dict(learner.__dict__)
+    try:
+        yield
+    except BaseException:
+        learner.__dict__.clear()
+        learner.__dict__.update(before)
+        raise
 
 
 def _standard(X: Array, weight: Array, scale: bool) -> tuple[Array, Array]:
@@ -222,8 +257,8 @@ def _look_at(X: Array) -> None:
         raise ValueError(f"all {len(X)} rows have the same inputs: there is nothing to learn a function of.")
     if len(constant):
         shown = ", ".join(map(str, constant[:5])) + (", ..." if len(constant) > 5 else "")
-        warnings.warn(f"{len(constant)} of {X.shape[1]} columns are constant ({shown}): they are kept, and do not matter.",
-                      stacklevel=4)
+        warnings.warn(f"{len(constant)} of {X.shape[1]} columns are constant ({shown}): they are kept, and say nothing of "
+                      f"distances.", stacklevel=4)
 
 
 def _normalised(asked: bool | None, features: str, kernel: Kernel) -> bool:
@@ -231,12 +266,24 @@ def _normalised(asked: bool | None, features: str, kernel: Kernel) -> bool:
     return not (features.startswith("fact") and kernel.homogeneous) if asked is None else bool(asked)
 
 
-def _fitting(whole: Problem, memory: int) -> Problem:
+def pair_bytes(kernels: Sequence[Kernel], folds: int = 1) -> int:
+    """For each pair of points while dense systems are solved: what kernels need to know of it, in k folds (k - 1) times; the
+    kernel, its factor, and the inverse that leaving rows out needs."""
+    arrays = max(k.arrays for k in kernels)
+    return 8 * max(6, arrays + 4, arrays * (folds - 1) + 2)
+
+
+def fits(whole: Problem, kernels: Sequence[Kernel], memory: int) -> bool:
+    return pair_bytes(kernels) * len(whole) ** 2 <= memory
+
+
+def _fitting(whole: Problem, kernels: Sequence[Kernel], memory: int, folds: int = 1) -> Problem:
     """As much of the problem as fits the memory as a dense system."""
-    most = int((memory / DENSE) ** 0.5)
+    each = pair_bytes(kernels, folds)
+    most = int((memory / each) ** 0.5)
     if most < min(len(whole), FEWEST):
         raise MemoryBudgetError(f"memory={show_bytes(memory)} holds a system of {most} points, too few to choose anything by. "
-                                f"The smallest that works is {show_bytes(DENSE * min(len(whole), FEWEST) ** 2)}.")
+                                f"The smallest that works is {show_bytes(each * min(len(whole), FEWEST) ** 2)}.")
     return whole if len(whole) <= most else whole.some(min(most, SEARCHED))
 
 
@@ -247,7 +294,7 @@ def _geometry(kernel: Kernel, u: Tensor) -> Pairs:
 def _replay(whole: Problem, choices: Sequence[Choice], search: Search, update: Update, memory: int) \
         -> Iterator[tuple[Choice, Tensor | None, Solution]]:
     """The same choices on all the data."""
-    if DENSE * len(whole) ** 2 <= memory:
+    if fits(whole, [search.kernel], memory):
         view = View(whole)
         for i, c in enumerate(choices):
             solution = view.solve(c.kernel, c.ridge, search.intercept, partial(search.solver, final=True))
@@ -302,11 +349,16 @@ def folds_of(learner: Learner, X: Array, y: Array, classifier: bool) -> Any:
         if not 2 <= int(by) <= len(X):
             raise SelectionError(f"select={by}: from 2 to {len(X)} folds (one for each row at most) are possible.")
         return int(by)
-    return list(check_cv(by, y, classifier=classifier).split(X, y))
+    try:
+        return list(check_cv(by, y, classifier=classifier).split(X, y))
+    except ValueError as why:
+        if "groups" not in str(why):
+            raise
+        raise SelectionError(f"select={by!r} needs groups, which fit has not: give select=list(cv.split(X, y, groups)).") from why
 
 
 def kept_stages(learner: Learner) -> range:
     check_is_fitted(learner)
-    if learner.keep != "all":
+    if len(learner.stages_) < len(learner.history_):
         raise SelectionError('only the best iteration was kept: fit with keep="all" for staged predictions.')
     return range(len(learner.stages_))

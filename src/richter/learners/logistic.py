@@ -3,11 +3,14 @@ logistic function of 2 f, so that f means the same as with two)."""
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from scipy.optimize import minimize
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from richter.learners.problem import Problem
@@ -26,8 +29,8 @@ def likelihood(f: Float[Tensor, "n c"], y: Float[Tensor, "n c"], w: Float[Tensor
 
 def solve_logistic(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bool, judged: int = 0,
                    final: bool = False) -> Solution:
-    """By L-BFGS in coordinates where the largest curvature the loss can have, with the ridge, is the identity. At the solution
-    A = -grad / ridge, which is how it is read off. ``final``: to the last digits, which choosing does not need."""
+    """By L-BFGS in coordinates where the largest curvature the loss can have, with the ridge, is the identity. ``final``: to the
+    last digits, which choosing does not need."""
     if judged:
         raise NotImplementedError("leaving rows out has no closed form for the logistic loss")
     if ridge <= 0:
@@ -58,6 +61,13 @@ def solve_logistic(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, inte
     found = minimize(objective, start, jac=True, method="L-BFGS-B",
                      options={"maxiter": 1000, "maxfun": 2000, "gtol": (1e-8 if final else 1e-6) * float(data.w.sum()),
                               "ftol": 1e-14 if final else 1e-9})
+    if final and not found.success:
+        warnings.warn(f"the logistic loss of {n} points with ridge={ridge:g} was not minimised to the last digits "
+                      f"({found.message}). A larger ridge makes it easier.", ConvergenceWarning, stacklevel=2)
     phi, b = unpack(found.x)
-    f = L @ torch.linalg.solve_triangular(C.T, phi, upper=True) + b
-    return Solution(-likelihood(f, data.y, data.w)[1] / ridge, b.clone())
+    theta = torch.linalg.solve_triangular(C.T, phi, upper=True)
+    f = L @ theta  # = K A
+    A = -likelihood(f + b, data.y, data.w)[1] / ridge  # at the minimum, and well determined also where K is singular
+    if (L @ (L.T @ A) - f).norm() > 1e-3 * f.norm():  # a small ridge divides what is left of the gradient
+        A = torch.linalg.solve_triangular(L.T, theta, upper=True)
+    return Solution(A, b.clone())

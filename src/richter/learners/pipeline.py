@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.compose import make_column_selector, make_column_transformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+
+from richter.core import SelectionError
 
 
 def tabular(learner: BaseEstimator) -> Pipeline:
-    """A pipeline for data frames: numbers are standardised, gaps filled with the median and marked by a column of their own,
-    words and categories become one column for each value.
+    """A pipeline for data frames: numbers are standardised, gaps filled with the median and marked by a column of their own;
+    words and categories become one column for each value, a gap being one of them.
 
     >>> tabular(RFMClassifier()).fit(frame, labels)
     """
-    numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
-    words = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore", sparse_output=False))
+    numbers = make_pipeline(FunctionTransformer(_numbers, feature_names_out="one-to-one"),
+                            SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
+    words = make_pipeline(FunctionTransformer(_words, feature_names_out="one-to-one"),
+                          OneHotEncoder(handle_unknown="ignore", sparse_output=False))
+    kinds: Any = [np.number, "bool", "boolean"]
     return make_pipeline(make_column_transformer(
-        (numbers, make_column_selector(dtype_include=np.number)),  # type: ignore[arg-type]
-        (words, make_column_selector(dtype_exclude=np.number)), verbose_feature_names_out=False), learner)  # type: ignore[arg-type]
+        (numbers, make_column_selector(dtype_include=kinds)),  # type: ignore[arg-type]
+        (words, make_column_selector(dtype_exclude=kinds)), verbose_feature_names_out=False), learner)  # type: ignore[arg-type]
+
+
+def _numbers(frame: Any) -> Any:
+    return frame.astype("float64")
+
+
+def _words(frame: Any) -> Any:
+    dates = [name for name, kind in frame.dtypes.items() if getattr(kind, "kind", "O") in "mM"]
+    if dates:
+        raise SelectionError(f"columns {dates} hold dates: turn them into numbers that mean something to the task, such as days "
+                             f"since the first or the month, or leave them out.")
+    return frame.astype(object).where(frame.notna(), "(missing)").astype(str)

@@ -43,6 +43,11 @@ class Problem:
         place = kept.cumsum(0) - 1
         return Problem(self.x[kept], self.y[kept], self.w[kept], place[self.point[rows]], self.rows[rows], self.weight[rows])
 
+    def judged(self) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r c"], Float[Tensor, " r"]]:
+        """Inputs, targets and weights of all rows, in the order of the points: the first few are a random sample."""
+        order = self.point.argsort(stable=True)
+        return self.x[self.point[order]], self.rows[order], self.weight[order]
+
     def folds(self, k: int) -> Int[Tensor, " n"]:
         """A fold 0..k-1 for each point: copies of a row are never apart, and every fold has its share of each class, or of small
         and large targets."""

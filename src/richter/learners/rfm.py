@@ -10,11 +10,11 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, validate_data
+from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from richter.core import SelectionError, unknown
 from richter.learners import scores
-from richter.learners.learner import Array, Learner, folds_of, held_out, kept_stages, look_at_size, row_weights
+from richter.learners.learner import Array, Learner, folds_of, held_out, kept_stages, look_at_size, restored, row_weights
 from richter.learners.logistic import solve_logistic
 from richter.learners.solvers import solve
 
@@ -40,24 +40,25 @@ _DOC = """
     scale, intercept : bool or None
         Standardise the columns; fit a constant. None: when the ridge is chosen.
     select : "auto", "loo", "last", int or splitter
-        How bandwidth, ridge and iteration are chosen: each row left out in turn (in closed form), or by folds of distinct rows.
+        How bandwidth, ridge and iteration are chosen: each row, with its copies, left out in turn (in closed form; at most 2,000
+        of them), or by folds of distinct rows.
         "auto" is "loo" for iterations=0, and else 5 folds (2 above 1,000 rows): a learned metric has seen the labels of a row
         that is left out, so "loo" then flatters late iterations. "last" is "loo", but the last iteration is taken whatever its
         loss. ``fit(..., validation=(X, y))`` chooses by that set instead.
     early_stopping : bool
-        Stop when two iterations (one, of more than 600 rows) have brought nothing. With False all are done, and the best one is
-        still what predicts.
+        Stop when two iterations (one, of more than 600 distinct rows in a fold) have brought nothing. With False all are done,
+        and the best one is still what predicts.
     keep : "best" or "all"
         All iterations, for ``staged_predict``.
     memory : bytes, e.g. "4GiB"
         Bound on working memory. Beyond it choices are made on a sample, and the system is solved in blocks.
     device : where to compute, e.g. "cuda"
-    random_state : the order of points, which matters only where a sample is taken
+    random_state : the order of points, which decides about folds and samples
 
     Attributes
     ----------
     feature_matrix_ : the metric [d, d] on the columns (in units of their deviation, if they were standardised)
-    feature_importances_ : the mean squared slope of the function along each column, with sum 1
+    feature_importances_ : the mean squared slope of the function along each column (in the same units), with sum 1
     history_ : one entry for each iteration: its kernel, ridge and loss
     best_iteration_, kernel_, ridge_, loss_ : what was chosen, and its loss on rows left out: 1 - R2, or minus log likelihood
     """
@@ -83,13 +84,14 @@ class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None,
             validation: tuple[Any, Any] | None = None) -> RFMRegressor:
         """``validation=(X, y)``: choose by these rows."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        Y = y.reshape(len(y), -1).astype(np.float64)
-        look_at_size(Y, "targets")
-        weight = row_weights(sample_weight, X)
-        self._flat = y.ndim == 1
-        held = None if validation is None else held_out(self, validation, lambda v: _like(y, v))
-        self._fit(X, Y, weight, held, scores.unexplained, folds=folds_of(self, X, y, False))
+        with restored(self):
+            X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
+            Y = y.reshape(len(y), -1).astype(np.float64)
+            look_at_size(Y, "targets")
+            weight = row_weights(sample_weight, X)
+            self._flat = y.ndim == 1
+            held = None if validation is None else held_out(self, validation, lambda v: _like(y, v))
+            self._fit(X, Y, weight, held, scores.unexplained, folds=None if held else folds_of(self, X, y, False))
         return self
 
     def predict(self, X: Any) -> Array:
@@ -152,25 +154,27 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
         """``validation=(X, y)``: choose by these rows."""
         if self.loss not in ("squared", "logistic"):
             raise unknown(type(self).__name__, "loss", str(self.loss), ("squared", "logistic"))
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        check_classification_targets(y)
-        weight = row_weights(sample_weight, X)
-        self.classes_, ids = np.unique(y, return_inverse=True)
-        if len(np.unique(ids[weight > 0])) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[ids[weight > 0][0]]}: there is nothing to tell apart. "
-                             f"Are the rows sorted and cut?")
-        held = None if validation is None else held_out(self, validation, lambda v: self._targets(self._known(np.asarray(v))))
-        squared = self.loss == "squared"
-        f, t, w = self._fit(X, self._targets(ids), weight, held, scores.cross_entropy, solve if squared else solve_logistic,
-                            folds_of(self, X, y, True))
-        self.temperature_ = scores.temperature(f, t, w)[0]
+        with restored(self):
+            X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+            check_classification_targets(y)
+            weight = row_weights(sample_weight, X)
+            self.classes_, ids = np.unique(y, return_inverse=True)
+            if len(np.unique(ids[weight > 0])) < 2:
+                raise ValueError(f"y has one class only, {self.classes_[ids[weight > 0][0]]}: there is nothing to tell apart. "
+                                 f"Are the rows sorted and cut?")
+            held = None if validation is None else held_out(self, validation, lambda v: self._targets(self._known(v)))
+            f, t, w = self._fit(X, self._targets(ids), weight, held, scores.cross_entropy,
+                                solve if self.loss == "squared" else solve_logistic,
+                                None if held else folds_of(self, X, y, True))
+            self.temperature_ = scores.temperature(f, t, w)[0]
         return self
 
     def _targets(self, ids: Array) -> Array:
         """One-hot [n, k], or +-1 [n, 1] for two classes."""
         return (2.0 * ids - 1)[:, None] if len(self.classes_) == 2 else np.eye(len(self.classes_))[ids]
 
-    def _known(self, y: Array) -> Array:
+    def _known(self, given: Any) -> Array:
+        y = column_or_1d(given)
         strange = np.setdiff1d(y, self.classes_)
         if len(strange):
             raise ValueError(f"validation has classes that the training rows have not: {strange[:5].tolist()}.")

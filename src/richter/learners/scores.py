@@ -26,11 +26,6 @@ def classes(y: Float[Tensor, "r c"]) -> Tensor:
     return logits(y).argmax(1)
 
 
-def accuracy(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> float:
-    """The share of rows whose class has the largest output."""
-    return (w @ (classes(f) == classes(y)).to(w)).item() / w.sum().item()
-
-
 def temperature(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> tuple[float, float]:
     """The factor T > 0 for which softmax(T f) has the smallest mean negative log likelihood of these rows, and that likelihood
     (its mean logarithm). Convex in T, and found by Newton's method."""

@@ -49,7 +49,7 @@ class View:
         self.data, self.judged, self.held_out = data, judged, held_out
         self.metric: Tensor | None = None
         self.R: Tensor | None = None
-        self._known: dict[type, tuple[Geometry, Geometry | None]] = {}
+        self._known: dict[tuple[type, bool], Geometry] = {}
         self._typical: dict[type, float] = {}
         self.u, self.v = data.x, held_out[0] if held_out else None
 
@@ -69,30 +69,39 @@ class View:
         """The bandwidth of the rule of thumb, from some hundred points."""
         kind = type(kernel)
         if kind not in self._typical:
-            self._typical[kind] = kernel.typical(self.geometry(kernel)[0][:500, :500])
+            self._typical[kind] = kernel.typical(self.geometry(kernel)[:500, :500])
         return self._typical[kind]
 
-    def geometry(self, kernel: Kernel) -> tuple[Geometry, Geometry | None]:
-        kind = type(kernel)
+    def geometry(self, kernel: Kernel) -> Geometry:
+        kind = type(kernel), False
         if kind not in self._known:
-            self._known[kind] = kernel.geometry(self.u), None if self.v is None else kernel.geometry(self.v, self.u)
+            self._known[kind] = kernel.geometry(self.u)
         return self._known[kind]
 
+    def others(self, kernel: Kernel) -> Iterator[Geometry]:
+        """That of what is judged; in parts, and not kept, where it is more than what is fitted."""
+        assert self.v is not None
+        kind = type(kernel), True
+        if len(self.v) > len(self.u):
+            yield from (kernel.geometry(part, self.u) for part in self.v.split(len(self.u)))
+            return
+        if kind not in self._known:
+            self._known[kind] = kernel.geometry(self.v, self.u)
+        yield self._known[kind]
+
     def solve(self, kernel: Kernel, ridge: float, intercept: bool, solver: Solver) -> Solution:
-        return solver(kernel.values(self.geometry(kernel)[0]), self.data, ridge, intercept=intercept, judged=self.judged)
+        return solver(kernel.values(self.geometry(kernel)), self.data, ridge, intercept=intercept, judged=self.judged)
 
     def judge(self, kernel: Kernel, s: Solution) -> tuple[Tensor, Tensor, Tensor]:
         """Predictions, targets and weights of what is judged."""
         if self.held_out is None:
             assert s.left_out is not None and s.judged is not None
             return s.left_out, self.data.rows[s.judged], self.data.weight[s.judged]
-        h = self.geometry(kernel)[1]
-        assert h is not None
-        return kernel.values(h) @ s.A + s.b, *self.held_out[1:]
+        return torch.cat([kernel.values(h) @ s.A for h in self.others(kernel)]) + s.b, *self.held_out[1:]
 
     def advance(self, update: Update, kernel: Kernel, A: Tensor) -> None:
         """To the metric that this fit gives."""
-        g, _ = self.geometry(kernel)
+        g = self.geometry(kernel)
         self.move(update(kernel, self.u, self.data.x, self.R, A, self.data.w, lambda rows: g[..., rows, :]))
 
 
@@ -120,7 +129,7 @@ class Stage:
         return Stage(self.choice, None, (), None)
 
 
-Place = tuple[int, int]  # log2 of the bandwidth over the typical one, log10 of the ridge over K's diagonal
+Place = tuple[int, int]  # log2 of the bandwidth over the typical one, log10 of the ridge over K's diagonal and the mean weight
 START, LOWEST, HIGHEST = (2, -2), (-4, -6), (5, 3)
 GAIN = 0.004  # of the loss: less is not worth another step
 SMALL = 400  # points on which places are searched before all points are asked
@@ -153,8 +162,8 @@ class Search:
             kernel = kernel.at(views[0].typical(kernel) * 2.0 ** place[0])
         if self.ridge is not None:
             return kernel, self.ridge
-        corner = views[0].geometry(kernel)[0][..., :64, :64]
-        return kernel, 10.0 ** place[1] * kernel.values(corner).diagonal().mean().item()
+        corner = views[0].geometry(kernel)[..., :64, :64]
+        return kernel, 10.0 ** place[1] * kernel.values(corner).diagonal().mean().item() * views[0].data.w.mean().item()
 
     def stage(self, views: Sequence[View], place: Place, iteration: int) -> Stage:
         kernel, ridge = self.at(views, place)
@@ -165,8 +174,15 @@ class Search:
         return Stage(Choice(iteration, kernel, ridge, loss if math.isfinite(loss) else math.inf), views[0].metric,
                      solutions, (f, y, w))
 
-    def climb(self, views: Sequence[View], start: Place, iteration: int, only: int | None = None) -> tuple[Place, Stage]:
-        """From a start to a neighbour (along one axis only, if given) as long as one is better."""
+    @property
+    def starts(self) -> list[Place]:
+        """Where to begin: bandwidths that are far apart, for kernels that see nothing with one much too large."""
+        far = self.kernel.scanned if isinstance(self.kernel, Tunable) and self.kernel.bandwidth is None else ()
+        return [START, *((k, START[1]) for k in far)]
+
+    def climb(self, views: Sequence[View], starts: Sequence[Place], iteration: int,
+              only: int | None = None) -> tuple[Place, Stage]:
+        """From the best of some starts to a neighbour (along one axis only, if given) as long as one is better."""
         known: dict[Place, Stage | SingularKernelError] = {}
 
         def look(place: Place) -> float:
@@ -178,8 +194,7 @@ class Search:
             found = known[place]
             return found.choice.loss if isinstance(found, Stage) else math.inf
 
-        best, moved = start, True
-        look(start)
+        best, moved = min(starts, key=look), True
         while moved:
             moved = False
             for axis in (a for a in self.axes if only in (None, a)):
@@ -216,15 +231,15 @@ def path(views: Sequence[View], search: Search, update: Update, iterations: int,
             if settled:
                 stage = search.stage(views, place, t)
             elif small is None:
-                place, stage = search.climb(views, place, t)
+                place, stage = search.climb(views, search.starts if t == 0 else [place], t)
             elif t == 0:
-                guess, _ = search.climb(small, START, t)
-                place, _ = search.climb(views[:1], guess, t, only=1)
+                guess, _ = search.climb(small, search.starts, t)
+                place, _ = search.climb(views[:1], [guess], t, only=1)
                 offset = place[1] - guess[1]
                 stage = search.stage(views, place, t)
             else:
                 before = guess
-                guess, _ = search.climb(small, guess, t)
+                guess, _ = search.climb(small, [guess], t)
                 there = (guess[0], min(max(guess[1] + offset, LOWEST[1]), HIGHEST[1]))
                 if there != place:
                     place = min((place, there), key=lambda p: search.stage(views[:1], p, t).choice.loss)

@@ -1,9 +1,9 @@
 """Kernel ridge regression: min_f sum_i w_i |y_i - f(x_i)|^2 + ridge |f|^2, f = sum_j A_j k(., x_j) + b.
 
-Dense: one Cholesky factor of H = K + ridge / w. The prediction for a row when one copy of it is left out is exact and
-almost free: with Q = H^-1 - u u^T / (1^T u), u = H^-1 1 (Q = H^-1 without b), the smoother is S = 1 - ridge Q / w, and
+Dense: one Cholesky factor of H = K + ridge / w. The prediction for a point when it is left out, with all its copies and its whole
+weight, is exact and almost free: with Q = H^-1 - u u^T / (1^T u), u = H^-1 1 (Q = H^-1 without b),
 
-    f^-(x_i) = y_i - (y_i - f(x_i)) / (1 - h),     h = S_ii min(1, weight of the row) / w_i
+    f^-(x_i) = y_i - A_i / Q_ii
 
 Only diagonal entries of H^-1 are needed, and for the last m points they come from the last m x m block of the factor alone.
 
@@ -37,16 +37,13 @@ class Solution:
 
     A: Float[Tensor, "n c"]
     b: Float[Tensor, " c"]
-    left_out: Tensor | None = None  # "rows c": predictions for rows when one copy of each is left out
+    left_out: Tensor | None = None  # "rows c": predictions for rows when their point is left out
     judged: Tensor | None = None  # which rows these are
-
-
-DENSE = 6 * 8  # bytes for each pair of points while dense systems are solved: distances of every fold, kernel, factor, inverse
 
 
 def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bool, judged: int = 0,
           final: bool = False) -> Solution:
-    """By Cholesky; rows of the last ``judged`` points are predicted with one copy left out. K is overwritten. ``final`` is for
+    """By Cholesky; rows of the last ``judged`` points are predicted without their point. K is overwritten. ``final`` is for
     solvers that need not be exact while choices are made."""
     n = len(K)
     K.diagonal().add_(ridge / data.w)
@@ -71,19 +68,8 @@ def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bo
     if intercept:
         Q = Q - u[tail].square() / u.sum()
     rows = (data.point >= n - judged).nonzero()[:, 0]
-    return Solution(A, b, leave_one_out(data, rows, A, ridge, Q, n - judged), rows)
-
-
-def leave_one_out(data: Problem, rows: Tensor, A: Tensor, ridge: float, Q: Float[Tensor, " m"],
-                  first: int) -> Float[Tensor, "r c"]:
-    """f^-(x_i) of these rows; Q are the entries for the points from ``first`` on."""
     point = data.point[rows]
-    w = data.w[point]
-    f = data.y[point] - (ridge / w)[:, None] * A[point]
-    S = 1 - ridge * Q[point - first] / w
-    h = S * data.weight[rows].clamp(max=1) / w
-    y = data.rows[rows]
-    return y - (y - f) / (1 - h).clamp(min=1e-12)[:, None]
+    return Solution(A, b, data.y[point] - A[point] / Q[point - (n - judged), None], rows)
 
 
 class Blocks:
