@@ -1,4 +1,4 @@
-"""Recursive feature machines on 77 tables against kernel ridge regression, xrfm, forests, boosting and a network."""
+"""Recursive feature machines on 76 tables against kernel ridge regression, xrfm, forests, boosting and a network."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 OURS = ("rfm", "fact", "chosen", "ridge")  # AGOP; FACT; AGOP with kernel and kind of metric chosen too; no metric
 OTHERS = ("xrfm", "xrfm_tuned", "forest", "boosting", "network")
+TOO_FEW = ("o-ring",)  # 23 rows, 17 of them 0: a fifth of some training folds has nothing to choose by
 FEW = ("bupa", "heart", "iris", "sonar", "autoMPG6", "laser", "slump_test", "yacht_hydrodynamics")
 
 
@@ -52,7 +53,8 @@ class Task:
 
 
 def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, sets=(), methods=()), table, method) for table in s.sets or table_names() for method in s.methods]
+    sets = s.sets or [name for name in table_names() if name not in TOO_FEW]
+    return [Task(replace(s, sets=(), methods=()), table, method) for table in sets for method in s.methods]
 
 
 def whole(name: str, s: Settings) -> tuple[Array, Array, bool]:
@@ -101,7 +103,7 @@ class Xrfm:
         fit, judge = held_out(len(X), self.seed)
         x = torch.from_numpy(X).float()
         t = torch.from_numpy(y) if self.classify else torch.from_numpy(y).float()[:, None]
-        best = -np.inf
+        best = None
         for s in self.settings:
             given = {"rfm_params": {
                 "model": {"kernel": "l2_high_dim", "exponent": 1.0, "diag": False, "bandwidth_mode": "constant",
@@ -111,7 +113,8 @@ class Xrfm:
             model = xRFM(device="cpu", tuning_metric="accuracy" if self.classify else "mse", verbose=False,
                          random_state=self.seed, **given)
             model.fit(x[fit], t[fit], x[judge], t[judge])
-            if (found := self._score(model, X[judge], y[judge])) > best:
+            found = self._score(model, X[judge], y[judge])
+            if best is None or found > best:
                 self.model, best = model, found
         return self
 
