@@ -127,7 +127,7 @@ class Learner(BaseEstimator):
         check_is_fitted(self)
         if "importances" not in self._derived:
             choice, metric, solution = self._stage()
-            R, u = self._seen(metric, solution)
+            R, u = self._seen(choice, metric, solution)
             w = torch.from_numpy(self.point_weights_).to(u)
             G = gradient_outer(choice.kernel, u, solution.A, w, _geometry(choice.kernel, u), diagonal=R is None or R.dim() == 1,
                                memory=parse_bytes(self.memory) // 8)
@@ -136,10 +136,12 @@ class Learner(BaseEstimator):
             self._derived["importances"] = found / found.sum() if found.sum() > 0 else np.full(len(found), 1 / len(found))
         return cast(Array, self._derived["importances"])
 
-    def _seen(self, metric: Tensor | None, solution: Solution) -> tuple[Tensor | None, Tensor]:
-        """The root of a metric, and the points as the kernel sees them."""
-        R = None if metric is None else root(metric)
-        return R, stretch(torch.from_numpy(self.points_).to(solution.A), R)
+    def _seen(self, choice: Choice, metric: Tensor | None, solution: Solution) -> tuple[Tensor | None, Tensor]:
+        """The root of a stage's metric, and the points as its kernel sees them; kept for the next time."""
+        if self._derived.get("stage") != choice.iteration:
+            R = None if metric is None else root(metric)
+            self._derived |= {"stage": choice.iteration, "seen": (R, stretch(torch.from_numpy(self.points_).to(solution.A), R))}
+        return cast(tuple[Tensor | None, Tensor], self._derived["seen"])
 
     def _stage(self) -> tuple[Choice, Tensor | None, Solution]:
         return next(s for s in self.stages_ if s[0].iteration == self.best_iteration_)
@@ -196,12 +198,7 @@ class Learner(BaseEstimator):
         X = validate_data(self, X, reset=False, dtype=np.float64)
         look_at_size(X, "inputs")
         choice, metric, solution = self._stage() if which is None else self.stages_[which]
-        if which is not None:
-            R, u = self._seen(metric, solution)
-        else:
-            if "seen" not in self._derived:
-                self._derived["seen"] = self._seen(metric, solution)
-            R, u = self._derived["seen"]
+        R, u = self._seen(choice, metric, solution)
         x = torch.from_numpy((X - self.mean_) / self.scale_).to(u)
         step = max(1, int(parse_bytes(self.memory) / 8 / (3 * u.element_size() * len(u))))
         return torch.cat([choice.kernel.values(choice.kernel.geometry(stretch(part, R), u)) @ solution.A + solution.b

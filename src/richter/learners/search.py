@@ -1,4 +1,4 @@
-"""Choosing bandwidth, ridge and the number of iterations: by leave-one-out on all rows, by folds, or by a given set."""
+"""Choosing bandwidth, ridge and the number of iterations: by leaving rows out, by folds, or by a given set."""
 
 from __future__ import annotations
 
@@ -152,22 +152,25 @@ class Search:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        free = isinstance(self.kernel, Tunable) and self.kernel.bandwidth is None
-        return ((0,) if free else ()) + ((1,) if self.ridge is None else ())
+        return ((0,) if self.free else ()) + ((1,) if self.ridge is None else ())
+
+    @property
+    def free(self) -> Tunable | None:
+        """The kernel, if its bandwidth is to be chosen."""
+        return self.kernel if isinstance(self.kernel, Tunable) and self.kernel.bandwidth is None else None
 
     def at(self, views: Sequence[View], place: Place) -> tuple[Kernel, float]:
         """The kernel and the ridge of a place, in the units of the first view."""
-        kernel = self.kernel
-        if isinstance(kernel, Tunable) and kernel.bandwidth is None:
-            kernel = kernel.at(views[0].typical(kernel) * 2.0 ** place[0])
+        kernel = self.free.at(views[0].typical(self.free) * 2.0 ** place[0]) if self.free else self.kernel
         if self.ridge is not None:
             return kernel, self.ridge
         corner = views[0].geometry(kernel)[..., :64, :64]
         return kernel, 10.0 ** place[1] * kernel.values(corner).diagonal().mean().item() * views[0].data.w.mean().item()
 
-    def stage(self, views: Sequence[View], place: Place, iteration: int) -> Stage:
+    def stage(self, views: Sequence[View], place: Place, iteration: int, known: tuple[Solution, ...] = ()) -> Stage:
+        """All views at a place; the solutions of the first of them may be known."""
         kernel, ridge = self.at(views, place)
-        solutions = tuple(view.solve(kernel, ridge, self.intercept, self.solver) for view in views)
+        solutions = (*known, *(view.solve(kernel, ridge, self.intercept, self.solver) for view in views[len(known):]))
         parts = zip(*(view.judge(kernel, s) for view, s in zip(views, solutions, strict=True)), strict=True)
         f, y, w = (torch.cat(part) for part in parts)
         loss = self.loss(f, y, w)
@@ -177,8 +180,7 @@ class Search:
     @property
     def starts(self) -> list[Place]:
         """Where to begin: bandwidths that are far apart, for kernels that see nothing with one much too large."""
-        far = self.kernel.scanned if isinstance(self.kernel, Tunable) and self.kernel.bandwidth is None else ()
-        return [START, *((k, START[1]) for k in far)]
+        return [START, *((k, START[1]) for k in (self.free.scanned if self.free else ()))]
 
     def climb(self, views: Sequence[View], starts: Sequence[Place], iteration: int,
               only: int | None = None) -> tuple[Place, Stage]:
@@ -234,16 +236,16 @@ def path(views: Sequence[View], search: Search, update: Update, iterations: int,
                 place, stage = search.climb(views, search.starts if t == 0 else [place], t)
             elif t == 0:
                 guess, _ = search.climb(small, search.starts, t)
-                place, _ = search.climb(views[:1], [guess], t, only=1)
+                place, first = search.climb(views[:1], [guess], t, only=1)
                 offset = place[1] - guess[1]
-                stage = search.stage(views, place, t)
+                stage = search.stage(views, place, t, first.solutions)
             else:
                 before = guess
                 guess, _ = search.climb(small, [guess], t)
                 there = (guess[0], min(max(guess[1] + offset, LOWEST[1]), HIGHEST[1]))
-                if there != place:
-                    place = min((place, there), key=lambda p: search.stage(views[:1], p, t).choice.loss)
-                stage = search.stage(views, place, t)
+                found = {p: search.stage(views[:1], p, t) for p in (place, there)}
+                place = min(found, key=lambda p: found[p].choice.loss)
+                stage = search.stage(views, place, t, found[place].solutions)
                 settled = guess == before
         except SingularKernelError:  # a metric of low rank: what was found before it stands
             if t == 0 or not search.open:
