@@ -100,7 +100,7 @@ def test_every_contraction_is_the_product_of_gradients(outputs: str, same: bool,
     b = a if same else capture(kind, 3, s, 4, seed=7)
     expected = torch.einsum(SHAPES[outputs], by_definition(a, weight, bias), by_definition(b, weight, bias))
     K = torch.zeros(expected.shape, dtype=torch.float64)
-    total = Sum(K, outputs, weight, bias, 4)
+    total = Sum(K, outputs, weight, bias, 4, contract.Room())
     for block in [slice(0, 1), slice(1, 4)] if outputs == "trace" else [slice(0, 4)]:
         mine = LayerCapture(a.kind, a.W, a.h, a.g[block])
         total.add(mine, mine if same else LayerCapture(b.kind, b.W, b.h, b.g[block]))
@@ -124,7 +124,6 @@ def pooled(activation: nn.Module = nn.ReLU()) -> nn.Module:  # noqa: B008
 def test_pooled_readouts_are_factored(outputs: str, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "cheapest", lambda z, o: "gradients" if z.s > 1 else "pairs")
     monkeypatch.setattr(contract, "NUMBERS", 60)
-    monkeypatch.setattr(richter.kernels.planning, "AT_ONCE", 0)  # one cotangent at a time
     made: list[tuple[int, ...]] = []
     real = contract.gradient_tiles
 

@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
@@ -114,13 +115,13 @@ def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copi
     return state
 
 
-def written(model: nn.Module, x: Inputs, output: Output | None = None) -> tuple[set[str], Tensor]:
+def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[str]:
     """Names of the parameters that a forward pass changes in place (``max_norm`` of an embedding, a hand-made
-    projection): rehearsed on copies, so that nothing of the model's own is touched; and the outputs."""
+    projection): rehearsed on copies, so that nothing of the model's own is touched."""
     state = state_of(model, copied=None)
     before = {name: t._version for name, t in state.items()}
-    f = forward(model, x, state, output=output, record=False).f.detach()
-    return {name for name, t in state.items() if t._version != before[name]}, f
+    forward(model, x, state, output=output, record=False)
+    return {name for name, t in state.items() if t._version != before[name]}
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -226,16 +227,17 @@ def _seed(seed: int, devices: Sequence[int]) -> None:
 
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
-            expand: Mapping[str, int] | None = None, record: bool = True, seed: int = 0) -> Pass:
+            expand: Mapping[str, int] | None = None, silent: Collection[str] = (), record: bool = True, seed: int = 0) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
-    the output is given an example axis, so that each example gets a gradient of its own. ``seed``: what the model draws
-    (dropout in train mode) is the same in every pass with the same seed. Call it inside ``quiet``.
+    the output is given an example axis, so that each example gets a gradient of its own. ``silent`` names linear layers of
+    which nothing is asked at most positions: backward passes skip these. ``seed``: what the model draws (dropout in train
+    mode) is the same in every pass with the same seed. Call it inside ``quiet``.
     """
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     _seed(_BASE_SEED.get() * 1_000_003 + seed, sorted(devices))
-    recorder = _Recorder(model, state, expand or {})
+    recorder = _Recorder(model, state, expand or {}, silent)
     args, kwargs = arguments(model, copy_of(x))
     own = {name: (p, p._version) for name, p in model.named_parameters()}
     with (recorder if record else contextlib.nullcontext()), _without_checkpoints(), _parametrised_once():
@@ -267,7 +269,7 @@ def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
         if place.data_ptr() not in weights:
             kept[place.data_ptr()] = place.nbytes()
 
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda none: none):
+    with saved_tensors_hooks(count, lambda none: none):
         yield kept
 
 
@@ -320,6 +322,7 @@ def _without_checkpoints() -> Iterator[None]:
 
 _MATMULS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
 _ADDMMS = {torch.addmm, Tensor.addmm}
+_CURVED = {F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid}
 
 
 @dataclass
@@ -327,6 +330,7 @@ class _Recorder(TorchFunctionMode):
     model: nn.Module
     state: State
     expand: Mapping[str, int]
+    silent: Collection[str] = ()
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -394,7 +398,9 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)
-        z = func(*args, **kwargs)
+        if func in _CURVED and args and isinstance(args[0], Tensor) and args[0].requires_grad and not kwargs.get("inplace"):
+            return _Curved.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
+        z = _Silent.apply(*args) if self._skips(func, args, kwargs) else func(*args, **kwargs)
         use = self._use(func, args, kwargs) if isinstance(z, Tensor) and z.requires_grad else None
         if use is None:
             return z
@@ -403,6 +409,12 @@ class _Recorder(TorchFunctionMode):
             z = z.clone()
         self._add(self._name(weight, m), m, self._owner(weight)[1], weight, x.detach(), z)
         return z
+
+    def _skips(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Is this the product of a linear layer that is silent at most positions?"""
+        if func is not F.linear or not self.silent or not self.path or kwargs or len(args) != 3:
+            return False
+        return self.views.get(self.path[-1], ("", {}))[0] in self.silent and args[1] is self.path[-1].weight
 
     def _use(self, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, LinearMap] | None:
         """A parameter used as a matrix outside its own module: (input, parameter, map), or nothing to see."""
@@ -472,6 +484,42 @@ class _Recorder(TorchFunctionMode):
         z = z.clone() if z._is_view() else z
         self._add(stem + which, m, owner, parameter, x.detach(), z)
         return z
+
+
+class _Curved(torch.autograd.Function):
+    """A function of single numbers whose derivative costs more than a product: it is computed once for all backward passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad(), saved_tensors_hooks(lambda t: t, lambda t: t):  # no others: see kept_for_backward
+            x = x.detach().requires_grad_()
+            y = function(x)
+            ctx.save_for_backward(*torch.autograd.grad(y, x, torch.ones_like(y)))
+        return y.detach()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g * ctx.saved_tensors[0], None
+
+
+class _Silent(torch.autograd.Function):
+    """F.linear with a backward pass over the positions of which something is asked; the others give zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        asked, (of_x, of_weight, of_bias) = g.flatten(0, -2), ctx.needs_input_grad
+        rows = (asked != 0).any(-1).nonzero()[:, 0]
+        asked = asked[rows]
+        found = torch.zeros_like(x).flatten(0, -2).index_copy_(0, rows, asked @ weight).view(x.shape) if of_x else None
+        return found, asked.T @ x.flatten(0, -2)[rows] if of_weight else None, asked.sum(0) if of_bias else None
 
 
 _AS_IT_IS = whole("weight")

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from richter.capture import forward, to_device
 from richter.core import WHOLE, MemoryBudgetError, show_bytes
 from richter.cotangents import RandomOutputs
-from richter.kernels.contract import bias_gradients, gradient_tiles, steps
+from richter.kernels.contract import Room, bias_gradients, gradient_tiles, steps
 from richter.kernels.ntk import Chunk, Job, shared_gradients
 from richter.kernels.planning import Unit, least, make_plan
 from richter.layercapture import LayerCapture, check_finite, select
@@ -201,7 +201,7 @@ class Pull:
     """J^T Z of one unit, then J (J^T Z): added up chunk by chunk, output by output."""
 
     def __init__(self, unit: Unit, job: Job, Z: Tensor) -> None:
-        self.unit, self.job, self.Z = unit, job, Z
+        self.unit, self.job, self.Z, self.room = unit, job, Z, Room()
         self.B: Tensor | None = None  # "q p" of what is multiplied by gradients, tile after tile
         self.b: Tensor | None = None  # "q p" of a bias
         self.asked: Tensor | None = None  # sum_c z_c g_c of a chunk, "q n o", for one position
@@ -221,7 +221,7 @@ class Pull:
         if u.parameter:
             yield shared_gradients(self.job, u, asked)[0] if u.maps else whole[u.parameter][c]
         elif u.weight:
-            for A in gradient_tiles(asked[u.maps[0]]):
+            for A in gradient_tiles(asked[u.maps[0]], self.room):
                 yield A[0]
 
     def add(self, asked: dict[str, LayerCapture], whole: dict[str, Tensor], rows: slice, c: int) -> None:

@@ -32,6 +32,16 @@ class MapInfo:
     unfolded: int = 0  # numbers per example that reading it copies (patches of a convolution); 0 for a view
     live: int = 0  # positions from which an output can be reached
 
+    @property
+    def positions(self) -> int:
+        """Of one example, over all calls."""
+        return max(1, self.width // (self.shape[0] if self.kind == "diagonal" else torch.Size(self.shape[:-1]).numel()))
+
+    @property
+    def silent(self) -> bool:
+        """Is nothing asked of it at most positions?"""
+        return 0 < 2 * self.live <= self.positions
+
 
 @dataclass
 class Survey:
@@ -47,6 +57,11 @@ class Survey:
     matrices: dict[str, Tensor] = field(default_factory=dict)  # of every map that is called
     graph: int = 0  # numbers per example that a forward pass keeps for its backward passes
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
+
+    @property
+    def silent(self) -> set[str]:
+        """Modules of which nothing is asked at most positions."""
+        return {m.module for m in self.maps.values()} - {m.module for m in self.maps.values() if not m.silent}
 
     @property
     def batched(self) -> dict[str, MapInfo]:
@@ -142,7 +157,7 @@ class Recording:
     seen: Pass  # with the calls of the chosen maps alone
     where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among seen.calls and where their examples are
     _reads: dict[str, Tensor] = field(default_factory=dict)
-    _live: dict[str, Tensor | None] = field(default_factory=dict)
+    _live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = field(default_factory=dict)  # live, silent, what the live ones read
 
     def asked(self, V: Tensor) -> dict[str, Tensor]:
         """d <V, f> / dz of each map, "n s d_out", by one backward pass; views where the layout allows."""
@@ -163,9 +178,8 @@ class Recording:
             return self.reads(name)[rows]
         return calls[0].inputs(rows).flatten(0, 1).unflatten(0, (len(rows), -1))
 
-    def captures(self, V: Tensor, reads: bool = True, inner: bool = False) -> dict[str, LayerCapture]:
-        """The same for a stack of cotangents V "v n k", with what was read and the matrices. With ``inner`` what is asked of an
-        example lies together in memory: g is then a view of "n v s d_out"."""
+    def captures(self, V: Tensor, reads: bool = True) -> dict[str, LayerCapture]:
+        """The same for a stack of cotangents V "v n k", with what was read and the matrices."""
         stacked: dict[str, Tensor] = {}
         for v in range(len(V)):
             for name, g in self.asked(V[v]).items():
@@ -173,7 +187,7 @@ class Recording:
                     stacked[name] = g[None]
                     continue
                 if v == 0:
-                    stacked[name] = g.new_empty(len(g), len(V), *g.shape[1:]).transpose(0, 1) if inner else room_for(g, len(V))
+                    stacked[name] = room_for(g, len(V))
                 stacked[name][v] = g
         captured = {}
         for name, own in self.where.items():
@@ -191,16 +205,17 @@ class Recording:
         if c.g.shape[2] < 2:
             return c
         if name not in self._live:
-            nonzero = c.g[0].flatten(2).abs().sum((0, 2)) > 0
-            few = 2 * int(nonzero.sum()) <= len(nonzero)
-            self._live[name] = nonzero if few and nonzero.any() else None
-        live = self._live[name]
-        if live is None:
+            spoken = c.g[0].flatten(2).abs().sum((0, 2)) > 0
+            live, silent = spoken.nonzero()[:, 0], (~spoken).nonzero()[:, 0]
+            self._live[name] = (live, silent, c.h[:, live]) if 0 < len(live) <= len(silent) else None
+        known = self._live[name]
+        if known is None:
             return c
-        if c.g[:, :, ~live].any():
+        live, silent, h = known
+        if c.g.index_select(2, silent).any():
             self._live[name] = None
             return c
-        return replace(c, g=c.g[:, :, live], h=c.h[:, live])
+        return replace(c, g=c.g.index_select(2, live), h=h)
 
 
 def record(model: nn.Module, x: Inputs, rows: slice, state: State, found: Survey, names: Sequence[str],
@@ -208,7 +223,8 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, found: Survey
     """One forward pass of the examples ``rows`` of a probe, remembering the maps ``names``. A map that is not batched can
     only be seen on a single example, whose every call it then is; it is left out if there is none."""
     n = count(x)
-    seen = forward(model, x, state, output=output, expand=dict.fromkeys(found.expand, n), seed=rows.start)
+    seen = forward(model, x, state, output=output, expand=dict.fromkeys(found.expand, n), silent=found.silent,
+                   seed=rows.start)
     groups = grouped(seen.calls)
     names = [name for name in names if groups.get(name) or n > 1]
     for name in groups.keys() - found.maps.keys() - found.notes.keys():

@@ -7,6 +7,7 @@ the model's precision; sums over outputs, tiles and parameters are added up in t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,6 +21,8 @@ Outputs = Literal["trace", "diagonal", "full"]
 Way = Literal["pairs", "gradients", "features"]
 OUTPUTS = ("trace", "diagonal", "full")
 ROWS = 1024  # of a tile of products
+SQUARE, PARTS = 96, 6  # a symmetric product is cut into blocks of so many rows, in so many: the rest gains less than it costs
+SHORT = 2  # times as long as others take the short products of pairs of positions and outputs
 NUMBERS = 2 ** 21  # in a tile of gradients: it should stay in the cache between being made and being used
 
 
@@ -77,24 +80,35 @@ def size_of(a: LayerCapture, b: LayerCapture, v: int) -> Size:
 
 def cheapest(z: Size, outputs: Outputs) -> Way:
     found = costs(z, outputs)
-    return min(found, key=lambda way: found[way][0])
+    short = SHORT if outputs == "full" and z.s * z.t > 1 else 1
+    return min(found, key=lambda way: found[way][0] * (short if way == "pairs" else 1))
 
 
 # ------------------------------------------------------------------------------------------------------------ tiles
+
+
+class Room:
+    """Memory for tiles, taken again and again: to touch fresh memory costs more than to fill it with a product."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def take(self, what: str, like: Tensor, *shape: int) -> Tensor:
+        """An empty tensor; what was taken before under the same name is gone."""
+        size, kept = math.prod(shape), self.kept.get(what)
+        if kept is None or len(kept) < size or kept.dtype != like.dtype:
+            self.kept.pop(what, None)
+            self.kept[what] = kept = like.new_empty(size)
+        return kept[:size].view(shape)
 
 
 def steps(n: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
-def _few(rows: int, each: int, same: bool) -> int:
-    """So many examples, of ``each`` rows, make a tile of a product of so many rows."""
-    return max(1, min(rows, _tile(rows) if same else ROWS) // each)
-
-
 def _moved(n: int, each: int) -> int:
     """So many examples at a time when each of them takes ``each`` numbers."""
-    return min(n, max(1, 4 * NUMBERS // each))
+    return min(n, max(1, NUMBERS // each))
 
 
 def _tile(n: int) -> int:
@@ -127,15 +141,14 @@ def mirror(K: Tensor, outputs: Outputs) -> Tensor:
             for b, columns in grid[:i]:
                 K[b, columns, a, rows] = K[a, rows, b, columns].permute(2, 3, 0, 1)
         return K
-    for rows in steps(K.shape[-1], ROWS):
+    for rows in steps(K.shape[-1], 64):
         K[..., :rows.start, rows] = K[..., rows, :rows.start].mT
         square = K[..., rows, rows]
         square.copy_(square.tril() + square.tril(-1).mT)
     return K
 
 
-def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, scale: Tensor | None = None,
-                 rows_each: int = 1) -> None:
+def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, scale: Tensor | None = None) -> None:
     """K += products of features A "v n p" with B "w m p", times ``scale`` "n m" where it is given."""
     if outputs == "full":
         left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
@@ -149,10 +162,7 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
                 K[v, rows, w, columns] += P
         return
     n, m = A.shape[1], B.shape[1]
-    if outputs == "trace" and len(A) > 1 and A.shape[2] <= ROWS:  # one long product is faster than many short ones
-        A = A.transpose(0, 1).flatten(1)[None]
-        B = A if same else B.transpose(0, 1).flatten(1)[None]
-    for rows, columns in _below(n, m, _few(n, rows_each, same) * rows_each, same):
+    for rows, columns in _below(n, m, _tile(n) if same else ROWS, same):
         if outputs == "trace":
             P = A[0, rows] @ B[0, columns].T
             for a, b in zip(A[1:], B[1:], strict=True):
@@ -170,13 +180,15 @@ def bias_gradients(c: LayerCapture) -> Tensor:
     return (c.g[:, :, 0] if c.g.shape[2] == 1 else c.g.sum(2)).flatten(2)
 
 
-def gradient_tiles(c: LayerCapture, index: Tensor | None = None, rows: int = 0, examples: int = 0) -> Iterator[Tensor]:
+def gradient_tiles(c: LayerCapture, room: Room, what: str = "tile", index: Tensor | None = None, rows: int = 0,
+                   examples: int = 0) -> Iterator[Tensor]:
     """Per-example gradients in the map's matrix, "v n p", some rows of the matrix at a time: so many that a tile of (at
-    least) ``examples`` examples has its size. A lookup may be read through an ``index`` into so many ``rows``."""
+    least) ``examples`` examples has its size. A lookup may be read through an ``index`` into so many ``rows``. A tile lies
+    in the ``room``, under the name ``what``, and is gone when the next one is asked for."""
     v, n, s = c.g.shape[:3]
     each = v * max(n, examples)
     if c.kind == "diagonal":
-        yield torch.einsum("vnsd,nsd->vnd", c.g, c.h)
+        yield (c.g * c.h).sum(2)
         return
     if c.kind == "grouped":
         r, d_out, d_in = c.W.shape
@@ -187,11 +199,11 @@ def gradient_tiles(c: LayerCapture, index: Tensor | None = None, rows: int = 0, 
     for some in steps(d_out, max(8, NUMBERS // (each * d_in))):
         width = some.stop - some.start
         if c.kind == "dense":
-            J = c.g.new_empty(v, n, width, d_in)
+            J = room.take(what, c.g, v, n, width, d_in)
             for k in range(v):
                 torch.bmm(c.g[k, ..., some].mT, c.h, out=J[k])
         else:
-            J = c.g.new_zeros(v, n, d_in, width)
+            J = room.take(what, c.g, v, n, d_in, width).zero_()
             read = (c.h if index is None else index).clamp(min=0)[None, :, :, None].expand(v, n, s, width)
             J.scatter_add_(2, read, c.g[..., some] * (c.h >= 0)[None, :, :, None])
             J = J.mT if index is None else J  # rows of the matrix first, unless it is only compared with its like
@@ -200,7 +212,7 @@ def gradient_tiles(c: LayerCapture, index: Tensor | None = None, rows: int = 0, 
 
 def gradients(c: LayerCapture) -> Tensor:
     """Per-example gradients in the whole matrix, "v n p"."""
-    return torch.cat(list(gradient_tiles(c)), 2)
+    return torch.cat([J.clone() for J in gradient_tiles(c, Room())], 2)
 
 
 def _compact(a: LayerCapture, b: LayerCapture) -> tuple[Tensor | None, Tensor | None, int]:
@@ -211,13 +223,13 @@ def _compact(a: LayerCapture, b: LayerCapture) -> tuple[Tensor | None, Tensor | 
     return place[:a.h.numel()].view(a.h.shape), place[a.h.numel():].view(b.h.shape), len(used)
 
 
-def add_gradients(K: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs) -> None:
+def add_gradients(K: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs, room: Room) -> None:
     """K += the kernel of a map's matrix, by per-example gradients, a tile at a time."""
     same = b is a
     ia, ib, used = _compact(a, b)
     most = max(a.g.shape[1], b.g.shape[1])
-    right = gradient_tiles(b, ib, used, most)
-    for A in gradient_tiles(a, ia, used, most):
+    right = gradient_tiles(b, room, "other tile", ib, used, most)
+    for A in gradient_tiles(a, room, "tile", ia, used, most):
         add_products(K, A, A if same else next(right), outputs, same)
 
 
@@ -232,25 +244,39 @@ def read_products(a: LayerCapture, b: LayerCapture, rows: slice, columns: slice)
     return (p.flatten(0, 1) @ q.flatten(0, 1).T).view(*p.shape[:2], *q.shape[:2])
 
 
-def add_asked(S: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs) -> None:
-    """S += inner products of what is asked of two batches, between all positions."""
+def add_asked(S: Tensor, a: LayerCapture, b: LayerCapture) -> None:
+    """S += inner products of what is asked of two batches, between all positions; S has the precision of g."""
     A = a.g.reshape(len(a.g), -1, a.g.shape[3])
     B = A if b is a else b.g.reshape(len(b.g), -1, b.g.shape[3])
-    add_products(S, A, B, outputs, b is a, rows_each=a.g.shape[2])
+    for rows, columns in _positions(a, b):
+        if S.dim() == 3:
+            S[:, rows, columns].baddbmm_(A[:, rows], B[:, columns].mT)
+            continue
+        for p, q in zip(A, B, strict=True):
+            S[rows, columns].addmm_(p[rows], q[columns].T)
+
+
+def _positions(a: LayerCapture, b: LayerCapture) -> Iterator[tuple[slice, slice]]:
+    """Pairs of blocks of positions of whole examples; on and below the diagonal where both batches are one."""
+    (n, s), (m, t) = a.g.shape[1:3], b.g.shape[1:3]
+    parts = min(PARTS, max(1, n * s // SQUARE)) if b is a else max(1, n * s // ROWS)
+    for rows, columns in _below(n, m, math.ceil(n / parts), b is a):
+        yield slice(rows.start * s, rows.stop * s), slice(columns.start * t, columns.stop * t)
 
 
 def add_pairs(K: Tensor, S: Tensor, a: LayerCapture, b: LayerCapture, weight: bool, bias: bool) -> None:
     """K += sum over pairs of positions of S = <g, g'> times <h, h'> (+ 1 for a bias); S "... (n s) (m t)"."""
-    (n, s), (m, t) = a.g.shape[1:3], b.g.shape[1:3]
-    for rows, columns in _below(n, m, _few(n * s, s, b is a), b is a):
-        asked = S[..., rows.start * s:rows.stop * s, columns.start * t:columns.stop * t]
+    s, t = a.g.shape[2], b.g.shape[2]
+    for places in _positions(a, b):
+        rows, columns = (slice(p.start // each, p.stop // each) for p, each in zip(places, (s, t), strict=True))
+        asked = S[(..., *places)]
         if weight:
             read = read_products(a, b, rows, columns).flatten(2).flatten(0, 1)
-            asked = asked * (read + 1 if bias else read)
+            asked = asked * (read.add_(1) if bias else read)
         K[..., rows, columns] += asked.unflatten(-1, (-1, t)).sum(-1).unflatten(-2, (-1, s)).sum(-2) if s * t > 1 else asked
 
 
-def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool) -> None:
+def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Room) -> None:
     """The same for every pair of outputs: <h, h'> is carried over to g', and the result is asked by g."""
     (v, n, s, d), (w, m, t) = a.g.shape, b.g.shape[:3]
     if s == t == 1:
@@ -264,7 +290,10 @@ def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool) -> N
         width = columns.stop
         read = read_products(a, b, rows, columns)
         read = (read + 1 if bias else read).view(-1, width, t).transpose(0, 1)  # m, (n s), t
-        moved = torch.matmul(read, gb[:, columns]).view(w * width, rows.stop - rows.start, s * d)  # (w m) n (s o)
+        moved = room.take("moved", ga, w, width, (rows.stop - rows.start) * s, d)
+        for k in range(w):
+            torch.bmm(read, gb[k, columns], out=moved[k])
+        moved = moved.view(w * width, rows.stop - rows.start, s * d)  # (w m) n (s o)
         mine = ga[:, rows].flatten(2).transpose(0, 1)  # n v (s o)
         whole[:, rows, :, columns] = torch.bmm(mine, moved.permute(1, 2, 0)).view(-1, v, w, width).transpose(0, 1)
         if b is a:
@@ -287,13 +316,13 @@ def are_multiples(g: Tensor, c: Tensor, base: Tensor) -> bool:
     return all((k - ck * base).norm() <= 16 * torch.finfo(g.dtype).eps * k.norm() for k, ck in zip(g, c, strict=True))
 
 
-def add_multiples(K: Tensor, c: Tensor, a: LayerCapture, b: LayerCapture, bias: bool) -> None:
+def add_multiples(K: Tensor, c: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Room) -> None:
     """K "v n w m" += sum_o c_vo c_wo <gradient in row o, gradient in row o>, where a and b hold the base."""
     n, m, d_in = a.g.shape[1], b.g.shape[1], a.W.shape[1]
     start, most = 0, max(n, m)
-    right = gradient_tiles(b, examples=most)
+    right = gradient_tiles(b, room, "other tile", examples=most)
     ba, bb = bias_gradients(a)[0], bias_gradients(b)[0]
-    for A in gradient_tiles(a, examples=most):
+    for A in gradient_tiles(a, room, examples=most):
         B = A if b is a else next(right)
         rows = slice(start, start + A.shape[2] // d_in)
         start = rows.stop
@@ -308,8 +337,8 @@ class Sum:
     """The kernel of one map between two batches in the making: K grows with every block of cotangents that is added, and
     is complete when the sum is closed. Traces come in blocks; the others come whole."""
 
-    def __init__(self, K: Tensor, outputs: Outputs, weight: bool, bias: bool, v: int) -> None:
-        self.K, self.outputs, self.weight, self.bias, self.v = K, outputs, weight, bias, v
+    def __init__(self, K: Tensor, outputs: Outputs, weight: bool, bias: bool, v: int, room: Room) -> None:
+        self.K, self.outputs, self.weight, self.bias, self.v, self.room = K, outputs, weight, bias, v, room
         self.S: Tensor | None = None  # <g, g'> of all pairs of positions, summed over cotangents; multiplied by <h, h'> once
         self.ends: tuple[LayerCapture, LayerCapture] | None = None
         self.pooled: tuple[LayerCapture, LayerCapture, Tensor] | None = None  # a first cotangent, and sum_v c_vo^2 of the others
@@ -317,26 +346,26 @@ class Sum:
 
     def add(self, a: LayerCapture, b: LayerCapture) -> None:
         way = cheapest(size_of(a, b, self.v), self.outputs) if self.weight else "features"
+        if self.weight and a.kind == "dense" and (way == "gradients" or self.outputs == "full") and self._add_pooled(a, b):
+            return
         if way == "pairs":
             if self.outputs == "full":
-                add_full_pairs(self.K, a, b, self.bias)
+                add_full_pairs(self.K, a, b, self.bias, self.room)
             else:
                 self._add_pairs(a, b)
             if self.outputs == "diagonal":  # it came whole
                 self.close()
             return
-        if way == "gradients" and a.kind == "dense" and self._add_pooled(a, b):
-            return
         self._add_gradients(a, b)
 
     def _add_pooled(self, a: LayerCapture, b: LayerCapture) -> bool:
         """Put off, or add at once, what is a multiple of one cotangent; False when it is not."""
-        if self.outputs == "full" and len(a.g) > 1:
+        if self.outputs == "full" and len(a.g) > 1 and a.g.shape[2] > 1:
             base = replace(a, g=a.g[:1]), replace(b, g=b.g[:1])
             c = multiples(a.g, a.g[0])
             if c is None or (b is not a and not are_multiples(b.g, c, b.g[0])):
                 return False
-            add_multiples(self.K, c, base[0], base[0] if b is a else base[1], self.bias)
+            add_multiples(self.K, c, base[0], base[0] if b is a else base[1], self.bias, self.room)
             return True
         if self.outputs != "trace" or len(a.g) > 1 or (self.looked and self.pooled is None):
             return False
@@ -362,9 +391,9 @@ class Sum:
         if self.weight and self.outputs == "diagonal":  # each output is a trace of its own: larger tiles
             for k, Kc in enumerate(self.K):
                 mine = replace(a, g=a.g[k:k + 1])
-                add_gradients(Kc, mine, mine if b is a else replace(b, g=b.g[k:k + 1]), "trace")
+                add_gradients(Kc, mine, mine if b is a else replace(b, g=b.g[k:k + 1]), "trace", self.room)
         elif self.weight:
-            add_gradients(self.K, a, b, self.outputs)
+            add_gradients(self.K, a, b, self.outputs, self.room)
         if self.bias:
             A = bias_gradients(a)
             add_products(self.K, A, A if b is a else bias_gradients(b), self.outputs, b is a)
@@ -377,7 +406,7 @@ class Sum:
             self.S = a.g.new_zeros(*(() if self.outputs == "trace" else a.g.shape[:1]), *shape)
             ends = [replace(c, g=c.g.new_empty(0, *c.g.shape[1:])) for c in (a, b)]
             self.ends = (ends[0], ends[0] if b is a else ends[1])
-        add_asked(self.S, a, b, self.outputs)
+        add_asked(self.S, a, b)
 
     def close(self) -> None:
         self._close_pooled()

@@ -19,7 +19,7 @@ from richter.capture import Inputs, Output, State, device_of, quiet, to_device, 
 from richter.checks import check_inputs, check_weights
 from richter.core import SelectionError, parse_bytes
 from richter.cotangents import Cotangents, every_output
-from richter.kernels.contract import OUTPUTS, Outputs, Sum, add_products, gradients, mirror, read_products, steps
+from richter.kernels.contract import OUTPUTS, Outputs, Room, Sum, add_products, gradients, mirror, read_products, steps
 from richter.kernels.planning import Plan, Unit, make_plan, units_of
 from richter.layercapture import (
     LayerCapture,
@@ -94,7 +94,7 @@ class Chunk:
     def asked(self, block: slice) -> dict[str, LayerCapture]:
         if self.seen is None or self.V is None:
             return {}
-        found = self.seen.captures(self.V[block], inner=self.job.outputs == "trace")
+        found = self.seen.captures(self.V[block])
         return {k: self.seen.trimmed(k, widened(c)) for k, c in found.items()}
 
 
@@ -110,7 +110,9 @@ class Block:
 
     def __init__(self, job: Job, out: Mapping[str, Tensor], v: int) -> None:
         self.job, self.out = job, out
-        self.sums = {u: Sum(out[u.module], job.outputs, u.weight, u.bias, v) for u in job.units if u.maps and not u.parameter}
+        room = Room()
+        self.sums = {u: Sum(out[u.module], job.outputs, u.weight, u.bias, v, room) for u in job.units
+                     if u.maps and not u.parameter}
 
     def add(self, a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture]) -> None:
         """One block of cotangents."""
@@ -191,6 +193,7 @@ def _fill(job: Job, plan: Plan, a: Chunk, b: Chunk, out: Mapping[str, Tensor], v
         for some in steps(v, plan.block):
             mine = a.asked(some)
             block.add(mine, mine if b is a else b.asked(some))
+            del mine  # before the next backward pass
     block.add_whole(a.whole, b.whole)
     block.close()
     if here is not out:

@@ -88,15 +88,12 @@ class Plan:
             f"{self.block} of them ask is held at a time", *table])
 
 
-AT_ONCE = 2 ** 24  # bytes of what several backward passes ask that are held together in a trace
 HEAD = ("layer", "contraction", "positions", "GFLOP")
 
 
 def positions(info: MapInfo) -> int:
     """Those that a contraction goes over: the live ones where they are at most half (see Recording.trimmed)."""
-    wrote = torch.Size(info.shape[:-1]).numel() if info.kind != "diagonal" else info.shape[0]
-    s = max(1, info.width // wrote)
-    return info.live if 0 < 2 * info.live <= s else s
+    return info.live if info.silent else info.positions
 
 
 def size(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
@@ -112,7 +109,7 @@ def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int
     pairs = n * m * {"trace": 1, "diagonal": v, "full": v * v}[outputs]
     result = (modules if per_layer else 1) * pairs * (itemsize if outputs == "full" else 8)
 
-    def need(c: int, block: int = block) -> int:
+    def need(c: int) -> int:
         alone = same and c >= n
         return itemsize * _numbers(found, units, state, c, min(c, m), v, block, outputs, alone)
 
@@ -126,10 +123,6 @@ def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int
     c = 1 if found.drawn else c
     while c > 1 and need(c) > memory:
         c = min(c - 1, math.ceil(c / 1.25))
-    if outputs == "trace":  # several cotangents at a time where they are small: longer products, fewer calls
-        asked = sum(found.maps[k].width for k in dict.fromkeys(k for u in units for k in u.maps))
-        several = max(1, min(v, AT_ONCE // max(1, itemsize * c * asked)))
-        block = several if need(c, several) <= memory else 1
     chunks = (math.ceil(n / c), math.ceil(m / c))
     passes = chunks[0] * (chunks[0] + 1) // 2 if same else chunks[0] * (1 + chunks[1])
     backward = v * (chunks[0] ** 2 if same else 2 * chunks[0] * chunks[1])  # both sides of every pair of chunks
@@ -137,7 +130,7 @@ def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int
     through = 2 * sum(0 if info.kind == "lookup" else info.width * info.shape[-1] for info in found.maps.values())
     through *= c * (passes + backward)
     operations = through + sum(u.operations for u in lines)
-    return Plan((n, m), v, outputs, c, block, passes, backward, need(c, block), result, operations, lines)
+    return Plan((n, m), v, outputs, c, block, passes, backward, need(c), result, operations, lines)
 
 
 def least(found: Survey, units: Sequence[Unit], state: State, v: int, outputs: Outputs, itemsize: int) -> int:
