@@ -7,13 +7,16 @@ import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 import richter
@@ -29,7 +32,7 @@ from richter.core import WHOLE, MemoryBudgetError, parse_bytes
 from richter.cotangents import every_output, random_outputs
 from richter.kernels import contract
 from richter.kernels.contract import Size, Sum, mirror
-from richter.layercapture import LayerCapture
+from richter.layercapture import LayerCapture, Survey
 from richter.models import GPT, mlp, vgg11
 
 TANGENT = ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation"]
@@ -180,6 +183,86 @@ def test_positions_without_an_output_are_dropped(monkeypatch: pytest.MonkeyPatch
     assert seen[32] == {1, 5}  # the MLPs: one position in the last block, all five in the first
     lines = {u.unit: u.positions for u in kernels.plan(model, x, output=last).lines}
     assert (lines["blocks.1.fc"], lines["blocks.0.fc"], lines["blocks.1.qkv.v"]) == (1, 5, 5)
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations that run, backward passes included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+        self.multiplied = 0  # rows of the left factors of matrix products
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func._schema.name] += 1
+        if func is torch.ops.aten.mm.default:
+            self.multiplied += args[0].shape[0]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("outputs", SHAPES)
+def test_silent_positions_are_skipped_in_backward_passes(outputs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what they would have given, zeros, is what is found without."""
+    torch.manual_seed(0)
+    model, x = GPT(7, 16, d=8, depth=2, heads=2).double(), torch.randint(0, 7, (4, 16))
+    last = lambda logits: logits[:, -1, :3]  # noqa: E731
+    found = {}
+    for skipping in (True, False):
+        if not skipping:
+            monkeypatch.setattr(Survey, "silent", set())
+        kernels.ntk(model, x, output=last)  # the survey
+        with Operations() as count:
+            found[skipping] = kernels.ntk(model, x, output=last, outputs=outputs), count.multiplied
+    close(found[True][0], found[False][0], 1e-12)
+    close(found[True][0], oracles.ntk(model, x, output=last, outputs=outputs))
+    # three backward passes through four layers (the last block's MLP and projection, the head): 4 examples, 16 positions or one
+    assert found[False][1] - found[True][1] == 3 * 4 * (4 * 16 - 4)
+
+
+def test_a_layer_that_is_silent_no_more_is_heard() -> None:
+    """Of the first examples, on which a model is surveyed, one position speaks; of another all do."""
+    class Switch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.second(torch.tanh(self.first(x)))
+            return torch.where(x[:, 0, :1] > 0, z.mean(1), z[:, -1])
+
+    torch.manual_seed(0)
+    x = draw(12, 8, 3)
+    x[:, 0, 0] = -1.0
+    x[9:, 0, 0] = 1.0
+    model = Switch().double()
+    for outputs in SHAPES:
+        close(kernels.ntk(model, x, outputs=outputs), oracles.ntk(model, x, outputs=outputs))
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.Softplus(beta=2.0), nn.LogSigmoid()],
+                         ids=repr)
+def test_derivatives_of_activations_are_computed_once(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 5), activation, nn.Linear(5, 4)).double(), draw(6, 3)
+    close(kernels.ntk(model, x, outputs="full"), oracles.ntk(model, x, outputs="full"))
+    with Operations() as count:
+        kernels.ntk(model, x)
+    curved = [n for name, n in count.seen.items() if "_backward" in name and "threshold" not in name]
+    assert curved == [1]  # with four outputs
+
+
+def test_an_activation_in_place_stays_in_place() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(F.mish(F.silu(self.first(x), True), inplace=True))
+
+    torch.manual_seed(0)
+    model, x = InPlace().double(), draw(6, 3)
+    close(kernels.ntk(model, x, outputs="full"), oracles.ntk(model, x, outputs="full"))
 
 
 @pytest.mark.parametrize("size", [Size("dense", 9, 9, 4, 4, 3, 50, 20), Size("dense", 2, 2, 40, 40, 3, 5, 6),

@@ -69,9 +69,11 @@ class Pass:
     f: Tensor
     calls: list[Call]
     aliases: State
+    skips: bool = False  # silent positions, in layers whose weights then have no gradient
 
     def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
         """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused."""
+        assert not (also and self.skips)
         places: list[Any] = [*(c.edge for c in self.calls), *also]
         if not places:
             return [], []
@@ -254,7 +256,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.requires_grad:
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
-    return Pass(f, recorder.calls, {k: v for k, v in state.items() if v.requires_grad})
+    return Pass(f, recorder.calls, {k: v for k, v in state.items() if v.requires_grad}, bool(silent))
 
 
 @contextlib.contextmanager
@@ -398,7 +400,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)
-        if func in _CURVED and args and isinstance(args[0], Tensor) and args[0].requires_grad and not kwargs.get("inplace"):
+        if func in _CURVED and args and args[0].requires_grad and True not in (*args[1:2], kwargs.get("inplace")):
             return _Curved.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
         z = _Silent.apply(*args) if self._skips(func, args, kwargs) else func(*args, **kwargs)
         use = self._use(func, args, kwargs) if isinstance(z, Tensor) and z.requires_grad else None
@@ -504,22 +506,20 @@ class _Curved(torch.autograd.Function):
 
 
 class _Silent(torch.autograd.Function):
-    """F.linear with a backward pass over the positions of which something is asked; the others give zeros."""
+    """F.linear with a backward pass, to its input, over the positions of which something is asked; the others give zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(weight)
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        asked, (of_x, of_weight, of_bias) = g.flatten(0, -2), ctx.needs_input_grad
-        rows = (asked != 0).any(-1).nonzero()[:, 0]
-        asked = asked[rows]
-        found = torch.zeros_like(x).flatten(0, -2).index_copy_(0, rows, asked @ weight).view(x.shape) if of_x else None
-        return found, asked.T @ x.flatten(0, -2)[rows] if of_weight else None, asked.sum(0) if of_bias else None
+        weight, asked = ctx.saved_tensors[0], g.flatten(0, -2)
+        rows = (asked.abs().amax(-1) != 0).nonzero()[:, 0]
+        found = g.new_zeros(len(asked), weight.shape[1]).index_copy_(0, rows, asked[rows] @ weight)
+        return found.view(*g.shape[:-1], -1), None, None  # no gradients of weights: see Pass.backward
 
 
 _AS_IT_IS = whole("weight")

@@ -242,7 +242,7 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, found: Survey
         calls += own
     f = seen.f.detach().reshape(n, -1)
     check_finite(f)
-    return Recording(found, n, f, Pass(seen.f, calls, seen.aliases), where)
+    return Recording(found, n, f, replace(seen, calls=calls), where)
 
 
 def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State, found: Survey,

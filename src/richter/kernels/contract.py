@@ -148,15 +148,17 @@ def mirror(K: Tensor, outputs: Outputs) -> Tensor:
     return K
 
 
-def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, scale: Tensor | None = None) -> None:
-    """K += products of features A "v n p" with B "w m p", times ``scale`` "n m" where it is given."""
+def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, room: Room,
+                 scale: Tensor | None = None) -> None:
+    """K += products of features A "v n p" with B "w m p"; a full kernel's times ``scale`` "n m" where it is given."""
     if outputs == "full":
         left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
         for i, (v, rows) in enumerate(left):
             a = A[v, rows]
             for w, columns in right[:i + 1] if same else right:
                 b = B[w, columns]
-                P = (a.flatten(0, 1) @ b.flatten(0, 1).T).view(*a.shape[:2], *b.shape[:2])
+                P = room.take("products", A, *a.shape[:2], *b.shape[:2])
+                torch.mm(a.flatten(0, 1), b.flatten(0, 1).T, out=P.view(a.shape[:2].numel(), -1))
                 if scale is not None:
                     P *= scale[rows, None, columns]
                 K[v, rows, w, columns] += P
@@ -169,7 +171,7 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
                 P.addmm_(a[rows], b[columns].T)
         else:
             P = torch.bmm(A[:, rows], B[:, columns].mT)
-        K[..., rows, columns] += P if scale is None else P * scale[rows, columns]
+        K[..., rows, columns] += P
 
 
 # ------------------------------------------------------------------------------------------------------ gradients
@@ -230,7 +232,7 @@ def add_gradients(K: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs,
     most = max(a.g.shape[1], b.g.shape[1])
     right = gradient_tiles(b, room, "other tile", ib, used, most)
     for A in gradient_tiles(a, room, "tile", ia, used, most):
-        add_products(K, A, A if same else next(right), outputs, same)
+        add_products(K, A, A if same else next(right), outputs, same, room)
 
 
 # ------------------------------------------------------------------------------------------------ pairs of positions
@@ -281,7 +283,7 @@ def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room
     (v, n, s, d), (w, m, t) = a.g.shape, b.g.shape[:3]
     if s == t == 1:
         hh = read_products(a, b, slice(0, n), slice(0, m))[:, 0, :, 0]
-        add_products(K, a.g[:, :, 0], b.g[:, :, 0], "full", b is a, hh + 1 if bias else hh)
+        add_products(K, a.g[:, :, 0], b.g[:, :, 0], "full", b is a, room, hh + 1 if bias else hh)
         return
     whole = a.g.new_zeros(v, n, w, m)
     ga, gb = a.g.contiguous(), b.g.contiguous()
@@ -396,7 +398,7 @@ class Sum:
             add_gradients(self.K, a, b, self.outputs, self.room)
         if self.bias:
             A = bias_gradients(a)
-            add_products(self.K, A, A if b is a else bias_gradients(b), self.outputs, b is a)
+            add_products(self.K, A, A if b is a else bias_gradients(b), self.outputs, b is a, self.room)
 
     def _add_pairs(self, a: LayerCapture, b: LayerCapture) -> None:
         shape = (a.g.shape[1] * a.g.shape[2], b.g.shape[1] * b.g.shape[2])

@@ -110,8 +110,8 @@ class Block:
 
     def __init__(self, job: Job, out: Mapping[str, Tensor], v: int) -> None:
         self.job, self.out = job, out
-        room = Room()
-        self.sums = {u: Sum(out[u.module], job.outputs, u.weight, u.bias, v, room) for u in job.units
+        self.room = Room()
+        self.sums = {u: Sum(out[u.module], job.outputs, u.weight, u.bias, v, self.room) for u in job.units
                      if u.maps and not u.parameter}
 
     def add(self, a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture]) -> None:
@@ -130,7 +130,7 @@ class Block:
                 self.add_gradients(u, a[u.parameter], b[u.parameter])
 
     def add_gradients(self, u: Unit, A: Tensor, B: Tensor) -> None:
-        add_products(self.out[u.module], A, B, self.job.outputs, A is B)
+        add_products(self.out[u.module], A, B, self.job.outputs, A is B, self.room)
 
     def close(self) -> None:
         for s in self.sums.values():
