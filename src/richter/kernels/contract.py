@@ -152,16 +152,21 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
                  scale: Tensor | None = None) -> None:
     """K += products of features A "v n p" with B "w m p"; a full kernel's times ``scale`` "n m" where it is given."""
     if outputs == "full":
-        left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
-        for i, (v, rows) in enumerate(left):
+        grid, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
+        for i, (v, rows) in enumerate(grid):
+            if rows == slice(0, A.shape[1]):  # whole outputs: one long product instead of a tile after the other
+                strip = [(w, slice(0, B.shape[1])) for w in steps(v.stop if same else len(B), max(1, 4 * ROWS // B.shape[1]))]
+            else:
+                strip = right[:i + 1] if same else right
             a = A[v, rows]
-            for w, columns in right[:i + 1] if same else right:
+            for w, columns in strip:
                 b = B[w, columns]
                 P = room.take("products", A, *a.shape[:2], *b.shape[:2])
                 torch.mm(a.flatten(0, 1), b.flatten(0, 1).T, out=P.view(a.shape[:2].numel(), -1))
-                if scale is not None:
-                    P *= scale[rows, None, columns]
-                K[v, rows, w, columns] += P
+                if scale is None:
+                    K[v, rows, w, columns] += P
+                else:
+                    K[v, rows, w, columns].addcmul_(P, scale[rows, None, columns])
         return
     n, m = A.shape[1], B.shape[1]
     for rows, columns in _below(n, m, _tile(n) if same else ROWS, same):

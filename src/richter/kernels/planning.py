@@ -157,19 +157,20 @@ def _numbers(found: Survey, units: Sequence[Unit], state: State, n: int, m: int,
     maps = dict.fromkeys(k for u in units for k in u.maps)
     asked = sum(found.maps[k].width for k in maps)
     read = sum(found.maps[k].unfolded for k in maps)
-    blocks = block + (2 if outputs == "trace" else 1)  # one on its way, and in a trace the first one (see Sum.pooled)
+    blocks = block + 1  # one on its way to the others; in a trace, the first one (see Sum.pooled)
     held = sides * (found.graph + read + blocks * asked) * 5 // 4  # a quarter for what passes through a backward pass
-    moment, sums = 0, 0
+    moment: dict[str, int] = {}  # contraction -> what it holds while it runs, and keeps for the next map (see Room)
+    sums = 0
     for u in units:
         if u.parameter:
             number = (block if u.maps else v) * state[u.parameter].numel()
             held += 0 if u.maps else sides * number
-            moment = max(moment, 2 * sides * number)
+            moment["shared"] = max(moment.get("shared", 0), 2 * sides * number)
         elif u.weight:
             z = size(found.maps[u.maps[0]], n, m, v, same)
             way = cheapest(z, outputs)
             if way == "pairs" and outputs == "trace":
                 sums += costs(z, outputs)[way][1] // 2
             else:
-                moment = max(moment, costs(z, outputs)[way][1])
-    return held + sums + moment
+                moment[way] = max(moment.get(way, 0), costs(z, outputs)[way][1])
+    return held + sums + sum(moment.values())
