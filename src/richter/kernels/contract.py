@@ -7,6 +7,7 @@ the model's precision; sums over outputs, tiles and parameters are added up in t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +22,8 @@ Outputs = Literal["trace", "diagonal", "full"]
 Way = Literal["pairs", "gradients", "features"]
 OUTPUTS = ("trace", "diagonal", "full")
 ROWS = 1024  # of a tile of products
-SQUARE, PARTS = 96, 6  # a symmetric product is cut into blocks of so many rows, in so many: the rest gains less than it costs
-SHORT = 2  # times as long as others take the short products of pairs of positions and outputs
+SQUARE, PARTS = 96, 6  # rows of a block of a symmetric product of short rows, and blocks at most: more gain less than they cost
+SHORT = 2  # the short products of pairs of positions and outputs take so many times as long as others of as many operations
 NUMBERS = 2 ** 21  # in a tile of gradients: it should stay in the cache between being made and being used
 
 
@@ -55,8 +56,9 @@ def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
     by_gradients = making + half * 2 * v2 * z.n * z.m * width
     tile = 2 * min(max(NUMBERS, (z.v if outputs == "full" else 1) * max(z.n, z.m) * 8 * max(1, width // z.d_out)),
                    (z.v if outputs == "full" else 1) * max(z.n, z.m) * width)
+    product = _product(z, outputs)
     if z.kind not in ("dense", "lookup"):
-        return {"features": (by_gradients, tile)}
+        return {"features": (by_gradients, tile + product)}
     reading = 1 if z.kind == "lookup" else z.d_in
     if outputs != "full" or z.s == z.t == 1:
         by_pairs = half * 2 * z.n * z.m * z.s * z.t * (reading + v2 * z.d_out)
@@ -64,7 +66,14 @@ def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
     else:
         by_pairs = half * 2 * z.n * z.m * z.s * (z.t * reading + z.t * z.v * z.d_out + v2 * z.d_out)
         held = z.v * z.v * z.n * z.m + 2 * z.v * z.m * z.s * z.d_out * _moved(z.n, z.v * z.m * z.s * z.d_out)
-    return {"pairs": (by_pairs, held), "gradients": (by_gradients, tile)}
+    return {"pairs": (by_pairs, held + (product if outputs == "full" else 0)), "gradients": (by_gradients, tile + product)}
+
+
+def _product(z: Size, outputs: Outputs) -> int:
+    """Numbers of the largest product that ``add_products`` makes at a time."""
+    if outputs == "full":
+        return min(_tile(z.v * z.n), z.v * z.n) * min(max(4 * ROWS, z.m), z.v * z.m)
+    return (z.v if outputs == "diagonal" else 1) * min(_tile(z.n) if z.same else ROWS, z.n) * min(max(4 * ROWS, z.n), z.m)
 
 
 def widths(kind: str, shape: Sequence[int]) -> tuple[int, int, int]:
@@ -78,6 +87,7 @@ def size_of(a: LayerCapture, b: LayerCapture, v: int) -> Size:
     return Size(a.kind, a.g.shape[1], b.g.shape[1], a.g.shape[2], b.g.shape[2], v, *widths(a.kind, a.W.shape), b is a)
 
 
+@functools.lru_cache(maxsize=1024)
 def cheapest(z: Size, outputs: Outputs) -> Way:
     found = costs(z, outputs)
     short = SHORT if outputs == "full" and z.s * z.t > 1 else 1

@@ -169,8 +169,9 @@ def _numbers(found: Survey, units: Sequence[Unit], state: State, n: int, m: int,
         elif u.weight:
             z = size(found.maps[u.maps[0]], n, m, v, same)
             way = cheapest(z, outputs)
-            if way == "pairs" and outputs == "trace":
-                sums += costs(z, outputs)[way][1] // 2
-            else:
-                moment[way] = max(moment.get(way, 0), costs(z, outputs)[way][1])
+            here = costs(z, outputs)[way][1]
+            if way == "pairs" and outputs == "trace":  # half of it is a sum that stays until the last cotangent
+                here //= 2
+                sums += here
+            moment[way] = max(moment.get(way, 0), here)
     return held + sums + sum(moment.values())
