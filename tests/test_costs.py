@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
@@ -239,8 +240,8 @@ def test_a_layer_that_is_silent_no_more_is_heard() -> None:
         close(kernels.ntk(model, x, outputs=outputs), oracles.ntk(model, x, outputs=outputs))
 
 
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.Softplus(beta=2.0), nn.LogSigmoid()],
-                         ids=repr)
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.Softplus(), nn.Softplus(beta=2.0),
+                                        nn.LogSigmoid()], ids=repr)
 def test_derivatives_of_activations_are_computed_once(activation: nn.Module) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 5), activation, nn.Linear(5, 4)).double(), draw(6, 3)
@@ -249,6 +250,91 @@ def test_derivatives_of_activations_are_computed_once(activation: nn.Module) -> 
         kernels.ntk(model, x)
     curved = [n for name, n in count.seen.items() if "_backward" in name and "threshold" not in name]
     assert curved == [1]  # with four outputs
+
+
+class Added(nn.Module):
+    """W + A B, a weight that is computed: B is a map of its own, which is asked through the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.A, self.B = nn.Parameter(draw(5, 5)), nn.Parameter(draw(5, 5, seed=1))
+
+    def forward(self, W: Tensor) -> Tensor:
+        return W + self.A @ self.B
+
+
+class Tuned(nn.Module):
+    """Everything but the last position is silent in the last two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+        parametrize.register_parametrization(self.b, "weight", Added(), unsafe=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.b.parametrizations.weight[0].B
+        return self.c(torch.tanh(self.b(torch.tanh(torch.tanh(self.a(x)) @ own).cumsum(1))))[:, -1]
+
+
+def test_a_weight_that_is_computed_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, probe = Tuned().double(), richter.Probe(draw(6, 8, 3), draw(6, 2))
+    with_skips = richter.measure(model, probe, ["nfc"])
+    monkeypatch.setattr(Survey, "silent", set())
+    model.a.weight.data.mul_(1.0)
+    without = richter.measure(model, probe, ["nfc"])
+    layers = [r.layer for r in without.rows]
+    assert "b.parametrizations.weight.0.B" in layers
+    assert [with_skips.value("nfc", k) for k in layers] == pytest.approx([without.value("nfc", k) for k in layers], rel=1e-9)
+
+
+def test_silent_positions_in_another_precision() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.b(torch.relu(self.a(x)))[:, -1]
+
+    torch.manual_seed(0)
+    model, x = Cast(), torch.randn(6, 8, 3)
+    close(kernels.ntk(model, x).double(), oracles.ntk(model, x).double(), 5e-2)
+
+
+def test_an_activation_outside_the_graph() -> None:
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                scale = F.softplus(self.b.bias, 2.0)
+            return self.b(torch.tanh(self.a(x))) * scale.clone()
+
+    torch.manual_seed(0)
+    model, x = Aside().double(), draw(6, 3)
+    close(kernels.ntk(model, x), oracles.ntk(model, x))
+
+
+def test_room_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest strip of products comes first; the others lie in its place."""
+    made: list[int] = []
+    take = contract.Room.take
+
+    def spy(self: contract.Room, what: str, like: Tensor, *shape: int) -> Tensor:
+        before = self.kept.get(what)
+        found = take(self, what, like, *shape)
+        if self.kept[what] is not before:
+            made.append(self.kept[what].numel())
+        return found
+
+    monkeypatch.setattr(contract.Room, "take", spy)
+    model, x = mlp([4, 6, 20], seed=0), torch.randn(50, 4)
+    kernels.ntk(model, x, outputs="full")
+    assert made == [200 * 1000]  # a fifth of the rows, all columns
 
 
 def test_an_activation_in_place_stays_in_place() -> None:

@@ -400,7 +400,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)
-        if func in _CURVED and args and args[0].requires_grad and True not in (*args[1:2], kwargs.get("inplace")):
+        if self._curves(func, args, kwargs):
             return _Curved.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
         z = _Silent.apply(*args) if self._skips(func, args, kwargs) else func(*args, **kwargs)
         use = self._use(func, args, kwargs) if isinstance(z, Tensor) and z.requires_grad else None
@@ -412,11 +412,20 @@ class _Recorder(TorchFunctionMode):
         self._add(self._name(weight, m), m, self._owner(weight)[1], weight, x.detach(), z)
         return z
 
+    def _curves(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Is this an activation with a derivative worth keeping, not in place, that autograd will ask for?"""
+        if func not in _CURVED or not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
+            return False
+        in_place = kwargs.get("inplace", False) or (len(args) > 1 and args[1] is True)
+        return not in_place and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
     def _skips(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Is this the product of a linear layer that is silent at most positions?"""
+        """Is this the product of a linear layer that is silent at most positions? Of its own parameters: through a weight that
+        is computed, other maps would be asked for their share."""
         if func is not F.linear or not self.silent or not self.path or kwargs or len(args) != 3:
             return False
-        return self.views.get(self.path[-1], ("", {}))[0] in self.silent and args[1] is self.path[-1].weight
+        computed = any(t is not None and t.grad_fn is not None for t in args[1:])
+        return not computed and self.views.get(self.path[-1], ("", {}))[0] in self.silent and args[1] is self.path[-1].weight
 
     def _use(self, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, LinearMap] | None:
         """A parameter used as a matrix outside its own module: (input, parameter, map), or nothing to see."""
@@ -516,10 +525,10 @@ class _Silent(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        weight, asked = ctx.saved_tensors[0], g.flatten(0, -2)
+        weight, asked = ctx.saved_tensors[0].to(g.dtype), g.flatten(0, -2)  # autocast multiplies in a precision of its own
         rows = (asked.abs().amax(-1) != 0).nonzero()[:, 0]
         found = g.new_zeros(len(asked), weight.shape[1]).index_copy_(0, rows, asked[rows] @ weight)
-        return found.view(*g.shape[:-1], -1), None, None  # no gradients of weights: see Pass.backward
+        return found.view(*g.shape[:-1], -1), None, None  # no gradients of parameters: see Pass.backward
 
 
 _AS_IT_IS = whole("weight")

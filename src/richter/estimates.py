@@ -153,7 +153,8 @@ def _products(t: Tangents, Z: Mapping[str, Tensor], used: int) -> tuple[dict[str
     for units in t.parameter_groups(2 * vectors):
         job = t.job(units, "trace")
         mine = {name: Z[name] if whole is None else torch.cat([Z[name], whole]) for name in job.modules}
-        pulls = {u: Pull(u, job, mine[u.module].to(of.device, job.dtype)) for u in units}
+        room = Room()
+        pulls = {u: Pull(u, job, mine[u.module].to(of.device, job.dtype), room) for u in units}
         plan = make_plan(of.found, units, of.state, t.n, t.n, t.v, "trace", of.itemsize, of.memory // 3, same=False,
                          chunk=of.probe.chunk)
         bar = tqdm(total=2 * math.ceil(t.n / plan.chunk), desc="kernels", delay=2, leave=False, disable=None)
@@ -200,8 +201,8 @@ def _hutch(Q: Tensor, Y: Tensor, quadratic: float, energy: float, said: str) -> 
 class Pull:
     """J^T Z of one unit, then J (J^T Z): added up chunk by chunk, output by output."""
 
-    def __init__(self, unit: Unit, job: Job, Z: Tensor) -> None:
-        self.unit, self.job, self.Z, self.room = unit, job, Z, Room()
+    def __init__(self, unit: Unit, job: Job, Z: Tensor, room: Room) -> None:
+        self.unit, self.job, self.Z, self.room = unit, job, Z, room
         self.B: Tensor | None = None  # "q p" of what is multiplied by gradients, tile after tile
         self.b: Tensor | None = None  # "q p" of a bias
         self.asked: Tensor | None = None  # sum_c z_c g_c of a chunk, "q n o", for one position

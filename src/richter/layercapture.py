@@ -60,7 +60,7 @@ class Survey:
 
     @property
     def silent(self) -> set[str]:
-        """Modules of which nothing is asked at most positions."""
+        """Modules all of whose maps are silent."""
         return {m.module for m in self.maps.values()} - {m.module for m in self.maps.values() if not m.silent}
 
     @property

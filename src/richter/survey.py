@@ -34,7 +34,7 @@ _LAST: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Inputs, Tensor, set[str],
 
 def surveyed(model: nn.Module, x: Inputs, output: Output | None = None) -> tuple[set[str], State, Survey]:
     """(parameters that the forward pass writes into, aliases of all, the survey). The same model with the same weights on
-    the same examples is surveyed once; that it gives the same outputs is looked at."""
+    the same examples is surveyed once; that it gives the same outputs is looked at on the first of them."""
     now = _fingerprint(model, output)
     known = _LAST.get(model)
     if now is not None and known is not None and known[0] == now and _equal(known[1], x):

@@ -62,7 +62,7 @@ def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
     reading = 1 if z.kind == "lookup" else z.d_in
     if outputs != "full" or z.s == z.t == 1:
         by_pairs = half * 2 * z.n * z.m * z.s * z.t * (reading + v2 * z.d_out)
-        held = (z.v + 1 if outputs == "diagonal" else 2) * z.n * z.m * z.s * z.t
+        held = (2 * z.v + 1 if outputs == "diagonal" else 2) * z.n * z.m * z.s * z.t
     else:
         by_pairs = half * 2 * z.n * z.m * z.s * (z.t * reading + z.t * z.v * z.d_out + v2 * z.d_out)
         held = z.v * z.v * z.n * z.m + 2 * z.v * z.m * z.s * z.d_out * _moved(z.n, z.v * z.m * z.s * z.d_out)
@@ -104,7 +104,7 @@ class Room:
         self.kept: dict[str, Tensor] = {}
 
     def take(self, what: str, like: Tensor, *shape: int) -> Tensor:
-        """An empty tensor; what was taken before under the same name is gone."""
+        """An empty tensor; it lies where the last one of that name did. What grows should be asked for from its largest on."""
         size, kept = math.prod(shape), self.kept.get(what)
         if kept is None or len(kept) < size or kept.dtype != like.dtype:
             self.kept.pop(what, None)
@@ -162,8 +162,8 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
                  scale: Tensor | None = None) -> None:
     """K += products of features A "v n p" with B "w m p"; a full kernel's times ``scale`` "n m" where it is given."""
     if outputs == "full":
-        grid, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
-        for i, (v, rows) in enumerate(grid):
+        left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
+        for i, (v, rows) in reversed(list(enumerate(left))):  # the longest strip first: see Room
             if rows == slice(0, A.shape[1]):  # whole outputs: one long product instead of a tile after the other
                 strip = [(w, slice(0, B.shape[1])) for w in steps(v.stop if same else len(B), max(1, 4 * ROWS // B.shape[1]))]
             else:
@@ -200,8 +200,8 @@ def bias_gradients(c: LayerCapture) -> Tensor:
 def gradient_tiles(c: LayerCapture, room: Room, what: str = "tile", index: Tensor | None = None, rows: int = 0,
                    examples: int = 0) -> Iterator[Tensor]:
     """Per-example gradients in the map's matrix, "v n p", some rows of the matrix at a time: so many that a tile of (at
-    least) ``examples`` examples has its size. A lookup may be read through an ``index`` into so many ``rows``. A tile lies
-    in the ``room``, under the name ``what``, and is gone when the next one is asked for."""
+    least) ``examples`` examples has its size. A lookup may be read through an ``index`` into so many ``rows``. Large tiles lie
+    in the ``room``, under the name ``what``, and are gone when the next one is asked for."""
     v, n, s = c.g.shape[:3]
     each = v * max(n, examples)
     if c.kind == "diagonal":
@@ -336,7 +336,7 @@ def are_multiples(g: Tensor, c: Tensor, base: Tensor) -> bool:
 def add_multiples(K: Tensor, c: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Room) -> None:
     """K "v n w m" += sum_o c_vo c_wo <gradient in row o, gradient in row o>, where a and b hold the base."""
     n, m, d_in = a.g.shape[1], b.g.shape[1], a.W.shape[1]
-    start, most = 0, max(n, m)
+    start, most = 0, max(n, m, n * m // d_in)  # so that neither a tile nor P is larger than a tile should be
     right = gradient_tiles(b, room, "other tile", examples=most)
     ba, bb = bias_gradients(a)[0], bias_gradients(b)[0]
     for A in gradient_tiles(a, room, examples=most):

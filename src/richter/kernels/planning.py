@@ -174,4 +174,6 @@ def _numbers(found: Survey, units: Sequence[Unit], state: State, n: int, m: int,
                 here //= 2
                 sums += here
             moment[way] = max(moment.get(way, 0), here)
+            if outputs == "full" and z.kind == "dense" and z.s > 1:  # a pooled read-out may be in front of it
+                moment["gradients"] = max(moment.get("gradients", 0), costs(z, outputs)["gradients"][1])
     return held + sums + sum(moment.values())

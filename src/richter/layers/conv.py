@@ -15,7 +15,7 @@ from richter.layers import LinearMap, View, register
 def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
     """Patches [n, positions, channels * prod(size)] of a padded signal [n, channels, *space], any number of axes."""
     n, channels, axes = x.shape[0], x.shape[1], len(size)
-    if size[-1] not in (2, 3):
+    if size[-1] not in (2, 3):  # whole patches at once; from 2 or 3 numbers at a time this would be the slower way
         for axis, (k, step, gap) in enumerate(zip(size, stride, dilation, strict=True)):
             x = x.unfold(2 + axis, gap * (k - 1) + 1, step)[..., ::gap]  # one new axis at the end for each spatial axis
         order = (0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes))
@@ -23,7 +23,7 @@ def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: 
     space = [(length - gap * (k - 1) - 1) // step + 1
              for length, k, step, gap in zip(x.shape[2:], size, stride, dilation, strict=True)]
     found = x.new_empty(n, *space, channels, *size)
-    for offset in itertools.product(*map(range, size)):  # long copies, where those of whole patches would be of 2 or 3 numbers
+    for offset in itertools.product(*map(range, size)):
         seen = x
         for axis, (o, many, step, gap) in enumerate(zip(offset, space, stride, dilation, strict=True)):
             index: tuple[Any, ...] = (slice(None),) * (2 + axis)
