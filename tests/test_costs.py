@@ -319,6 +319,25 @@ def test_an_activation_outside_the_graph() -> None:
     close(kernels.ntk(model, x), oracles.ntk(model, x))
 
 
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.GELU()], ids=repr)
+@pytest.mark.parametrize("outputs", SHAPES)
+def test_a_model_that_differentiates(activation: nn.Module, outputs: str) -> None:
+    """A force is the gradient of an energy: second derivatives go through everything, and nothing is skipped."""
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = nn.Sequential(nn.Linear(3, 6), activation, nn.Linear(6, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                return torch.autograd.grad(self.energy(x)[:, -1].sum(), x, create_graph=True)[0][:, -1]
+
+    torch.manual_seed(0)
+    model, x = Force().double(), draw(6, 4, 3)
+    close(kernels.ntk(model, x, outputs=outputs), oracles.ntk(model, x, outputs=outputs))
+
+
 def test_room_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest strip of products comes first; the others lie in its place."""
     made: list[int] = []

@@ -69,7 +69,8 @@ class Pass:
     f: Tensor
     calls: list[Call]
     aliases: State
-    skips: bool = False  # silent positions, in layers whose weights then have no gradient
+    skips: bool = False  # what backward passes to the calls do not need: there are no gradients of weights
+    differentiates: bool = False  # the model itself does, inside its forward pass
 
     def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
         """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused."""
@@ -229,13 +230,15 @@ def _seed(seed: int, devices: Sequence[int]) -> None:
 
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
-            expand: Mapping[str, int] | None = None, silent: Collection[str] = (), record: bool = True, seed: int = 0) -> Pass:
+            expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
+            seed: int = 0) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
-    the output is given an example axis, so that each example gets a gradient of its own. ``silent`` names linear layers of
-    which nothing is asked at most positions: backward passes skip these. ``seed``: what the model draws (dropout in train
-    mode) is the same in every pass with the same seed. Call it inside ``quiet``.
+    the output is given an example axis, so that each example gets a gradient of its own. ``silent`` makes many backward
+    passes cheaper, for what they ask of the calls alone: derivatives of activations are computed once, and those positions
+    of the named linear layers are skipped of which nothing is asked. ``seed``: what the model draws (dropout in train mode)
+    is the same in every pass with the same seed. Call it inside ``quiet``.
     """
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     _seed(_BASE_SEED.get() * 1_000_003 + seed, sorted(devices))
@@ -256,22 +259,23 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.requires_grad:
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
-    return Pass(f, recorder.calls, {k: v for k, v in state.items() if v.requires_grad}, bool(silent))
+    aliases = {k: v for k, v in state.items() if v.requires_grad}
+    return Pass(f, recorder.calls, aliases, silent is not None, recorder.differentiates)
 
 
 @contextlib.contextmanager
 def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
-    """Bytes that forward passes keep for their backward passes, by storage, without the weights. No backward pass can follow
-    one that is counted."""
+    """Bytes that forward passes keep for their backward passes, by storage, without the weights."""
     kept: dict[int, int] = {}
     weights = {t.untyped_storage().data_ptr() for t in state.values()}
 
-    def count(t: Tensor) -> None:
+    def count(t: Tensor) -> Tensor:
         place = t.untyped_storage()
         if place.data_ptr() not in weights:
             kept[place.data_ptr()] = place.nbytes()
+        return t
 
-    with saved_tensors_hooks(count, lambda none: none):
+    with saved_tensors_hooks(count, lambda t: t):
         yield kept
 
 
@@ -324,6 +328,7 @@ def _without_checkpoints() -> Iterator[None]:
 
 _MATMULS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
 _ADDMMS = {torch.addmm, Tensor.addmm}
+_DERIVATIVES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 _CURVED = {F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid}
 
 
@@ -332,8 +337,9 @@ class _Recorder(TorchFunctionMode):
     model: nn.Module
     state: State
     expand: Mapping[str, int]
-    silent: Collection[str] = ()
+    silent: Collection[str] | None = None
     calls: list[Call] = field(default_factory=list)
+    differentiates: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -400,6 +406,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)
+        self.differentiates |= func in _DERIVATIVES
         if self._curves(func, args, kwargs):
             return _Curved.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
         z = _Silent.apply(*args) if self._skips(func, args, kwargs) else func(*args, **kwargs)
@@ -414,7 +421,7 @@ class _Recorder(TorchFunctionMode):
 
     def _curves(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Is this an activation with a derivative worth keeping, not in place, that autograd will ask for?"""
-        if func not in _CURVED or not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
+        if self.silent is None or func not in _CURVED or not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
             return False
         in_place = kwargs.get("inplace", False) or (len(args) > 1 and args[1] is True)
         return not in_place and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -502,7 +509,7 @@ class _Curved(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        with torch.enable_grad(), saved_tensors_hooks(lambda t: t, lambda t: t):  # no others: see kept_for_backward
+        with torch.enable_grad():
             x = x.detach().requires_grad_()
             y = function(x)
             ctx.save_for_backward(*torch.autograd.grad(y, x, torch.ones_like(y)))

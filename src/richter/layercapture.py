@@ -56,11 +56,14 @@ class Survey:
     shape: tuple[int, ...] = ()  # of one example's output
     matrices: dict[str, Tensor] = field(default_factory=dict)  # of every map that is called
     graph: int = 0  # numbers per example that a forward pass keeps for its backward passes
+    differentiates: bool = False  # the model itself does, inside its forward pass
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
 
     @property
-    def silent(self) -> set[str]:
-        """Modules all of whose maps are silent."""
+    def silent(self) -> set[str] | None:
+        """Modules all of whose maps are silent; None if the model differentiates: then nothing may be skipped."""
+        if self.differentiates:
+            return None
         return {m.module for m in self.maps.values()} - {m.module for m in self.maps.values() if not m.silent}
 
     @property

@@ -97,7 +97,8 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
             raise MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: "
                               f"{MIXING}")
     graph = sum(kept.values()) // (m * part.f.element_size())
-    found = Survey(outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), graph=graph, drawn=drawn)
+    found = Survey(outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), graph=graph, drawn=drawn,
+                   differentiates=whole.differentiates)
     layouts = _layouts(whole, part, n, m)
     shared = {names[id(c.module)] for c in whole.calls if c.name in layouts and "shared" in layouts[c.name]}
     whole, layouts, found.expand = _expanded(model, x, inner, state, output, whole, layouts, shared)
