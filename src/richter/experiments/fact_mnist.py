@@ -130,7 +130,7 @@ SHORT = Control("a tenth of the steps", {"steps": 300})
 TEXT = "the paper's text: FACT tends to 1 at convergence, above both powers of the ansatz, and is low during most of training"
 EXPERIMENT = Experiment(
     name="fact_mnist", ref=Ref("fact", "MNIST"), title="FACT on MNIST rises at convergence, and ends above the ansatz",
-    smoke=Settings(), paper=Settings("mnist", 60_000, 256, lr=1e-3, steps=20_000, batch=512, probe=2_000),
+    smoke=Settings(), paper=Settings("mnist", 60_000, 256, steps=6_000, batch=4_096, probe=2_000),
     tasks=lambda s: [Task(replace(s, seeds=()), seed) for seed in s.seeds], work=work, data=("mnist_5k",), more_data=("mnist",),
     figures={"fact_mnist": draw}, start={"n": 256, "steps": 1, "batch": 64, "probe": 64},
     reduced="1,000 of 60,000 images, width 64, one seed",
