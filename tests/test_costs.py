@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +147,22 @@ def test_pooled_readouts_are_factored(outputs: str, pieces: bool, monkeypatch: p
         assert (made.count((5, 36)), made.count((4, 18))) == (1, 3 if outputs == "trace" else 1)
 
 
-class LastAndMean(nn.Module):
-    """The first outputs depend on the last position alone, the others on all: positions that are silent for some outputs."""
+class Two(nn.Module):
+    """Two linear layers that a function puts together."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: Callable[[nn.Linear, nn.Linear, Tensor], Tensor], *widths: int) -> None:
         super().__init__()
-        self.first, self.read = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.first, self.second = (nn.Linear(a, b) for a, b in pairwise(widths))
+        self.together = together
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.read(torch.tanh(self.first(x)))
-        return torch.cat([z[:, -1], z.mean(1)], 1)
+        return self.together(self.first, self.second, x)
+
+
+def last_and_mean(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
+    """The first outputs depend on the last position alone, the others on all: positions that are silent for some outputs."""
+    z = second(torch.tanh(first(x)))
+    return torch.cat([z[:, -1], z.mean(1)], 1)
 
 
 @pytest.mark.parametrize("outputs", SHAPES)
@@ -163,7 +170,7 @@ class LastAndMean(nn.Module):
 def test_positions_that_speak_up_late_are_heard(outputs: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "cheapest", lambda z, o: way)
     torch.manual_seed(0)
-    model, x = LastAndMean().double(), draw(4, 6, 3)
+    model, x = Two(last_and_mean, 3, 4, 2).double(), draw(4, 6, 3)
     close(kernels.ntk(model, x, outputs=outputs), oracles.ntk(model, x, outputs=outputs))
 
 
@@ -222,20 +229,15 @@ def test_silent_positions_are_skipped_in_backward_passes(outputs: str, monkeypat
 
 def test_a_layer_that_is_silent_no_more_is_heard() -> None:
     """Of the first examples, on which a model is surveyed, one position speaks; of another all do."""
-    class Switch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            z = self.second(torch.tanh(self.first(x)))
-            return torch.where(x[:, 0, :1] > 0, z.mean(1), z[:, -1])
+    def switch(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
+        z = second(torch.tanh(first(x)))
+        return torch.where(x[:, 0, :1] > 0, z.mean(1), z[:, -1])
 
     torch.manual_seed(0)
     x = draw(12, 8, 3)
     x[:, 0, 0] = -1.0
     x[9:, 0, 0] = 1.0
-    model = Switch().double()
+    model = Two(switch, 3, 4, 2).double()
     for outputs in SHAPES:
         close(kernels.ntk(model, x, outputs=outputs), oracles.ntk(model, x, outputs=outputs))
 
@@ -289,33 +291,23 @@ def test_a_weight_that_is_computed_is_not_skipped(monkeypatch: pytest.MonkeyPatc
 
 
 def test_silent_positions_in_another_precision() -> None:
-    class Cast(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return self.b(torch.relu(self.a(x)))[:, -1]
+    def cast(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return second(torch.relu(first(x)))[:, -1]
 
     torch.manual_seed(0)
-    model, x = Cast(), torch.randn(6, 8, 3)
+    model, x = Two(cast, 3, 5, 2), torch.randn(6, 8, 3)
     close(kernels.ntk(model, x).double(), oracles.ntk(model, x).double(), 5e-2)
 
 
 def test_an_activation_outside_the_graph() -> None:
-    class Aside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.inference_mode():
-                scale = F.softplus(self.b.bias, 2.0)
-            return self.b(torch.tanh(self.a(x))) * scale.clone()
+    def aside(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            scale = F.softplus(second.bias, 2.0)
+        return second(torch.tanh(first(x))) * scale.clone()
 
     torch.manual_seed(0)
-    model, x = Aside().double(), draw(6, 3)
+    model, x = Two(aside, 3, 5, 2).double(), draw(6, 3)
     close(kernels.ntk(model, x), oracles.ntk(model, x))
 
 
@@ -357,16 +349,11 @@ def test_room_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_activation_in_place_stays_in_place() -> None:
-    class InPlace(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(F.mish(F.silu(self.first(x), True), inplace=True))
+    def in_place(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
+        return second(F.mish(F.silu(first(x), True), inplace=True))
 
     torch.manual_seed(0)
-    model, x = InPlace().double(), draw(6, 3)
+    model, x = Two(in_place, 3, 5, 4).double(), draw(6, 3)
     close(kernels.ntk(model, x, outputs="full"), oracles.ntk(model, x, outputs="full"))
 
 
