@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import richter
-from richter.cotangents import every_output, random_outputs
+from richter.instrument.cotangents import every_output, random_outputs
 from richter.models import GPT, mlp
 from richter.tasks import digits
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import richter
-from richter.cotangents import random_outputs
+from richter.instrument.cotangents import random_outputs
 from richter.models import GPT, mlp, vgg11
 
 KERNEL_EXAMPLES = 64

@@ -14,7 +14,7 @@ from richter.measures import catalogue
 
 FOLDER = Path(richter.__file__).parent / "experiments"
 PLACES = json.loads((FOLDER / "catalogue.json").read_text(encoding="utf-8"))
-REFERENCES = json.loads((FOLDER.parent / "references.json").read_text(encoding="utf-8"))
+REFERENCES = json.loads((FOLDER.parent / "core" / "references.json").read_text(encoding="utf-8"))
 
 # (paper, kind, chapter): the last number that the paper has; figures of a thesis are numbered within chapters
 LAST = {

@@ -15,7 +15,7 @@ import richter
 import tiny
 from richter import cli
 from richter.core import Row
-from richter.snapshot import Snapshot
+from richter.instrument.snapshot import Snapshot
 
 COMMANDS = ("demo", "runs", "report", "serve", "doctor", "export", "list", "run", "check", "ledger", "cite", "data", "completion")
 

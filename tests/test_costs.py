@@ -22,19 +22,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 import richter
-import richter.estimates
-import richter.evaluate
+import richter.instrument.estimates
+import richter.instrument.evaluate
+import richter.instrument.moments
+import richter.instrument.survey
+import richter.instrument.tangents
 import richter.kernels.planning
-import richter.moments
-import richter.survey
-import richter.tangents
 import zoo
 from richter import kernels
 from richter.core import WHOLE, MemoryBudgetError, parse_bytes
-from richter.cotangents import every_output, random_outputs
+from richter.instrument.captures import LayerCapture, Survey
+from richter.instrument.cotangents import every_output, random_outputs
 from richter.kernels import contract
 from richter.kernels.contract import Size, Sum, mirror
-from richter.layercapture import LayerCapture, Survey
 from richter.models import GPT, mlp, vgg11
 
 TANGENT = ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation"]
@@ -425,8 +425,8 @@ def test_the_same_weights_are_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> 
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), draw(9, 3)
     runs: list[int] = []
-    real = richter.survey.survey
-    monkeypatch.setattr(richter.survey, "survey", lambda *a: runs.append(1) or real(*a))
+    real = richter.instrument.survey.survey
+    monkeypatch.setattr(richter.instrument.survey, "survey", lambda *a: runs.append(1) or real(*a))
 
     def kernel() -> Tensor:
         return kernels.ntk(model, x)
@@ -519,7 +519,7 @@ def test_sampled_outputs_give_the_mean_over_outputs(monkeypatch: pytest.MonkeyPa
     found = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
     off = found.value("tangent_alignment", "0") - oracles.tangent_alignment(K["0"], Y)
     assert abs(off) < 4 * found.error("tangent_alignment", "0")
-    monkeypatch.setattr(richter.tangents, "SAMPLED", 90)
+    monkeypatch.setattr(richter.instrument.tangents, "SAMPLED", 90)
     every = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
     assert every.value("tangent_alignment", "0") == pytest.approx(oracles.tangent_alignment(K["0"], Y), rel=1e-9)
     assert every.note("tangent_alignment", "0") == ""
@@ -566,7 +566,7 @@ def test_padding_enters_no_sketch() -> None:
 
 def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never the kernel itself."""
-    monkeypatch.setattr(richter.evaluate.Evaluation, "_is_exact", lambda self, t, family: False)
+    monkeypatch.setattr(richter.instrument.evaluate.Evaluation, "_is_exact", lambda self, t, family: False)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "groupnorm", "twice", "tied", "lstm", "embedding_bag_of_words", "raw", "encoder"])
@@ -576,7 +576,7 @@ def test_an_estimate_with_nothing_left_to_estimate_is_exact(name: str, monkeypat
     model, (x, y) = case.build(), case.batch(4)
     exact = richter.measure(model, richter.Probe(x, y), TANGENT, output=case.output)
     estimated(monkeypatch)
-    monkeypatch.setattr(richter.estimates, "SKETCHED", 40)
+    monkeypatch.setattr(richter.instrument.estimates, "SKETCHED", 40)
     for chunk in (4, 3):
         found = richter.measure(model, richter.Probe(x, y, chunk=chunk), TANGENT, output=case.output)
         assert [(r.layer, r.measure) for r in found.rows] == [(r.layer, r.measure) for r in exact.rows]
@@ -609,14 +609,14 @@ def test_kernels_are_estimated_where_they_do_not_fit_and_only_there(monkeypatch:
     model, x = mlp([10, 12, 5], seed=0), torch.randn(120, 10)
     probe = richter.Probe(x, torch.arange(120) % 5, kernel=None)
     assert richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0") == ""
-    monkeypatch.setattr(richter.evaluate, "SMALL", 0)
-    monkeypatch.setattr(richter.evaluate, "operations", lambda t: (1.0, 2.0))  # the exact form is the cheaper
+    monkeypatch.setattr(richter.instrument.evaluate, "SMALL", 0)
+    monkeypatch.setattr(richter.instrument.evaluate, "operations", lambda t: (1.0, 2.0))  # the exact form is the cheaper
     exact = richter.measure(model, probe, ["tangent_cka"], memory="1GiB")
     assert exact.note("tangent_cka", "0") == ""
     tight = richter.measure(model, probe, ["tangent_cka"], memory="5MiB")  # the kernel of 600 rows takes 13 MB
     assert "which is not formed" in tight.note("tangent_cka", "0")
     assert tight.value("tangent_cka", "0") == pytest.approx(exact.value("tangent_cka", "0"), rel=0.02)
-    monkeypatch.setattr(richter.evaluate, "operations", lambda t: (3.0, 2.0))
+    monkeypatch.setattr(richter.instrument.evaluate, "operations", lambda t: (3.0, 2.0))
     assert "which is not formed" in richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0")
 
 
@@ -635,7 +635,7 @@ def test_an_estimate_of_no_labels_and_of_a_mask(monkeypatch: pytest.MonkeyPatch)
     probe = richter.Probe(x, y % 4, mask=mask)
     exact = richter.measure(model, probe, TANGENT, output=few, layers=["0"])
     estimated(monkeypatch)
-    monkeypatch.setattr(richter.estimates, "SKETCHED", 120)
+    monkeypatch.setattr(richter.instrument.estimates, "SKETCHED", 120)
     found = richter.measure(model, probe, TANGENT, output=few, layers=["0"])
     for a, b in zip(found.rows, exact.rows, strict=True):
         assert a.value == pytest.approx(b.value, rel=1e-7), a
@@ -670,9 +670,9 @@ def test_cotangents_that_depend_on_the_outputs_meet_their_labels() -> None:
 
 
 def test_a_measure_of_kernels_and_weights_is_told_apart() -> None:
+    from richter.instrument.statistics import WEIGHT
     from richter.measures import Measure
     from richter.measures.alignment import CENTRED_KERNEL, SAME_OUTPUT
-    from richter.statistics import WEIGHT
     model, x, y = talker()
     mixed = Measure("mixed", lambda c, w: 1.0, (CENTRED_KERNEL, WEIGHT))
     both = Measure("both", lambda c, s: c.norm + s.norm.sum().item(), (CENTRED_KERNEL, SAME_OUTPUT))
@@ -743,7 +743,7 @@ def test_no_activation_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: list[int] = []
     model.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
     richter.measure(model, richter.Probe(x, torch.arange(40) % 3, chunk=16, kernel=8), initial=start)
-    assert [n for n in seen if n > richter.survey.SURVEYED] == [16, 16]
+    assert [n for n in seen if n > richter.instrument.survey.SURVEYED] == [16, 16]
     assert sum(seen[-3:]) == 40
     passes: list[int] = []
     real = torch.autograd.grad

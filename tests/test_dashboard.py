@@ -33,14 +33,14 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from richter.core import Row, SelectionError, StoreError
+from richter.instrument.snapshot import Snapshot
+from richter.instrument.verdict import diagnose
 from richter.report import answers, shelf
 from richter.report.guard import chosen_token
 from richter.report.server import application, serve
 from richter.report.thin import shrink, thin
 from richter.runs import Run, Series, create
 from richter.runs import reader as runs_reader
-from richter.snapshot import Snapshot
-from richter.verdict import diagnose
 
 LAYERS, MEASURES = ("0", "2"), ("nfc", "c_uc_ratio", "weight_change")
 

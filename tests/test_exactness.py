@@ -13,10 +13,10 @@ import oracles
 import richter
 import zoo
 from richter import kernels
-from richter.capture import state_of
 from richter.core import WHOLE, SelectionError
-from richter.cotangents import every_output, loss_gradient
-from richter.survey import survey
+from richter.instrument.capture import state_of
+from richter.instrument.cotangents import every_output, loss_gradient
+from richter.instrument.survey import survey
 
 RELATIVE = 1e-8
 DECAY = 0.07

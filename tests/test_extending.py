@@ -10,10 +10,10 @@ from torch import nn
 
 import richter
 from richter.core import Interval, Ref
+from richter.instrument.statistics import AGOP, NFM, WEIGHT
 from richter.layers import _VIEWS, LinearMap, register
 from richter.layers.linear import positions
 from richter.measures import Measure, catalogue
-from richter.statistics import AGOP, NFM, WEIGHT
 from richter.testing import check_layer, check_measure
 
 DRAW = torch.Generator().manual_seed(0)

@@ -20,9 +20,9 @@ import richter
 import zoo
 from richter.cli import main
 from richter.core import WHOLE, MemoryBudgetError, SelectionError
-from richter.cotangents import loss_gradient, random_outputs
+from richter.instrument.cotangents import loss_gradient, random_outputs
+from richter.instrument.statistics import MATRIX, WEIGHT_GRADIENT
 from richter.measures import Measure, catalogue
-from richter.statistics import MATRIX, WEIGHT_GRADIENT
 from test_laws import EACH_KIND, SEEDS, N, inputs, labels, law, least_memory, network, normal, same
 
 FACT = [name for name, m in catalogue().items() if m.cotangents is loss_gradient]

@@ -27,7 +27,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import DataLoader, TensorDataset
 
 import richter
-import richter.observe
+import richter.instrument.observe
 from richter.core import CaptureError, MixingError
 from zoo import CASES, Case, call
 
@@ -690,7 +690,7 @@ def test_hooks_of_parameters_do_not_fire(device: str) -> None:
     assert len(fired) == 40 * 2 * 6
 
 
-@pytest.mark.filterwarnings("ignore::richter.evaluate.RichterWarning")
+@pytest.mark.filterwarnings("ignore::richter.instrument.evaluate.RichterWarning")
 def test_hooks_of_modules_stay_and_keep_their_order(device: str) -> None:
     """A user's hooks that change what a layer reads, returns and is asked for."""
 
@@ -764,10 +764,12 @@ def test_nan_in_the_middle_of_training(device: str) -> None:
     assert outcomes.count("refused") == sum(37 <= i < 77 for i in range(0, 30 * LOOKS, 7)) > 3
 
 
-FAILURES = ["richter.subject.surveyed", "richter.survey.survey", "richter.moments.record",
-            "richter.tangents.mirror", "richter.evaluate.Evaluation._row", "richter.evaluate.Sums.add",
-            "richter.survey.forward", "richter.capture.get_gradient_edge", "torch.func.functional_call",
-            "torch.autograd.grad", "richter.observe.Snapshot"]  # fmt: skip
+FAILURES = ["richter.instrument.subject.surveyed", "richter.instrument.survey.survey",
+            "richter.instrument.moments.record",
+            "richter.instrument.tangents.mirror",
+            "richter.instrument.evaluate.Evaluation._row", "richter.instrument.evaluate.Sums.add",
+            "richter.instrument.survey.forward", "richter.instrument.capture.get_gradient_edge", "torch.func.functional_call",
+            "torch.autograd.grad", "richter.instrument.observe.Snapshot"]  # fmt: skip
 
 
 @functools.cache
@@ -810,7 +812,7 @@ def fails_the_second_time(where: str, error: type[BaseException]) -> Callable[..
     """The function itself, until it is called the second time (the first, if it is called once a measurement)."""
     owner, _, name = where.rpartition(".")
     real = getattr(pytest.importorskip(owner) if not owner.endswith(("Evaluation", "Sums")) else
-                   getattr(richter.evaluate, owner.rpartition(".")[2]), name)
+                   getattr(richter.instrument.evaluate, owner.rpartition(".")[2]), name)
     calls: list[int] = []
     last = 1 if name in ("survey", "Snapshot", "surveyed", "record") else 2
 

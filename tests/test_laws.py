@@ -19,15 +19,15 @@ from torch import Tensor, nn
 import oracles
 import richter
 from richter import kernels
-from richter.capture import quiet, state_of
 from richter.core import WHOLE, MemoryBudgetError
-from richter.cotangents import every_output, random_outputs
+from richter.instrument.capture import quiet, state_of
+from richter.instrument.captures import LayerCapture, layer_captures
+from richter.instrument.cotangents import every_output, random_outputs
+from richter.instrument.statistics import Factor, FeatureMatrix, agop, basis, egop, ptk_covariance
+from richter.instrument.survey import survey
 from richter.kernels.spectra import top_eigenvalue
-from richter.layercapture import LayerCapture, layer_captures
 from richter.measures import catalogue
 from richter.measures.nfa import cosine, diagonal_pearson, pearson
-from richter.statistics import Factor, FeatureMatrix, agop, basis, egop, ptk_covariance
-from richter.survey import survey
 
 EVERY = list(catalogue())
 TANGENT = [name for name, m in catalogue().items() if m.of_kernels]

@@ -22,9 +22,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import oracles
 import richter
-import richter.observe
+import richter.instrument.observe
 from richter.core import MemoryBudgetError, RichterError, Row, SelectionError
-from richter.cotangents import random_outputs
+from richter.instrument.cotangents import random_outputs
 from richter.measures import DEFAULT
 from zoo import CASES
 
@@ -101,7 +101,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         steps.append(step)
         return richter.Snapshot((Row(step, "*", "nfc", 0.5),), step, seconds=0.001)
 
-    monkeypatch.setattr(richter.observe, "measure", measure)
+    monkeypatch.setattr(richter.instrument.observe, "measure", measure)
     return steps
 
 
@@ -177,8 +177,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float 
         return richter.Snapshot((), step, seconds=seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(richter.observe, "measure", measure)
-        patch.setattr(richter.observe, "time", clock)
+        patch.setattr(richter.instrument.observe, "measure", measure)
+        patch.setattr(richter.instrument.observe, "time", clock)
         for step in range(steps):
             clock.now += 1.0
             watch(step)
@@ -235,7 +235,7 @@ def test_now_measures_whatever_the_schedule_says(counted: list[int]) -> None:
 def test_the_share_of_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert richter.Observer(mlp(), probe()).share == 0.0
     watch, clock = watched(monkeypatch, None, cost=3.0, first=3.0)
-    monkeypatch.setattr(richter.observe, "time", clock)
+    monkeypatch.setattr(richter.instrument.observe, "time", clock)
     assert watch.share == pytest.approx(0.75, abs=0.01)
 
 

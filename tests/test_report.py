@@ -20,9 +20,10 @@ from matplotlib.colors import to_hex
 import richter
 from richter import runs
 from richter.core import Interval, Row, SelectionError
-from richter.cosine import cosine
+from richter.core.cosine import cosine
 from richter.experiments.frame import Claim, Control
 from richter.experiments.running import Finding
+from richter.instrument.snapshot import Snapshot
 from richter.report import axes, figures, plotdata, titles
 from richter.report.claims import KEYS, told
 from richter.report.html import Album, card, report
@@ -30,7 +31,6 @@ from richter.report.markup import Markup, table, tag
 from richter.report.svg import inline_svg
 from richter.report.thin import thin
 from richter.runs import Run
-from richter.snapshot import Snapshot
 
 STEPS = (0, 10, 100, 1000)
 MEASURES = ("nfc", "c_uc_ratio", "tangent_cka")
@@ -145,7 +145,7 @@ def test_the_report_of_a_run_says_what_was_found(page: str, run: Run) -> None:
     assert "rapid" not in seen.text  # its measure was not taken
     assert seen.tags.count("figure") == 3 + 1 + 2 * 2 + 1  # families, heat maps, matrices and spectra, scalars
     last = run.snapshots[-1]
-    assert richter.snapshot.shown(last.row("nfc", "fc2")) in seen.text
+    assert richter.instrument.snapshot.shown(last.row("nfc", "fc2")) in seen.text
     assert str(run.path.parent) not in page
 
 

@@ -781,8 +781,8 @@ def write_for_ever(folder: str, step: int) -> None:
 
     from richter import runs
     from richter.core import Row
+    from richter.instrument.snapshot import Snapshot
     from richter.runs import provenance, writer
-    from richter.snapshot import Snapshot
 
     def said(what: str) -> None:
         os.write(1, f"{what} {step}\n".encode())

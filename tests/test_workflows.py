@@ -15,11 +15,11 @@ from torch import nn
 
 import richter
 from richter.core import Row, SelectionError
+from richter.instrument.snapshot import Snapshot, shown
+from richter.instrument.verdict import diagnose
 from richter.models import mlp
 from richter.report.figures import curves
-from richter.snapshot import Snapshot, shown
 from richter.tasks import digits
-from richter.verdict import diagnose
 
 
 def snapshot(shares: dict[str, float], note: str = "") -> Snapshot:

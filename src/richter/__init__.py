@@ -7,38 +7,24 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from richter.core.lazy import lazy_names
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "Probe": "richter.probe", "Snapshot": "richter.snapshot", "Observer": "richter.observe", "measure": "richter.observe",
-    "every": "richter.observe", "epochs": "richter.observe", "log_spaced": "richter.observe",
-    "diagnose": "richter.verdict", "RichterError": "richter.core", "RichterWarning": "richter.evaluate",
-}
-_PARTS = ("controls", "core", "cotangents", "engine", "experiments", "kernels", "layers", "learners", "measures", "models",
-          "report", "runs", "statistics", "tasks", "testing", "theory", "workflows")
-
-__all__ = [*_WHERE, *_PARTS]
+__getattr__, __dir__, __all__ = lazy_names(__name__, {
+    "Probe": "instrument.probe", "Snapshot": "instrument.snapshot", "Observer": "instrument.observe",
+    "measure": "instrument.observe", "every": "instrument.observe", "epochs": "instrument.observe",
+    "log_spaced": "instrument.observe", "diagnose": "instrument.verdict", "RichterError": "core",
+    "RichterWarning": "instrument.evaluate",
+}, ("controls", "core", "engine", "experiments", "instrument", "kernels", "layers", "learners", "measures", "models", "report",
+    "runs", "tasks", "testing", "theory", "workflows"))
 
 if TYPE_CHECKING:
     from richter.core import RichterError
-    from richter.evaluate import RichterWarning
-    from richter.observe import Observer, epochs, every, log_spaced, measure
-    from richter.probe import Probe
-    from richter.snapshot import Snapshot
-    from richter.verdict import diagnose
-
-
-def __getattr__(name: str) -> Any:
-    """Everything is imported when it is first used, so that ``import richter`` is immediate."""
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
-    if name in _PARTS:
-        return importlib.import_module(f"richter.{name}")
-    raise AttributeError(f"module 'richter' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    from richter.instrument.evaluate import RichterWarning
+    from richter.instrument.observe import Observer, epochs, every, log_spaced, measure
+    from richter.instrument.probe import Probe
+    from richter.instrument.snapshot import Snapshot
+    from richter.instrument.verdict import diagnose

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from richter.capture import Call, forward, quiet, state_of
 from richter.core import Prediction
 from richter.experiments import running
 from richter.experiments.frame import Experiment
+from richter.instrument.capture import Call, forward, quiet, state_of
+from richter.instrument.captures import by_example
+from richter.instrument.observe import measure
+from richter.instrument.probe import Probe
+from richter.instrument.survey import survey
 from richter.kernels.ntk import ntk
-from richter.layercapture import by_example
 from richter.layers import View, view_of
 from richter.measures import Measure
 from richter.models import mlp
-from richter.observe import measure
-from richter.probe import Probe
-from richter.survey import survey
 
 __all__ = ["check_experiment", "check_layer", "check_measure", "check_theory"]
 

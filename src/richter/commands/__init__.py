@@ -21,13 +21,6 @@ def command(commands: Commands, name: str, help: str, do: Callable[[argparse.Nam
     return parser
 
 
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns as wide as they need to be; those in ``right`` flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.rjust(w) if i in right else cell.ljust(w)
-                               for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)
-
-
 def as_json(found: Any) -> str:
     """For machines: NaN and infinities become null."""
     return json.dumps(_finite(found), indent=1)

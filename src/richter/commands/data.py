@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from richter.commands import Commands, as_json, command, table
+from richter.commands import Commands, as_json, command
+from richter.core.text import table
 
 
 def add(commands: Commands) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from richter.commands import Commands, as_json, command, table
+from richter.commands import Commands, as_json, command
+from richter.core.text import table
 from richter.runs.reader import default_store
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _ledger(given: argparse.Namespace) -> int:
 
 
 def _cite(given: argparse.Namespace) -> int:
-    from richter.citations import bibtex, references
+    from richter.core.citations import bibtex, references
     papers = []
     for name in given.name:
         if name not in references():

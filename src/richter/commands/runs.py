@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from richter.commands import Commands, as_json, command, table
+from richter.commands import Commands, as_json, command
+from richter.core.text import table
 from richter.runs.reader import default_store
 
 
@@ -111,8 +112,8 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _doctor(given: argparse.Namespace) -> int:
+    from richter.instrument.verdict import diagnose
     from richter.runs import Run
-    from richter.verdict import diagnose
     found = diagnose(Run(given.run))
     if given.json:
         print(as_json({"verdict": found.verdict, "evidence": found.evidence, "advice": found.advice,

@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from richter.citations import reference
 from richter.core import Interval, show_bytes
+from richter.core.citations import reference
 from richter.experiments.frame import SCALES, Experiment
 
 FOLDER = Path(str(resources.files("richter"))) / "experiments" / "records"

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from richter.instrument.observe import measure
+from richter.instrument.probe import Probe
+from richter.instrument.snapshot import Snapshot
 from richter.models import mlp
-from richter.observe import measure
-from richter.probe import Probe
 from richter.runs import Writer
-from richter.snapshot import Snapshot
 
 Step = Callable[[int], None]
 

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from richter.layercapture import LayerCapture
+from richter.instrument.captures import LayerCapture
 
 Outputs = Literal["trace", "diagonal", "full"]
 Way = Literal["pairs", "gradients", "features"]

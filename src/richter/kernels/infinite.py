@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.arrays import Array, like, to_tensor
 from richter.core import SelectionError, unknown
+from richter.core.arrays import Array, like, to_tensor
 
 Dual = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # c, q1, q2 -> k, k'; elementwise, and symmetric in q1, q2
 

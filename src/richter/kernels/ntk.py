@@ -14,14 +14,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from richter.arrays import Array, as_tensors, like
-from richter.capture import Inputs, Output, State, device_of, quiet, to_device, unwrap
-from richter.checks import check_inputs, check_weights
 from richter.core import SelectionError, parse_bytes
-from richter.cotangents import Cotangents, every_output
-from richter.kernels.contract import OUTPUTS, Outputs, Room, Sum, add_products, gradients, mirror, read_products, steps
-from richter.kernels.planning import Plan, Unit, make_plan, units_of
-from richter.layercapture import (
+from richter.core.arrays import Array, as_tensors, like
+from richter.instrument.capture import Inputs, Output, State, device_of, quiet, to_device, unwrap
+from richter.instrument.captures import (
     LayerCapture,
     Recording,
     RowCotangents,
@@ -32,7 +28,11 @@ from richter.layercapture import (
     record,
     select,
 )
-from richter.survey import SURVEYED, surveyed
+from richter.instrument.checks import check_inputs, check_weights
+from richter.instrument.cotangents import Cotangents, every_output
+from richter.instrument.survey import SURVEYED, surveyed
+from richter.kernels.contract import OUTPUTS, Outputs, Room, Sum, add_products, gradients, mirror, read_products, steps
+from richter.kernels.planning import Plan, Unit, make_plan, units_of
 
 
 @dataclass(frozen=True)

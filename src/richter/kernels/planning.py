@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from richter.capture import State
 from richter.core import MemoryBudgetError, show_bytes
+from richter.instrument.capture import State
+from richter.instrument.captures import MapInfo, Survey
 from richter.kernels.contract import Outputs, Size, cheapest, costs, widths
-from richter.layercapture import MapInfo, Survey
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.arrays import Array, like, to_tensor
 from richter.core import SelectionError
+from richter.core.arrays import Array, like, to_tensor
 
 
 def _square(K: Tensor, name: str = "K") -> Tensor:

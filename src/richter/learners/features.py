@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.arrays import Array, like, to_tensor
 from richter.core import SelectionError, parse_bytes
+from richter.core.arrays import Array, like, to_tensor
 from richter.learners.kernels import Geometry, Kernel, LaplaceL1, checked_metric, own, power, root, stretch
 
 Features = Literal["agop", "agop_centred", "fact", "fact_geometric"]

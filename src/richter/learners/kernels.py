@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.arrays import Array, like, to_tensor
 from richter.core import SelectionError
+from richter.core.arrays import Array, like, to_tensor
 from richter.kernels.infinite import recursion
 
 Geometry = Tensor  # "... n m": what a kernel needs to know of pairs of inputs, before its bandwidth

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from richter.core import Interval, Ref, SelectionError
-from richter.cotangents import Cotangents, every_output
-from richter.statistics import Gram, Statistic, leaves
+from richter.instrument.cotangents import Cotangents, every_output
+from richter.instrument.statistics import Gram, Statistic, leaves
 
 ANYWHERE = Interval()
 

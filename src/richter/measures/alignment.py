@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import Interval, Ref
+from richter.instrument.statistics import LABELS, TANGENT_KERNEL, Derived
 from richter.kernels.spectra import anywhere, centre, top_eigenpair, top_eigenvalue
 from richter.measures import Measure, quotient
-from richter.statistics import LABELS, TANGENT_KERNEL, Derived
 
 
 @dataclass(frozen=True)

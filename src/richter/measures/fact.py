@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import Interval, Ref
-from richter.cotangents import loss_gradient
+from richter.instrument.cotangents import loss_gradient
+from richter.instrument.statistics import AGOP, MATRIX, NFM, WEIGHT_DECAY, WEIGHT_GRADIENT, FeatureMatrix, OfWeight
 from richter.measures import Measure, quotient
-from richter.statistics import AGOP, MATRIX, NFM, WEIGHT_DECAY, WEIGHT_GRADIENT, FeatureMatrix, OfWeight
 
 CONVERGED = 0.1  # |dL/dW + lambda W| / |lambda W| up to which nothing is said
 

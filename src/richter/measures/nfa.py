@@ -7,8 +7,7 @@ import math
 import torch
 
 from richter.core import Interval, Ref
-from richter.measures import Measure, quotient
-from richter.statistics import (
+from richter.instrument.statistics import (
     AGOP,
     CENTRED_AGOP,
     CENTRED_NFM,
@@ -21,6 +20,7 @@ from richter.statistics import (
     Factor,
     FeatureMatrix,
 )
+from richter.measures import Measure, quotient
 
 
 def cosine(A: FeatureMatrix, B: FeatureMatrix) -> float:

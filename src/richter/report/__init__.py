@@ -5,18 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from richter.core.lazy import lazy_names
 
-__all__ = ["figures", "html", "server"]
-
-
-def __getattr__(name: str) -> Any:
-    """Each part is imported when it is first used."""
-    if name in __all__:
-        return importlib.import_module(f"richter.report.{name}")
-    raise AttributeError(f"module 'richter.report' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__, __all__ = lazy_names(__name__, {}, ("figures", "html", "server"))

@@ -18,13 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from richter.core import SelectionError, StoreError
+from richter.instrument.verdict import diagnose
 from richter.report.claims import told
 from richter.report.plotdata import SPECTRUM, flat
 from richter.report.shelf import Shelf
 from richter.report.thin import shrink, thin
 from richter.report.titles import TITLES
 from richter.runs import Run, Series
-from richter.verdict import diagnose
 
 CURVES = 4000  # in one answer
 PICTURES = {"svg": "image/svg+xml", "png": "image/png"}

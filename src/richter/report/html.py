@@ -16,13 +16,13 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from richter.core import WHOLE, RichterError, SelectionError
+from richter.instrument.snapshot import Snapshot
 from richter.report import plotdata
 from richter.report.looks import run_looks
 from richter.report.markup import Markup, joined, tag
 from richter.report.record import claims, cost, last_values, references, sessions, settings, verdict
 from richter.report.titles import TITLES, families
 from richter.runs import Run
-from richter.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import pandas

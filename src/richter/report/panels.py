@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from richter.instrument.verdict import LAZY, RICH
 from richter.report.axes import decade_ticks, say_why, step_axis
 from richter.report.looks import FAINT, LEGEND, Look
 from richter.report.plotdata import Line
 from richter.report.thin import thin
 from richter.report.titles import TITLES, UNIT, shortened
-from richter.verdict import LAZY, RICH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from richter.core import WHOLE, SelectionError
+from richter.instrument.snapshot import Snapshot, shown
+from richter.instrument.verdict import LayerVerdict, diagnose
 from richter.report import plotdata
 from richter.report.claims import told
 from richter.report.markup import Markup, joined, table, tag
 from richter.report.titles import called, papers
 from richter.runs import Run
-from richter.snapshot import Snapshot, shown
-from richter.verdict import LayerVerdict, diagnose
 
 
 class Named(Protocol):
@@ -202,7 +202,7 @@ def _time(seconds: float | None) -> str:
 
 def references(measures: Iterable[str]) -> Markup:
     """The papers behind the measures, to be cited with them."""
-    from richter.citations import bibtex, reference
+    from richter.core.citations import bibtex, reference
     names = papers(measures)
     if not names:
         return Markup("")

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import WHOLE, Row, SelectionError, StoreError, unknown
+from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock
 from richter.runs.format import DATABASE, LATEST, LOCK, OBJECTS, bounded, explained, readable
-from richter.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import pandas

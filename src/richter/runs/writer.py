@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from richter.core import WHOLE, Row, StoreError
+from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock
 from richter.runs.format import DATABASE, LOCK, OBJECTS, RECENT, SETTLE, begun, close, explained, writable
 from richter.runs.provenance import plain, provenance
 from richter.runs.reader import Run
-from richter.snapshot import Snapshot
 
 ENDED = "UPDATE sessions SET ended = ?, how = ? WHERE id = ?"
 

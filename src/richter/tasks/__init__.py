@@ -6,20 +6,18 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_WHERE = {
+from richter.core.lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, {
     "Images": "images", "Split": "images", "split": "images", "digits": "images", "mnist": "images", "mnist_5k": "images",
     "fashion_mnist": "images", "cifar10": "images",
     "shakespeare": "text", "corpus": "text", "analogies": "text", "tables": "tabular", "table_names": "tabular",
     "chain_monomial": "synthetic", "alignment_reversing": "synthetic", "gaussian": "synthetic",
     "power_law_gaussian": "synthetic", "quadratic": "synthetic", "sparse_parity": "synthetic",
     "modular_arithmetic": "synthetic",
-}
-_PARTS = ("augment", "files", "registry", "store")
-
-__all__ = [*_WHERE, *_PARTS]
+}, ("augment", "files", "registry", "store"))  # so that the registry and the store need no torch
 
 if TYPE_CHECKING:  # what type checkers see of the lazy names
     from richter.tasks import augment, files, registry, store  # noqa: F401
@@ -36,15 +34,3 @@ if TYPE_CHECKING:  # what type checkers see of the lazy names
     from richter.tasks.tabular import table_names, tables  # noqa: F401
     from richter.tasks.text import analogies, corpus, shakespeare  # noqa: F401
 
-
-def __getattr__(name: str) -> Any:
-    """Imported when first used, so that the registry and the store need no torch."""
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"richter.tasks.{_WHERE[name]}"), name)
-    if name in _PARTS:
-        return importlib.import_module(f"richter.tasks.{name}")
-    raise AttributeError(f"module 'richter.tasks' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])

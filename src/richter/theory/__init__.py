@@ -6,18 +6,6 @@ their agreement is evidence (``richter.testing.check_theory``). Theory imports n
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from richter.core.lazy import lazy_names
 
-__all__ = ["early_time", "freeprob"]
-
-
-def __getattr__(name: str) -> Any:
-    """Imported when first used."""
-    if name in __all__:
-        return importlib.import_module(f"richter.theory.{name}")
-    raise AttributeError(f"module 'richter.theory' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__, __all__ = lazy_names(__name__, {}, ("early_time", "freeprob"))

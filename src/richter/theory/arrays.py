@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from richter.arrays import to_tensor
 from richter.core import SelectionError
+from richter.core.arrays import to_tensor
 
 
 def read(**given: tuple[Any, str]) -> list[Tensor]:

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.arrays import Array
 from richter.core import SelectionError, unknown
+from richter.core.arrays import Array
 from richter.theory.arrays import column, like, read, whole
 
 Matrices = tuple[Float[Tensor, "d_in d_in"], Float[Tensor, "d_in d_in"]]

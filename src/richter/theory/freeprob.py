@@ -21,8 +21,8 @@ from jaxtyping import Float
 from scipy.special import ndtri
 from torch import Tensor
 
-from richter.arrays import Array
 from richter.core import Prediction, Ref, SelectionError
+from richter.core.arrays import Array
 from richter.theory.arrays import column, like, read, whole
 
 

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from richter.instrument.observe import Observer
+from richter.instrument.probe import Probe
+from richter.instrument.snapshot import Snapshot, shown
+from richter.instrument.verdict import Diagnosis, diagnose
 from richter.models import mlp
-from richter.observe import Observer
-from richter.probe import Probe
 from richter.report.html import report as write_report
 from richter.runs import Run
-from richter.snapshot import Snapshot, shown
 from richter.tasks import digits
-from richter.verdict import Diagnosis, diagnose
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.capture import Call, Output, device_of, quiet, state_of, to_device, unwrap
 from richter.core import parse_bytes
-from richter.cotangents import every_output
-from richter.evaluate import MOMENT_OUTPUTS
-from richter.layercapture import Recording, Survey, record, select
+from richter.instrument.capture import Call, Output, device_of, quiet, state_of, to_device, unwrap
+from richter.instrument.captures import Recording, Survey, record, select
+from richter.instrument.cotangents import every_output
+from richter.instrument.evaluate import MOMENT_OUTPUTS
+from richter.instrument.moments import AT_ONCE
+from richter.instrument.observe import measure
+from richter.instrument.probe import Probe
+from richter.instrument.survey import SURVEYED, surveyed
 from richter.measures import quotient
-from richter.moments import AT_ONCE
-from richter.observe import measure
-from richter.probe import Probe
-from richter.survey import SURVEYED, surveyed
 
 Layers = str | Sequence[str] | Callable[[str], bool] | None
 

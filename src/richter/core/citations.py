@@ -1,0 +1,28 @@
+"""How to cite what was used: the papers behind measures, experiments and theories, by their short names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from richter.core.errors import unknown
+
+
+@cache
+def references() -> dict[str, dict[str, Any]]:
+    """Every paper by its short name: title, authors, year, venue, bibtex."""
+    return dict(json.loads((resources.files("richter.core") / "references.json").read_text(encoding="utf-8")))
+
+
+def reference(name: str) -> dict[str, Any]:
+    if name not in references():
+        raise unknown("the list of references", "paper", name, references())
+    return references()[name]
+
+
+def bibtex(names: Iterable[str]) -> str:
+    """The BibTeX of some papers, each once."""
+    return "\n\n".join(reference(name)["bibtex"] for name in dict.fromkeys(names))

@@ -1,0 +1,148 @@
+"""Figure 7 of [signal], the Fashion-MNIST half: after training, alignment with the labels rises and falls over the layers, and
+its peak lies deeper in deeper networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from richter.core import Interval, Ref
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.instrument.observe import Observer
+from richter.instrument.probe import Probe
+from richter.models import mlp
+from richter.runs import Writer
+from richter.tasks import fashion_mnist
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Standardised pixels, bias-free He networks, cross-entropy, SGD with momentum 0.9 and weight decay 1e-4, batches of 128;
+    alignment on 100 class-balanced training images. The paper does not state the weight decay."""
+
+    n: int = 10_000
+    depths: tuple[int, ...] = (10, 30)
+    widths: tuple[int, ...] = (256, 100)
+    rates: tuple[float, ...] = (0.003, 0.004)
+    epochs: int = 30
+    measured: int = 16  # times during training
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Task:
+    settings: Settings
+    depth: int
+    width: int
+    lr: float
+    seed: int
+
+
+def tasks(s: Settings) -> list[Task]:
+    alone = replace(s, depths=(), widths=(), rates=(), seeds=())
+    return [Task(alone, depth, width, lr, seed) for depth, width, lr in zip(s.depths, s.widths, s.rates, strict=True)
+            for seed in s.seeds]
+
+
+def network(t: Task) -> nn.Sequential:
+    """He weights: N(0, 2/fan_in)."""
+    model = mlp([784, *[t.width] * (t.depth - 1), 10], bias=False, seed=t.seed)
+    draw = torch.Generator().manual_seed(t.seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=draw) * (2 / p.shape[1]) ** 0.5)
+    return model
+
+
+def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+    s = t.settings
+    data = fashion_mnist(s.n, flat=True, seed=t.seed)
+    draw = torch.Generator().manual_seed(t.seed)
+    model = network(t)
+    optimiser = torch.optim.SGD(model.parameters(), lr=t.lr, momentum=0.9, weight_decay=1e-4)
+    watch = Observer(model, _probe(data.x, data.y), run=run, measures=["tangent_cka"], when=[], budget=None, matrices=0)
+    batches = -(-s.n // 128)
+    due = {round(v) for v in np.geomspace(1, max(1, s.epochs * batches), s.measured)}
+    watch(0, loss=F.cross_entropy(model(data.x[:1000]), data.y[:1000]).detach())
+    step = 0
+    for _ in range(s.epochs):
+        for rows in torch.randperm(s.n, generator=draw).split(128):
+            loss = F.cross_entropy(model(data.x[rows]), data.y[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            step += 1
+            if step in due:
+                watch(step, loss=loss.detach())
+                watch.now(step)
+            run.progress(step / (s.epochs * batches))
+    names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    A = np.array([[snap.value("tangent_cka", k) for k in names] for snap in watch.snapshots])
+    with torch.no_grad():
+        accuracy = (model(data.x_test).argmax(1) == data.y_test).double().mean().item()
+    return {"steps": [snap.step for snap in watch.snapshots], "alignment": A, "accuracy": accuracy,
+            "peak": 1 + int(A[-1].argmax()), "growth": A[-1].max() / A[0].max(), "last": A[-1, -1] / A[-1].max()}
+
+
+def _probe(x: Tensor, y: Tensor) -> Probe:
+    """The first ten of each class."""
+    rows = torch.cat([(y == c).nonzero()[:10, 0] for c in range(10)])
+    return Probe(x[rows], y[rows], kernel=100)
+
+
+def draw(results: Results) -> Figure:
+    """Alignment by layer, before (dashed) and after training, for each depth."""
+    from matplotlib.figure import Figure
+
+    from richter.report.figures import COLOURS
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    ax = figure.add_subplot()
+    for i, depth in enumerate(dict.fromkeys(t.depth for t in results.tasks)):
+        for j, (_, found) in enumerate(results.where(depth=depth)):
+            layers = np.arange(1, depth + 1)
+            ax.plot(layers, found["alignment"][0], "--", color=COLOURS[i], linewidth=0.8)
+            ax.plot(layers, found["alignment"][-1], "o-", color=COLOURS[i], markersize=3,
+                    label=f"{depth} layers" if not j else None)
+    ax.set(xlabel="layer", ylabel="alignment with the labels (tangent_cka)", ylim=(0, None))
+    ax.legend(frameon=False)
+    return figure
+
+
+def shallow(r: Results) -> Results:
+    return r.where(depth=min(t.depth for t in r.tasks))
+
+
+def deep(r: Results) -> Results:
+    return r.where(depth=max(t.depth for t in r.tasks))
+
+
+UNTRAINED = Control("an untrained network", {"epochs": 0})
+BAR = "independent check of the recipe, depths 10 to 30, 3 seeds"
+EXPERIMENT = Experiment(
+    name="signal_fig7", ref=Ref("signal", "Fig. 7"), title="alignment with the labels peaks inside the network",
+    smoke=Settings(n=5_000, epochs=6, widths=(100, 100)),
+    paper=Settings(n=60_000, seeds=(0, 1, 2)),
+    tasks=tasks, work=work, data=("fashion_mnist",), figures={"signal_fig7": draw}, start={"n": 256, "epochs": 1, "measured": 1},
+    reduced="5,000 of 60,000 images, 6 epochs, width 100, one seed; Fashion-MNIST only (KMNIST cannot be had here)",
+    claims=(
+        Claim("growth of the best layer's alignment, shallow network", lambda r: shallow(r)["growth"].min(), Interval(low=2.5),
+              UNTRAINED, source=BAR),
+        Claim("the last layer's alignment over the best layer's, both depths", lambda r: max(
+            shallow(r)["last"].max(), deep(r)["last"].max()), Interval(high=0.5),
+              Control("networks of one and two layers", {"depths": (1, 2)}), source=BAR),
+        Claim("layer of the peak in the deep network", lambda r: float(np.median(deep(r)["peak"])), Interval(3, 20),
+              UNTRAINED, source=BAR),
+        Claim("how much deeper the peak lies than in the shallow network",
+              lambda r: float(np.median(deep(r)["peak"]) - np.median(shallow(r)["peak"])), Interval(low=1), UNTRAINED,
+              source=BAR),
+    ))

@@ -1,0 +1,341 @@
+"""The fixed examples on which a model is measured: ``Probe``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from richter.core import ProbeError
+from richter.instrument.captures import count, select
+
+IGNORE_INDEX = -100  # as in torch.nn.functional.cross_entropy
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A fixed set of examples, the same at every measurement.
+
+    >>> Probe(x, y)                                   # tensors or arrays; y: class ids [n], targets [n,k]
+    >>> Probe({"input_ids": ids}, tokens, mask=real)  # y: token ids [n,T], -100 where there is no label
+    >>> Probe.from_loader(loader, n=256)              # balanced over classes, drawn with a seed of its own
+
+    ``chunk`` examples go through the model at a time; ``kernel`` class-balanced examples enter tangent kernels (None:
+    all); ``mask`` [n,T] is True at real tokens: masked positions enter no sum. ``y=None``: no measure that needs labels.
+    ``loss(f, y)`` and ``weight_decay`` are what the network was trained with, for measures of features at convergence (None:
+    cross-entropy for ids, squared error for targets); see objective.py.
+    """
+
+    x: Any
+    y: Tensor | None
+    chunk: int = 256
+    kernel: int | None = 64
+    mask: Tensor | None = None
+    ignore_index: int = IGNORE_INDEX
+    loss: Callable[..., Any] | None = None
+    weight_decay: float = 0.0
+    n: int = field(init=False)
+    _loose: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  the dataclass is frozen
+        put("_loose", _is_loose(self.x))
+        put("x", _tensors(self.x, "x"))
+        put("y", None if self.y is None else _labels(self.y))
+        put("mask", None if self.mask is None else _tensors(self.mask, "mask").bool())
+        put("n", _examples(self.x))
+        for name in ("chunk", "kernel"):
+            value = getattr(self, name)
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not (value is None and name == "kernel") and (not whole or value < 1):
+                raise ProbeError(f"Probe({name}={value!r}): a positive whole number is needed.")
+        if self.loss is not None and not callable(self.loss):
+            raise ProbeError(f"Probe(loss={self.loss!r}): a function loss(f, y) is needed, e.g. torch.nn.MSELoss().")
+        decay = self.weight_decay
+        if isinstance(decay, bool) or not isinstance(decay, (int, float, np.number)) or not 0 <= decay < math.inf:
+            raise ProbeError(f"Probe(weight_decay={decay!r}): the objective is loss + weight_decay/2 |weights|^2, so a number "
+                             f"that is not negative is needed, the one that the optimiser has.")
+        if self.n == 0:
+            raise ProbeError("the probe is empty: x holds no example. Give a few hundred inputs the model was not built for "
+                             "memorising, e.g. Probe(x[:256], y[:256]).")
+        if self.n == 1:
+            raise ProbeError("the probe has one example; averages and kernels over examples need at least two "
+                             "(a few hundred give small error bars).")
+        if self.kernel is not None and self.kernel < 2:
+            raise ProbeError("Probe(kernel=1): a kernel needs at least two examples.")
+        if self.mask is not None and (self.mask.dim() != 2 or self.mask.shape[0] != self.n):
+            raise ProbeError(f"mask has shape {tuple(self.mask.shape)} for {self.n} examples; [n, T] is needed, True at real "
+                             f"tokens.")
+        if self.mask is not None and not self.mask.any():
+            raise ProbeError("mask is False everywhere, so no position is left to be measured.")
+        if self.y is not None:
+            self._check_labels(self.y)
+
+    def _check_labels(self, y: Tensor) -> None:
+        if y.dim() == 0 or y.shape[0] != self.n:
+            raise ProbeError(f"y has shape {tuple(y.shape)} but x has {self.n} examples: one label is needed for each.")
+        if y.is_complex():
+            raise ProbeError(f"y has dtype {y.dtype}; labels are class ids, token ids or real targets.")
+        if not y.is_floating_point():
+            real = y[y != self.ignore_index]
+            if not len(real):
+                raise ProbeError(f"every label is ignore_index ({self.ignore_index}), so there is nothing to align with.")
+            if (real < 0).any():
+                raise ProbeError(f"y contains {int(real.min())}: class ids start at 0 (and {self.ignore_index} means no label).")
+            if len(real) > 1 and (real == real[0]).all():
+                raise ProbeError(f"all labels are {int(real[0])}: with one class no measure can tell learning from its absence. "
+                                 f"Draw a probe with several classes (Probe.from_loader(..., balanced=True)), or pass y=None "
+                                 f"to leave out the measures that need labels.")
+
+    @classmethod
+    def from_loader(cls, loader: Iterable[Any], n: int = 256, balanced: bool = True, seed: int = 0,
+                    **options: Any) -> Probe:
+        """Draw ``n`` examples from a DataLoader, a Dataset or a Hugging Face dataset, without touching any random stream.
+
+        Batches are (x, y) pairs or dicts with "labels" / "label"; ``balanced``: as many of each class as there are, out of
+        the first 20 n examples; else the first n. A dataset is shuffled by ``seed``, a loader gives what it gives.
+        """
+        if n < 2:
+            raise ProbeError(f"from_loader(n={n}): a probe needs at least two examples.")
+        xs, ys, seen, loose = [], [], 0, False
+        with _undisturbed(loader, seed):
+            for batch in _batches(loader, seed):
+                x, y = _pair(batch)
+                loose = loose or _is_loose(x)
+                xs.append(_tensors(x, "x"))
+                ys.append(None if y is None else _tensors(y, "y"))
+                seen += count(xs[-1])
+                if seen >= (20 * n if balanced else n):
+                    break
+        if not xs:
+            raise ProbeError("the loader gave no batch: the probe would be empty.")
+        x = _join(xs)
+        y = None if any(t is None for t in ys) else torch.cat([t for t in ys if t is not None])
+        if balanced and _is_classes(y):
+            assert y is not None
+            chosen = _balanced(y, n, seed, options.get("ignore_index", IGNORE_INDEX))
+        else:
+            chosen = torch.arange(min(n, seen))
+        probe = cls(select(x, chosen), None if y is None else y[chosen], **options)
+        object.__setattr__(probe, "_loose", loose)
+        return probe
+
+    def inputs(self, dtype: torch.dtype) -> Any:
+        """x for a model of this dtype: numbers that came without one of torch's (numpy, lists) take the model's."""
+        return _cast(self.x, dtype) if self._loose else self.x
+
+    def kernel_rows(self) -> Tensor:
+        """Which examples enter kernels: all of a small probe, else class-balanced, always the same."""
+        if self.kernel is None or self.n <= self.kernel:
+            return torch.arange(self.n)
+        if self.y is None or not _is_classes(self.y):
+            return torch.arange(self.kernel)
+        return _balanced(self.y, self.kernel, None, self.ignore_index).sort().values
+
+    def holds_ids(self, shape: torch.Size) -> bool:
+        """Are the labels class or token ids, for outputs of ``shape`` [n, ...]? Else they are targets."""
+        y = self.y
+        return y is not None and not y.is_floating_point() and shape[1:].numel() > 1 \
+            and (y.shape[1:] != shape[1:] or y.dim() < len(shape))
+
+    def targets(self, shape: torch.Size) -> tuple[Tensor | None, Tensor | None]:
+        """Labels as targets "n k" for outputs of ``shape`` [n, ...], and "n k" False at outputs that do not count."""
+        rest = shape[1:]
+        k, keep = rest.numel(), None
+        if self.mask is not None:
+            if not rest or rest[0] != self.mask.shape[1]:
+                raise ProbeError(f"mask has {self.mask.shape[1]} positions, but the model's output has shape {tuple(shape)}: "
+                                 f"its second axis should be the positions. Pick it with output=....")
+            keep = self.mask.reshape(*self.mask.shape, *[1] * (len(rest) - 1)).expand(self.n, *rest).reshape(self.n, k)
+        y = self.y
+        if y is None:
+            return None, keep
+        if self.holds_ids(shape):
+            y, labelled = self._one_hot(y, rest)
+            if labelled is not None:
+                keep = labelled if keep is None else keep & labelled
+        if y.numel() != self.n * k:
+            raise ProbeError(f"y has shape {tuple(y.shape)} but the model's output has shape {tuple(shape)} for "
+                             f"{self.n} examples. Give class ids [n], targets of the output's shape, or token ids [n, T].")
+        y = y.reshape(self.n, k).double()
+        if not torch.isfinite(y).all():
+            raise ProbeError("y contains NaN or Inf.")
+        return (y if keep is None else y * keep), keep
+
+    def _one_hot(self, y: Tensor, rest: torch.Size) -> tuple[Tensor, Tensor | None]:
+        """Class ids [n] or token ids [n,T] -> one-hot of the outputs' shape, and where there is no label."""
+        classes = rest[-1]
+        real = y != self.ignore_index
+        if y.shape[1:] != rest[:-1]:
+            raise ProbeError(f"y has shape {tuple(y.shape)} but the model's output has shape [n, {', '.join(map(str, rest))}]: "
+                             f"labels of shape [n{''.join(f', {d}' for d in rest[:-1])}] are needed.")
+        if (y[real] >= classes).any():
+            raise ProbeError(f"y contains label {int(y[real].max())}, but the model has {classes} outputs (labels 0 to "
+                             f"{classes - 1}). Is the last layer too small, or do labels start at 1?")
+        hot = torch.nn.functional.one_hot(torch.where(real, y, 0).long(), classes) * real[..., None]
+        if real.all():
+            return hot, None
+        return hot, real[..., None].expand(hot.shape).reshape(self.n, -1)
+
+
+def _writable(a: np.ndarray) -> np.ndarray:
+    """torch wants to be able to write; what pandas hands out may be read only."""
+    return a if a.flags.writeable else a.copy()
+
+
+def _labels(y: Any) -> Tensor:
+    """Class ids as int64, whatever width they came in; targets as they are."""
+    t = _tensors(y, "y")
+    if not isinstance(t, Tensor):
+        raise ProbeError(f"y is a {type(y).__name__} of several parts; one array of labels is needed.")
+    return t if t.is_floating_point() or t.is_complex() else t.long()
+
+
+def _tensors(x: Any, name: str) -> Any:
+    """Tensors of whatever was given; a copy is not made, NaN is not let in."""
+    if isinstance(x, Mapping):
+        return {k: _tensors(v, f"{name}[{k!r}]") for k, v in x.items()}
+    if isinstance(x, (tuple, list)) and len(x) and isinstance(x[0], (Tensor, np.ndarray)):
+        return tuple(_tensors(v, f"{name}[{i}]") for i, v in enumerate(x))
+    try:
+        t = x.detach() if isinstance(x, Tensor) else torch.as_tensor(_writable(np.asarray(x)))
+    except (TypeError, ValueError) as error:
+        raise ProbeError(f"{name} is a {type(x).__name__} that cannot be read as numbers ({error}).") from error
+    if t.is_complex():
+        raise ProbeError(f"{name} has complex dtype {t.dtype}. Gradients of complex inputs have no single definition; "
+                         f"give real and imaginary parts as two channels.")
+    if t.is_floating_point() and not torch.isfinite(t).all():
+        bad = (~torch.isfinite(t)).reshape(t.shape[0] if t.dim() else 1, -1).any(1).nonzero().flatten().tolist()
+        raise ProbeError(f"{name} contains NaN or Inf (examples {', '.join(map(str, bad[:5]))}{' ...' if len(bad) > 5 else ''}): "
+                         f"every statistic would be NaN. Remove or repair these examples.")
+    return t
+
+
+def _examples(x: Any) -> int:
+    tensors = [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
+    if not tensors:
+        raise ProbeError(f"the probe is empty: x is an empty {type(x).__name__}.")
+    sizes = {t.shape[0] if isinstance(t, Tensor) and t.dim() else -1 for t in tensors}
+    if len(sizes) != 1 or -1 in sizes:
+        raise ProbeError(f"the parts of x have different numbers of examples ({sorted(sizes)}); the first axis of each must be "
+                         f"the examples.")
+    return sizes.pop()
+
+
+def _is_classes(y: Tensor | None) -> bool:
+    return y is not None and y.dim() == 1 and not y.is_floating_point()
+
+
+def _balanced(y: Tensor, n: int, seed: int | None, ignore: int) -> Tensor:
+    """``n`` rows, as many of each class as there are: round robin over classes, in order or in an order drawn by seed.
+    Rows without a label come last."""
+    y = y.cpu()
+    order = torch.arange(len(y)) if seed is None else torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    classes = [order[y[order] == c] for c in y.unique() if c != ignore]
+    longest = max(map(len, classes), default=0)
+    rounds = [rows[i] for i in range(longest) for rows in classes if i < len(rows)]
+    return torch.stack([*rounds, *order[y[order] == ignore]][:n])
+
+
+@contextlib.contextmanager
+def _undisturbed(loader: Any, seed: int) -> Iterator[None]:
+    """Iterating may draw: from the global streams of torch, numpy and Python, and from the loader's own generators."""
+    sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    owners = (loader, sampler, batches, getattr(batches, "sampler", None))
+    own = [g for g in (getattr(owner, "generator", None) for owner in owners) if isinstance(g, torch.Generator)]
+    states = [(g, g.get_state()) for g in own]
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every device
+            np.random.seed(seed)  # noqa: NPY002
+            random.seed(seed)
+            yield
+    finally:
+        for g, state in states:
+            g.set_state(state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+
+
+def _batches(loader: Any, seed: int) -> Iterable[Any]:
+    """A DataLoader, or any iterable of batches, is iterated as it is; a dataset is shuffled with a seed of its own."""
+    indexed = hasattr(loader, "__getitem__") and hasattr(loader, "__len__")
+    in_batches = isinstance(loader, (list, tuple)) and len(loader) and _is_batch(loader[0])
+    if isinstance(loader, torch.utils.data.DataLoader) or not indexed or not len(loader) or in_batches:
+        return loader
+    draw = torch.Generator().manual_seed(seed)
+    return torch.utils.data.DataLoader(loader, batch_size=64, shuffle=True, generator=draw, collate_fn=_collate)
+
+
+def _is_batch(item: Any) -> bool:
+    """Is this a batch, or one example? A batch has inputs of two axes or more, and as many labels as inputs."""
+    if isinstance(item, (Tensor, np.ndarray)):
+        return False
+    x, y = _pair(item)
+    arrays = list(x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x])
+    if not arrays or not all(isinstance(t, (Tensor, np.ndarray)) and t.ndim >= 2 for t in arrays):
+        return False
+    return y is None or (isinstance(y, (Tensor, np.ndarray)) and y.ndim >= 1 and len(y) == len(arrays[0]))
+
+
+def _collate(rows: list[Any]) -> Any:
+    """Examples side by side, lists of numbers (as a plain Hugging Face dataset has them) as arrays."""
+    first = rows[0]
+    if isinstance(first, Mapping):
+        return {k: _collate([row[k] for row in rows]) for k in first}
+    if isinstance(first, tuple) or (isinstance(first, list) and first and isinstance(first[0], (Tensor, np.ndarray))):
+        return tuple(_collate([row[i] for row in rows]) for i in range(len(first)))
+    return torch.stack(rows) if isinstance(first, Tensor) else np.stack([np.asarray(row) for row in rows])
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """(x, y) of one batch: a pair, or a dict with its labels under a usual name."""
+    if isinstance(batch, Mapping):
+        batch = {k: _stacked(v) for k, v in batch.items()}
+        label = next((k for k in ("labels", "label", "y", "target", "targets") if k in batch), None)
+        rest = {k: v for k, v in batch.items() if k != label}
+        if len(rest) == 1 and "input_ids" not in rest:
+            rest = next(iter(rest.values()))
+        return rest, None if label is None else batch[label]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, (tuple, list)) and len(batch) > 2:
+        return tuple(batch[:-1]), batch[-1]
+    return (batch[0] if isinstance(batch, (tuple, list)) else batch), None
+
+
+def _stacked(v: Any) -> Any:
+    """torch's default collation turns n lists of d numbers into d tensors of n: put them together again."""
+    columns = isinstance(v, (list, tuple)) and len(v) and all(isinstance(t, Tensor) and t.dim() == 1 for t in v)
+    return torch.stack(list(v), 1) if columns else v
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    if isinstance(x, Tensor):
+        return x.to(dtype) if x.is_floating_point() else x
+    return {k: _cast(v, dtype) for k, v in x.items()} if isinstance(x, dict) else tuple(_cast(v, dtype) for v in x)
+
+
+def _is_loose(x: Any) -> bool:
+    """Did the numbers come as numpy or lists, in whatever precision those have?"""
+    if isinstance(x, Mapping):
+        return any(_is_loose(v) for v in x.values())
+    if isinstance(x, (tuple, list)) and len(x) and isinstance(x[0], (Tensor, np.ndarray)):
+        return any(_is_loose(v) for v in x)
+    return not isinstance(x, Tensor)
+
+
+def _join(xs: list[Any]) -> Any:
+    if isinstance(xs[0], dict):
+        return {k: torch.cat([x[k] for x in xs]) for k in xs[0]}
+    if isinstance(xs[0], tuple):
+        return tuple(torch.cat(parts) for parts in zip(*xs, strict=True))
+    return torch.cat(xs)
