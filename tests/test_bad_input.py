@@ -957,7 +957,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(richter: ModuleType) -> None:
     ("one point", lambda r: r.log_spaced(9, 1), r"log_spaced\(9, 1\): a last step and at least two points"),
     ("a loader of nothing", lambda r: r.Probe.from_loader([]), "the loader gave no batch: the probe would be empty"),
     ("one from a loader", lambda r: r.Probe.from_loader([(X, Y)], n=1), r"from_loader\(n=1\).*at least two"),
-    ("no random output", lambda r: r.cotangents.random_outputs(0), r"random_outputs\(0\): at least one random output"),
+    ("no random output", lambda r: r.instrument.cotangents.random_outputs(0), r"random_outputs\(0\): at least one random output"),
 ))  # fmt: skip
 def test_schedules_and_loaders(richter: ModuleType, make: Callable[[Any], Any], sentence: str) -> None:
     with refused(sentence):
