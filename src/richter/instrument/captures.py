@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import CaptureError, SelectionError
+from richter.core import CaptureError, Mark, Remark, SelectionError
 from richter.instrument.capture import Call, Inputs, Output, Pass, State, forward
 from richter.layers import Kind
 
@@ -51,7 +52,7 @@ class Survey:
     expand: set[str] = field(default_factory=set)  # modules whose output all examples share
     structured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # parameter -> maps that rebuild its gradient
     biases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # bias -> maps whose summed g is its gradient
-    notes: dict[str, str] = field(default_factory=dict)  # layer -> why it has no number
+    notes: dict[str, Remark] = field(default_factory=dict)  # layer -> why it has no number
     outputs: int = 0
     shape: tuple[int, ...] = ()  # of one example's output
     matrices: dict[str, Tensor] = field(default_factory=dict)  # of every map that is called
@@ -231,7 +232,8 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, found: Survey
     groups = grouped(seen.calls)
     names = [name for name in names if groups.get(name) or n > 1]
     for name in groups.keys() - found.maps.keys() - found.notes.keys():
-        found.notes[name] = "called for some examples only, and not for the first ones, on which the capture is verified"
+        found.notes[name] = Remark(Mark.IDLE, "called for some examples only, and not for the first ones, on which the capture is "
+                                              "verified")
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []
     for name in names:
@@ -281,3 +283,19 @@ def example_gradients(model: nn.Module, x: Inputs, rows: slice, cotangents: RowC
         for j, name in enumerate(names):
             gathered[name].append(torch.stack([d[j].reshape(-1) for d in found]))
     return {name: torch.stack(r, 1) for name, r in gathered.items()}
+
+
+def widened(c: LayerCapture) -> LayerCapture:
+    """Half precision is read as it is and summed in float32; what is read and what is asked have one precision."""
+    dtype = c.g.dtype if c.g.dtype in (torch.float32, torch.float64) else torch.float32
+    h = c.h.to(dtype) if c.h.is_floating_point() else c.h
+    return c if c.g.dtype == dtype and h is c.h else replace(c, W=c.W.to(dtype), h=h, g=c.g.to(dtype))
+
+
+def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:
+    """sum over v, n, s of g g^T."""
+    if g.shape[2] > g.shape[3]:
+        g = g.flatten(0, 1)
+        return torch.bmm(g.mT, g).sum(0)
+    g = g.reshape(-1, g.shape[-1])
+    return g.T @ g

@@ -1,11 +1,19 @@
-"""What is back-propagated: the metric on outputs. ``cotangents(f[n,k], y) -> V[v,n,k]``."""
+"""What is back-propagated: the metric on outputs. Cotangents are objects that know how many they are, their rows for any
+examples, the labels seen through them, and what is to be said of them beside a number.
+
+    every_output                     each output by itself: the exact sums over outputs
+    random_outputs(64)               random combinations: unbiased sketches of those sums
+    loss_gradient                    the gradient of the probe's loss
+    lambda f, y: ...                 anything else: V[v,n,k] from the outputs f[n,k] and the labels
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,28 +22,132 @@ from torch import Tensor
 
 from richter.core import SelectionError
 
-Cotangents = Callable[[Float[Tensor, "n k"], Tensor | None], Float[Tensor, "v n k"]]
-
-
-def every_output(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
-    """Each output by itself, V_v = e_v: the exact sums over outputs."""
-    n, k = f.shape
-    return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)
-
-
+Use = Literal["mean", "kernel"]  # an average over examples, or products between pairs of them
+Function = Callable[[Float[Tensor, "n k"], Tensor | None], Float[Tensor, "v n k"]]
+MOST: dict[Use, int] = {"mean": 512, "kernel": 64}  # outputs; where there are more, they are sketched
+SKETCH = 64  # random outputs
 NEIGHBOURS = 8  # examples that share v random outputs in an average
 
 
+@runtime_checkable
+class Cotangents(Protocol):
+    """What every kind answers; nobody outside asks which one it is."""
+
+    exact: bool  # are sums over outputs what they say, or estimates?
+    whole: bool  # are they all outputs, each by itself?
+    vectors: int  # random vectors of all examples and outputs from which norms of kernels are estimated; 0: they are not
+
+    def label(self, outputs: int) -> str:
+        """What is to be said of them beside a number; empty for what everybody expects."""
+
+    def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
+        """Those to use in the place of these, where ``given`` ones were asked for, or none."""
+
+    def prepare(self, subject: Any) -> Cotangents:
+        """A copy that knows what it must of the whole probe; shared objects keep no state."""
+
+    def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        """Backward passes for each example; ``Y``: the labels of one."""
+
+    def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
+             use: Use) -> Float[Tensor, "v n k"]:
+        """V of these examples of the probe, some of the cotangents."""
+
+    def labels(self, Y: Float[Tensor, "n k"], keep: Tensor | None,
+               V: Callable[[], Float[Tensor, "v n k"]]) -> tuple[Float[Tensor, "n v"], Tensor | None]:
+        """Labels seen through these cotangents (``V()`` gives their rows), and which of them count (None: all)."""
+
+    def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
+        """Some of the random ``vectors``, "v n k"."""
+
+
+class _Plain:
+    """What most kinds have in common."""
+
+    exact = True
+    whole = False
+    vectors = 0
+
+    def label(self, outputs: int) -> str:
+        return ""
+
+    def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
+        return self if given is None else given
+
+    def prepare(self, subject: Any) -> Cotangents:
+        return self
+
+    def labels(self, Y: Float[Tensor, "n k"], keep: Tensor | None,
+               V: Callable[[], Float[Tensor, "v n k"]]) -> tuple[Float[Tensor, "n v"], Tensor | None]:
+        return torch.einsum("vnk,nk->nv", V(), Y), None
+
+    def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
+        raise AssertionError("no random vectors are drawn where all outputs are there")
+
+
 @dataclass(frozen=True)
-class RandomOutputs:
+class EveryOutput(_Plain):
+    """Each output by itself, V_v = e_v: the exact sums over outputs."""
+
+    whole = True
+
+    def __call__(self, f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
+        n, k = f.shape
+        return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)
+
+    def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
+        if given is not None:
+            return given
+        return random_outputs(SKETCH) if outputs > MOST[use] else self
+
+    def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        return outputs
+
+    def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
+             use: Use) -> Float[Tensor, "v n k"]:
+        return self(f)[block]
+
+    def labels(self, Y: Float[Tensor, "n k"], keep: Tensor | None,
+               V: Callable[[], Float[Tensor, "v n k"]]) -> tuple[Float[Tensor, "n v"], Tensor | None]:
+        return Y, keep
+
+
+every_output = EveryOutput()
+
+
+@dataclass(frozen=True)
+class SomeOutputs(_Plain):
+    """These outputs, each by itself."""
+
+    picked: tuple[int, ...]
+
+    def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        return len(self.picked)
+
+    def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
+             use: Use) -> Float[Tensor, "v n k"]:
+        V = torch.zeros(len(self.picked), f.shape[1], dtype=f.dtype, device=f.device)
+        V[torch.arange(len(self.picked)), torch.tensor(self.picked, device=f.device)] = 1
+        return V[:, None].expand(-1, len(f), -1)[block]
+
+
+@dataclass(frozen=True)
+class RandomOutputs(_Plain):
     """Random combinations of the outputs; see ``random_outputs``."""
 
     v: int
     seed: int = 0
+    exact = False
 
-    @property
-    def __name__(self) -> str:
-        return f"random_outputs({self.v}, seed={self.seed})"
+    def label(self, outputs: int) -> str:
+        return f"{self.v} random outputs of {outputs}"
+
+    def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        return self.each if use == "mean" else self.v
+
+    def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
+             use: Use) -> Float[Tensor, "v n k"]:
+        return self.own(f, examples, block) if use == "mean" else self(f)[block]
 
     def __call__(self, f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
         """The same combinations for every example, Gaussian."""
@@ -50,18 +162,18 @@ class RandomOutputs:
         return math.ceil(self.v / NEIGHBOURS)
 
     @property
-    def vectors(self) -> int:
+    def vectors(self) -> int:  # type: ignore[override]
         """How many random vectors of all examples and outputs the norm of a kernel is estimated from."""
         return max(4, self.v // 2)
 
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
         """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing."""
-        found = np.empty((len(drawn), len(examples), k), dtype=np.int8)
+        signs = np.empty((len(drawn), len(examples), k), dtype=np.int8)
         for j, v in enumerate(drawn):
             for n, i in enumerate(examples):  # counter-based streams: those of a Mersenne twister with near seeds are alike
                 draw = np.random.Generator(np.random.Philox(key=[self.seed % 2 ** 64, i << 24 | v]))
-                found[j, n] = draw.integers(0, 2, k, dtype=np.int8)
-        return torch.from_numpy(found).mul_(2).sub_(1)
+                signs[j, n] = draw.integers(0, 2, k, dtype=np.int8)
+        return torch.from_numpy(signs).mul_(2).sub_(1)
 
     def own(self, f: Float[Tensor, "n k"], examples: Sequence[int], block: slice = slice(None)) -> Float[Tensor, "v n k"]:
         """Combinations of its own for each example, v over a few neighbours: an average over examples averages over all."""
@@ -79,8 +191,54 @@ def random_outputs(v: int, seed: int = 0) -> RandomOutputs:
     return RandomOutputs(v, seed)
 
 
-def loss_gradient(f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
+@dataclass(frozen=True, eq=False)
+class LossGradient(_Plain):
     """n dL/df of the probe's loss L, one cotangent: what it asks of a weight is, on average over examples, dL/dW. The loss is
-    the probe's and is of all examples at once, so a measurement fills it in; see objective.py."""
-    raise SelectionError("loss_gradient stands for the loss of a probe, and is known to richter.measure and to Observers alone: "
-                         "richter.measure(model, richter.Probe(x, y, loss=...), cotangents=loss_gradient).")
+    of all examples at once, so ``prepare`` fills it in; see objective.py."""
+
+    gradient: Float[Tensor, "n k"] | None = None
+
+    def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
+        return self  # the loss is not a choice among outputs
+
+    def prepare(self, subject: Any) -> Cotangents:
+        return replace(self, gradient=subject.loss_gradient)
+
+    def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        return 1
+
+    def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
+             use: Use) -> Float[Tensor, "v n k"]:
+        if self.gradient is None:
+            raise SelectionError("loss_gradient stands for the loss of a probe, and is known to richter.measure and to Observers "
+                                 "alone: richter.measure(model, richter.Probe(x, y, loss=...), cotangents=loss_gradient).")
+        mine = torch.as_tensor(examples, device=self.gradient.device)
+        return self.gradient[None, mine].to(f)[block]
+
+    def __call__(self, f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
+        return self.rows(f, y, range(len(f)), slice(None), "mean")
+
+
+loss_gradient = LossGradient()
+
+
+@dataclass(frozen=True)
+class OfFunction(_Plain):
+    """A user's own function V(f, y) of the outputs and the labels."""
+
+    function: Function
+
+    def label(self, outputs: int) -> str:
+        return getattr(self.function, "__name__", "custom cotangents")
+
+    def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        return len(self.function(torch.zeros(1, outputs), Y))
+
+    def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
+             use: Use) -> Float[Tensor, "v n k"]:
+        return self.function(f, Y)[block]
+
+
+def as_cotangents(given: Cotangents | Function | None) -> Cotangents | None:
+    """A plain function of (f, y) is cotangents too."""
+    return given if given is None or isinstance(given, Cotangents) else OfFunction(given)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from richter.core import WHOLE, SelectionError, StoreError, parse_bytes, unknown
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_initial, check_weights
-from richter.instrument.cotangents import Cotangents
+from richter.instrument.cotangents import Cotangents, Function, as_cotangents
 from richter.instrument.evaluate import Evaluation
 from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.subject import Subject
-from richter.measures import Measure, resolve
+from richter.measures.measure import Measure, resolve
 from richter.runs import Writer, create
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ When = SupportsIndex | Iterable[SupportsIndex] | Schedule  # every so many steps
 
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
-            initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | None = None,
+            initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
             layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
             output: Output | None = None, mode: str = "eval", seed: int = 0, step: int | None = None,
             matrices: int = 0) -> Snapshot:
@@ -63,7 +63,7 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
         raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
     with quiet(model, mode, seed):
         subject = Subject(model, probe, initial, wanted, bytes_, output)
-        work = Evaluation(subject, chosen, cotangents, step, matrices)
+        work = Evaluation(subject, chosen, as_cotangents(cotangents), step, matrices)
         rows = work.rows()
     seconds = time.perf_counter() - begun
     return Snapshot(tuple(rows), step, work.notes, seconds, probe.n, seconds / subject.pass_seconds, work.arrays)

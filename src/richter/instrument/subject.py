@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from richter.core import CaptureError, MemoryBudgetError, SelectionError, matches, show_bytes
+from richter.core import WHOLE, CaptureError, Mark, MemoryBudgetError, SelectionError, matches, show_bytes
 from richter.instrument.capture import Output, State, device_of, forward, state_of, to_device
-from richter.instrument.captures import RowCotangents, check_finite, select
-from richter.instrument.cotangents import Cotangents, RandomOutputs, loss_gradient
+from richter.instrument.captures import RowCotangents, select
+from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
-from richter.instrument.statistics import basis, block_diagonal
+from richter.instrument.statistics.weights import basis, block_diagonal
+from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, surveyed
 from richter.kernels.planning import Unit, units_of
 
@@ -37,25 +38,37 @@ class Subject:
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
         self.x = probe.inputs(next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32))
         few = to_device(select(self.x, slice(0, SURVEYED)), self.device)
-        copied, self.state, self.found = surveyed(model, few, output)
+        copied, self.state, self.survey = surveyed(model, few, output)
         self._check_labels()
-        shape = torch.Size((probe.n, *self.found.shape))
+        shape = torch.Size((probe.n, *self.survey.shape))
         self.Y, self.counted = probe.targets(shape)
         self.objective = Objective.of(probe, shape, self.Y, self.counted)
-        self.W = {k: W.double() for k, W in self.found.matrices.items()}
+        self.W = {k: W.double() for k, W in self.survey.matrices.items()}
         self.then: State | None = None
         self.W0: dict[str, Tensor] = {}
         if initial is not None:
             self.then = state_of(model, initial, copied)
             self.W0 = self._matrices_then(few)
-        self.units = units_of(model, self.found)
+        self.units = units_of(model, self.survey)
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
-        self.maps = self.selected([k for k, m in self.found.maps.items() if m.kind in MAP_KINDS])
+        self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         self._check_selection()
 
+    @property
+    def source(self) -> Source:
+        """The network now."""
+        return Source(self.model, self.state, self.survey, self.output)
+
+    @property
+    def initial_source(self) -> Source:
+        """The network at initialisation."""
+        assert self.then is not None
+        return Source(self.model, self.then, self.survey, self.output)
+
     @cached_property
     def bases(self) -> dict[str, Tensor | None]:
+        """Of the columns of each map's matrices, where moments are kept in one."""
         return {k: basis(*self.pair(k)) for k in self.maps}
 
     @property
@@ -67,25 +80,37 @@ class Subject:
         """What kernels are made of: everything, or the modules that were asked for."""
         return [u for u in self.units if self.layers is None or u.module in self.modules]
 
+    @property
+    def sharing(self) -> list[str]:
+        """The maps that are asked for, and other uses of the same parameters."""
+        maps = self.survey.maps
+        weights = {maps[k].weight for k in self.maps} - {None}
+        return [k for k, m in maps.items() if k in self.maps or (m.weight in weights and m.kind in MAP_KINDS)]
+
+    def places(self, kind: str) -> list[str]:
+        """Where rows are: linear maps, modules with parameters and the whole model, or the whole model alone."""
+        if kind == "map":
+            return self.maps
+        modules = list(dict.fromkeys(u.module for u in self.wanted)) if kind == "module" else []
+        return [*modules, *([WHOLE] if kind == "model" or (modules and self.layers is None) else [])]
+
     def pair(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The matrix now and then, grouped ones as one block-diagonal matrix."""
-        grouped = self.found.maps[name].kind == "grouped"
+        grouped = self.survey.maps[name].kind == "grouped"
         W, W0 = self.W[name], self.W0.get(name)
         return (block_diagonal(W), None if W0 is None else block_diagonal(W0)) if grouped else (W, W0)
 
-    def rowwise(self, chosen: Cotangents, block: slice = slice(None), among: Tensor | None = None,
-                own: bool = False) -> RowCotangents:
-        """Cotangents for some rows of the probe (or of those ``among`` it), zero at outputs that do not count. Random
-        ones are the same for all examples, or each example's ``own``."""
+    def number(self, cotangents: Cotangents, use: Use) -> int:
+        """How many cotangents there are for each example."""
+        return cotangents.count(self.survey.outputs, use, None if self.Y is None else self.Y[:1])
+
+    def rowwise(self, cotangents: Cotangents, use: Use, block: slice = slice(None), among: Tensor | None = None) -> RowCotangents:
+        """Cotangents for some rows of the probe (or of those ``among`` it), zero at outputs that do not count."""
         def V(f: Tensor, rows: slice) -> Tensor:
-            mine = rows if among is None else among[rows]
-            if chosen is loss_gradient:
-                found = self.loss_gradient[None, mine if isinstance(mine, slice) else mine.to(f.device)].to(f)[block]
-            elif own and isinstance(chosen, RandomOutputs):
-                found = chosen.own(f, range(self.probe.n)[mine] if isinstance(mine, slice) else mine.tolist(), block)
-            else:
-                found = chosen(f, None if self.Y is None else self.Y[mine].to(f.device))[block]
-            return found if self.counted is None else found * self.counted[mine].to(found)
+            mine = torch.arange(rows.start, rows.stop) if among is None else among[rows]
+            Y = None if self.Y is None else self.Y[mine].to(f.device)
+            values = cotangents.rows(f, Y, mine.tolist(), block, use)
+            return values if self.counted is None else values * self.counted[mine].to(values)
         return V
 
     @cached_property
@@ -93,14 +118,12 @@ class Subject:
         """n dL/df "n k" of the probe's loss, by a forward pass of all examples."""
         if self.objective is None:
             raise SelectionError("loss_gradient needs a probe with labels, or a loss that needs none: Probe(x, y, loss=...).")
-        n, each = self.probe.n, max(1, self.itemsize * self.found.graph)
-        chunk = 1 if self.found.drawn else max(1, min(self.probe.chunk, self.memory // each))
-        found = []
-        for i in range(0, n, chunk):
-            x = to_device(select(self.x, slice(i, min(i + chunk, n))), self.device)
-            found.append(forward(self.model, x, self.state, output=self.output, record=False, seed=i).f.detach())
-            check_finite(found[-1])
-        return self.objective.gradient(torch.cat(found))
+        return self.objective.gradient(self.outputs(self.x))
+
+    def outputs(self, x: Any) -> Tensor:
+        """f "n ..." of these examples, without a graph."""
+        size = fitting(self.memory, self.itemsize * self.survey.graph, self.probe.chunk, self.survey.drawn)
+        return torch.cat([chunk.outputs for chunk in chunks(self.source, x, size)])
 
     @contextlib.contextmanager
     def timed(self, examples: int) -> Iterator[None]:
@@ -121,17 +144,11 @@ class Subject:
         examples = sum(n for n, _ in self.forwards)
         return 3 * self.probe.n * sum(t for _, t in self.forwards) / examples if examples else math.nan
 
-    def number(self, chosen: Cotangents) -> int:
-        """How many cotangents there are for each example."""
-        if chosen is loss_gradient:
-            return 1
-        return len(chosen(torch.zeros(1, self.found.outputs), None if self.Y is None else self.Y[:1]))
-
     # ------------------------------------------------------------------------------------------------------- checks
 
     def _check_labels(self) -> None:
         """Labels of every output, and random combinations of them, are whole arrays: a vocabulary times a text is not small."""
-        n, k = self.probe.n, self.found.outputs
+        n, k = self.probe.n, self.survey.outputs
         need = 8 * k * n if self.probe.y is not None else 0
         if need > max(self.memory, 2 ** 26):  # smaller arrays are not what a bound is about
             raise MemoryBudgetError(
@@ -155,8 +172,8 @@ class Subject:
         return [k for k in names if any(matches(k, pattern) for pattern in self.layers)]
 
     def _check_selection(self) -> None:
-        known = list(dict.fromkeys([*self.found.maps, *self.modules]))
-        if not self.found.maps and not self.modules:
+        known = list(dict.fromkeys([*self.survey.maps, *self.modules]))
+        if not self.survey.maps and not self.modules:
             raise SelectionError("no weight layer was found: the model has no parameter that a linear map, a norm or a plain "
                                  "operation of its forward pass uses. Is it an empty container, or are its weights buffers?")
         if self.layers is None or callable(self.layers) or not len(self.layers):
@@ -164,11 +181,11 @@ class Subject:
                 raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
             return
         for pattern in self.layers:
-            idle = {k for k, why in self.found.notes.items() if not why.startswith("layer ")}
+            idle = {k for k, remark in self.survey.notes.items() if remark.mark is Mark.IDLE}
             if any(matches(k, pattern) and k not in idle for k in [*self.maps, *self.modules]):
                 continue
-            for name, why in self.found.notes.items():
+            for name, remark in self.survey.notes.items():
                 if matches(name, pattern):
-                    raise CaptureError(f"layer {name!r} cannot be measured: {why}.")
+                    raise CaptureError(f"layer {name!r} cannot be measured: {remark.text}.")
             raise SelectionError(f"layers={pattern!r} matches nothing. This model has: {', '.join(known)}. "
                                  f"Patterns like 'h.*.attn.*' work too.")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from richter.core import CaptureError, MixingError
+from richter.core import CaptureError, Mark, MixingError, Remark
 from richter.instrument.capture import Call, Inputs, Output, Pass, State, copy_of, forward, kept_for_backward, state_of, written
 from richter.instrument.captures import MapInfo, Survey, by_example, check_finite, count, grouped, map_gradient, select
 
@@ -113,8 +113,8 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
         weight = module._parameters.get("weight")
         if weight is not None and weight.dim() >= 2 and not any(
                 k == name or k.startswith(f"{name}.") for k in found.maps) and name not in found.notes:
-            found.notes[name] = "its forward was never called on the probe, or not as a linear map" \
-                if any(c.module is module for c in whole.calls) else "never called on the probe"
+            found.notes[name] = Remark(Mark.IDLE, "its forward was never called on the probe, or not as a linear map"
+                                       if any(c.module is module for c in whole.calls) else "never called on the probe")
     return found
 
 
@@ -254,7 +254,7 @@ def _verify(model: nn.Module, whole: Pass, layouts: dict[str, list[str]], found:
     for name, calls in grouped(whole.calls).items():
         error, info = errors[id(calls[0].weight)], found.maps[name]
         if error > tol:
-            found.notes[name] = _blind(name, len(calls), error)
+            found.notes[name] = Remark(Mark.REFUSED, _blind(name, len(calls), error))
             del found.maps[name]
             continue
         regular = all(k in ("major", "minor", "second") for k in local[name])
@@ -295,7 +295,7 @@ def _verify_single(one: Pass, single: list[str], found: Survey) -> None:
             if calls and calls[0].weight is w:
                 error = ((rebuilt[id(w)] - e.reshape(-1)).norm() / (e.norm() + 1e-300)).item()
                 if error > tolerance(coarsest(one.aliases, one.f)) and e.norm() > 0:
-                    found.notes[name] = _blind(name, len(calls), error)
+                    found.notes[name] = Remark(Mark.REFUSED, _blind(name, len(calls), error))
                     found.maps.pop(name, None)
 
 

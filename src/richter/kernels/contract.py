@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from richter.instrument.captures import LayerCapture
+from richter.instrument.stream import steps
 
 Outputs = Literal["trace", "diagonal", "full"]
 Way = Literal["pairs", "gradients", "features"]
@@ -110,10 +111,6 @@ class Room:
             self.kept.pop(what, None)
             self.kept[what] = kept = like.new_empty(size)
         return kept[:size].view(shape)
-
-
-def steps(n: int, size: int) -> list[slice]:
-    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
 def _moved(n: int, each: int) -> int:

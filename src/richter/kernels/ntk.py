@@ -7,44 +7,32 @@ takes the fewest operations (kernels.contract), within the memory that is given 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from richter.core import SelectionError, parse_bytes
 from richter.core.arrays import Array, as_tensors, like
-from richter.instrument.capture import Inputs, Output, State, device_of, quiet, to_device, unwrap
-from richter.instrument.captures import (
-    LayerCapture,
-    Recording,
-    RowCotangents,
-    Survey,
-    count,
-    example_gradients,
-    layer_captures,
-    record,
-    select,
-)
+from richter.instrument.capture import Inputs, Output, device_of, quiet, to_device, unwrap
+from richter.instrument.captures import LayerCapture, RowCotangents, count, covariance, select, widened
 from richter.instrument.checks import check_inputs, check_weights
-from richter.instrument.cotangents import Cotangents, every_output
+from richter.instrument.cotangents import Cotangents, Function, as_cotangents, every_output
+from richter.instrument.stream import Chunk, Source, pairs, steps
 from richter.instrument.survey import SURVEYED, surveyed
-from richter.kernels.contract import OUTPUTS, Outputs, Room, Sum, add_products, gradients, mirror, read_products, steps
-from richter.kernels.planning import Plan, Unit, make_plan, units_of
+from richter.kernels.contract import OUTPUTS, Outputs, Room, Sum, add_products, gradients, mirror, read_products
+from richter.kernels.planning import Plan, Request, Unit, make_plan, units_of
 
 
 @dataclass(frozen=True)
 class Job:
     """Everything a kernel computation needs besides the data."""
 
-    model: nn.Module
-    state: State
-    found: Survey
+    source: Source
     units: Sequence[Unit]
     cotangents: RowCotangents
-    output: Output | None
+    v: int  # cotangents for each example
     outputs: Outputs
 
     @property
@@ -53,56 +41,16 @@ class Job:
 
     @property
     def loose(self) -> list[str]:
+        """Parameters without a map."""
         return [u.parameter for u in self.units if not u.maps]
 
     @property
     def modules(self) -> list[str]:
         return list(dict.fromkeys(u.module for u in self.units))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Half precision is read as it is and computed with in float32."""
-        found = next((t.dtype for t in self.state.values() if t.is_floating_point()), torch.float32)
-        return found if found in (torch.float32, torch.float64) else torch.float32
-
-    @property
-    def v(self) -> int:
-        return len(self.cotangents(torch.zeros(1, self.found.outputs, dtype=self.dtype), slice(0, 1)))
-
-
-@dataclass
-class Chunk:
-    """Some examples of one side of a kernel, to be asked block by block."""
-
-    job: Job
-    x: Inputs
-    rows: slice
-    seen: Recording | None = None
-    V: Tensor | None = None
-    whole: dict[str, Tensor] = field(default_factory=dict)  # gradients of parameters without a map, "v n p"
-
-    def begin(self) -> Chunk:
-        job = self.job
-        if job.maps and self.seen is None:
-            self.seen = record(job.model, self.x, self.rows, job.state, job.found, job.maps, job.output)
-            self.V = job.cotangents(self.seen.f, self.rows)
-        if job.loose and not self.whole:
-            found = example_gradients(job.model, self.x, self.rows, job.cotangents, job.state, job.loose, job.output)
-            self.whole = {k: J.to(job.dtype) for k, J in found.items()}
-        return self
-
-    def asked(self, block: slice) -> dict[str, LayerCapture]:
-        if self.seen is None or self.V is None:
-            return {}
-        found = self.seen.captures(self.V[block])
-        return {k: self.seen.trimmed(k, widened(c)) for k, c in found.items()}
-
-
-def widened(c: LayerCapture) -> LayerCapture:
-    """Half precision is read as it is and summed in float32; what is read and what is asked have one precision."""
-    dtype = c.g.dtype if c.g.dtype in (torch.float32, torch.float64) else torch.float32
-    h = c.h.to(dtype) if c.h.is_floating_point() else c.h
-    return c if c.g.dtype == dtype and h is c.h else replace(c, W=c.W.to(dtype), h=h, g=c.g.to(dtype))
+    def request(self, n: int, m: int, **more: Any) -> Request:
+        source = self.source
+        return Request(source.survey, self.units, source.state, n, m, self.v, self.outputs, source.dtype.itemsize, **more)
 
 
 class Block:
@@ -142,8 +90,8 @@ def shared_gradients(job: Job, u: Unit, a: Mapping[str, LayerCapture]) -> Tensor
     added: Tensor | None = None
     for k in u.maps:
         J = gradients(a[k])
-        added = J.new_zeros(*J.shape[:2], job.state[u.parameter].numel()) if added is None else added
-        added.index_add_(2, job.found.maps[k].index, J)
+        added = J.new_zeros(*J.shape[:2], job.source.state[u.parameter].numel()) if added is None else added
+        added.index_add_(2, job.source.survey.maps[k].index, J)
     assert added is not None
     return added
 
@@ -153,48 +101,39 @@ def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, per_layer: bool
     """{module: K}, or {"*": K} of all of them, summed over trainable parameters: "n m" | "v n m" | "v n w m", in float64
     (full kernels, which have nothing to add up over outputs, in the model's precision)."""
     n, m, v = count(x), count(x if x2 is None else x2), job.v
-    plan = make_plan(job.found, job.units, job.state, n, m, v, job.outputs, job.dtype.itemsize, memory, per_layer,
-                     same=x2 is None, chunk=chunk)
-    device = device_of(job.model)
+    plan = make_plan(job.request(n, m, per_layer=per_layer, same=x2 is None, chunk=chunk), memory)
+    device = job.source.device
     home = torch.device("cpu") if device.type == "mps" else device
     shape = {"trace": (n, m), "diagonal": (v, n, m), "full": (v, n, v, m)}[job.outputs]
-    dtype = job.dtype if job.outputs == "full" else torch.float64
+    dtype = job.source.dtype if job.outputs == "full" else torch.float64
     names = job.modules if per_layer else ["*"]
     result = {name: torch.zeros(shape, dtype=dtype, device=home) for name in names}
-    rows, columns = steps(n, plan.chunk), steps(m, plan.chunk)
-    bar = tqdm(total=sum(i + 1 for i in range(len(rows))) if x2 is None else len(rows) * len(columns), desc="kernels",
-               delay=2, leave=False, disable=None)
-    for r in rows:
-        a = Chunk(job, to_device(select(x, r), device), r).begin()
-        for c in columns:
-            if x2 is None and c.start > r.start:
-                continue
-            b = a if x2 is None and c == r else Chunk(job, to_device(select(x if x2 is None else x2, c), device), c).begin()
-            out = {name: K[..., r, c] if job.outputs != "full" else K[:, r, :, c] for name, K in result.items()}
-            _fill(job, plan, a, b, {k: out[k if per_layer else "*"] for k in job.modules}, v, home)
-            for K, block in zip(result.values(), out.values(), strict=True):
-                if a is b:
-                    mirror(block, job.outputs)
-                elif x2 is None and job.outputs == "full":
-                    K[:, c, :, r] = block.permute(2, 3, 0, 1)
-                elif x2 is None:
-                    K[..., c, r] = block.mT
-            bar.update()
-    bar.close()
+    for a, b in pairs(job.source, x, x2, plan.chunk, maps=job.maps, cotangents=job.cotangents, parameters=job.loose,
+                      title="kernels"):
+        r, c = a.rows, b.rows
+        out = {name: K[..., r, c] if job.outputs != "full" else K[:, r, :, c] for name, K in result.items()}
+        _fill(job, plan, a, b, {k: out[k if per_layer else "*"] for k in job.modules}, home)
+        for K, block in zip(result.values(), out.values(), strict=True):
+            if a is b:
+                mirror(block, job.outputs)
+            elif x2 is None and job.outputs == "full":
+                K[:, c, :, r] = block.permute(2, 3, 0, 1)
+            elif x2 is None:
+                K[..., c, r] = block.mT
     return result
 
 
-def _fill(job: Job, plan: Plan, a: Chunk, b: Chunk, out: Mapping[str, Tensor], v: int, home: torch.device) -> None:
+def _fill(job: Job, plan: Plan, a: Chunk, b: Chunk, out: Mapping[str, Tensor], home: torch.device) -> None:
     """Stream the cotangents of one pair of chunks into its kernels."""
-    here = out if home == device_of(job.model) else {k: torch.zeros(K.shape, dtype=job.dtype, device=device_of(job.model))
-                                                    for k, K in out.items()}
-    block = Block(job, here, v)
+    device = job.source.device
+    here = out if home == device else {k: torch.zeros(K.shape, dtype=job.source.dtype, device=device) for k, K in out.items()}
+    block = Block(job, here, job.v)
     if job.maps:
-        for some in steps(v, plan.block):
-            mine = a.asked(some)
-            block.add(mine, mine if b is a else b.asked(some))
+        for rows in steps(job.v, plan.block):
+            mine = a.captures(rows)
+            block.add(mine, mine if b is a else b.captures(rows))
             del mine  # before the next backward pass
-    block.add_whole(a.whole, b.whole)
+    block.add_whole(a.gradients, b.gradients)
     block.close()
     if here is not out:
         for k, K in out.items():
@@ -203,7 +142,7 @@ def _fill(job: Job, plan: Plan, a: Chunk, b: Chunk, out: Mapping[str, Tensor], v
 
 def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
         output: Output | None = None, memory: str | float = "2GiB", mode: str = "eval",
-        cotangents: Cotangents = every_output) -> Any:
+        cotangents: Cotangents | Function = every_output) -> Any:
     """The empirical neural tangent kernel of all trainable parameters.
 
     ``outputs="trace"`` sums over outputs: [n,m]; ``"diagonal"`` keeps each output with itself: [k,n,m]; ``"full"``
@@ -213,16 +152,16 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     model, x, x2 = _checked(model, x, x2, outputs)
     with quiet(model, mode):
         job = prepare(model, x, cotangents, output, outputs)
-        found = kernels(job, x, x2, parse_bytes(memory), per_layer)
+        result = kernels(job, x, x2, parse_bytes(memory), per_layer)
     if outputs == "full":
-        found = {name: K.permute(1, 0, 3, 2) for name, K in found.items()}
-    shown = {name: like(K.to(job.dtype), *given) for name, K in found.items()}
+        result = {name: K.permute(1, 0, 3, 2) for name, K in result.items()}
+    shown = {name: like(K.to(job.source.dtype), *given) for name, K in result.items()}
     return shown if per_layer else shown["*"]
 
 
 def plan(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
          output: Output | None = None, memory: str | float = "2GiB", mode: str = "eval",
-         cotangents: Cotangents = every_output) -> Plan:
+         cotangents: Cotangents | Function = every_output) -> Plan:
     """What ``ntk`` with the same arguments will do: contractions, passes, operations and bytes. Runs a few examples only.
 
     >>> print(richter.kernels.plan(model, x, outputs="full"))
@@ -231,8 +170,7 @@ def plan(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace"
     with quiet(model, mode):
         job = prepare(model, x, cotangents, output, outputs)
     n, m = count(x), count(x if x2 is None else x2)
-    return make_plan(job.found, job.units, job.state, n, m, job.v, outputs, job.dtype.itemsize, parse_bytes(memory), per_layer,
-                     same=x2 is None)
+    return make_plan(job.request(n, m, per_layer=per_layer, same=x2 is None), parse_bytes(memory))
 
 
 def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module, Inputs, Inputs | None]:
@@ -246,11 +184,17 @@ def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module
     return model, _inputs(model, x), None if x2 is None else _inputs(model, x2)
 
 
-def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents, output: Output | None, outputs: Outputs) -> Job:
+def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, output: Output | None, outputs: Outputs) -> Job:
     """Survey the model on the first examples of ``x`` (on its device) and plan one part for each parameter."""
     few = to_device(select(x, slice(0, SURVEYED)) if count(x) > 1 else select(x, [0, 0]), device_of(model))
-    _, state, found = surveyed(model, few, output)
-    return Job(model, state, found, units_of(model, found), lambda f, rows: cotangents(f, None), output, outputs)
+    _, state, survey = surveyed(model, few, output)
+    chosen = as_cotangents(cotangents)
+    assert chosen is not None
+
+    def V(f: Tensor, rows: slice) -> Tensor:
+        return chosen.rows(f, None, range(rows.start, rows.stop), slice(None), "kernel")
+
+    return Job(Source(model, state, survey, output), units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs)
 
 
 def _inputs(model: nn.Module, x: Any) -> Inputs:
@@ -268,11 +212,11 @@ def _captured(model: nn.Module, x: Any, layer: str, output: Output | None, mode:
     x = _inputs(model, x)
     with quiet(model, mode):
         job = prepare(model, x, every_output, output, "full")
-        known = list(job.found.batched)
+        known = list(job.source.survey.batched)
         if layer not in known:
             raise SelectionError(f"layer {layer!r} is not one of the linear maps of this model: {', '.join(known)}.")
-        return widened(layer_captures(model, x, slice(0, count(x)), job.cotangents, job.state, job.found, [layer],
-                                      output)[layer])
+        chunk = Chunk(job.source, x, slice(0, count(x)), [layer], job.cotangents)
+        return widened(chunk.recording.captures(chunk.V)[layer])
 
 
 def ptk(model: nn.Module, x: Any, layer: str, *, output: Output | None = None, mode: str = "eval") -> Array:
@@ -289,7 +233,7 @@ def ptk_covariance(model: nn.Module, x: Any, layer: str, *, normalise: bool = Tr
     """K [d_out,d_out] = 1/(n s) sum over n, s, o of (df_o/dz)(df_o/dz)^T, so that the AGOP is W^T K W; without 1/(n s) if
     not ``normalise``.  [nfa, Sec. 1]"""
     g = _captured(model, x, layer, output, mode).g.flatten(3)
-    K = torch.einsum("vnso,vnsp->op", g, g)
+    K = covariance(g)
     return like(K / (g.shape[1] * g.shape[2]) if normalise else K, x)
 
 

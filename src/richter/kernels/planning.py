@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from richter.core import MemoryBudgetError, show_bytes
+from richter.core.text import table
 from richter.instrument.capture import State
 from richter.instrument.captures import MapInfo, Survey
 from richter.kernels.contract import Outputs, Size, cheapest, costs, widths
@@ -27,21 +28,21 @@ class Unit:
     parameter: str = ""  # of a unit that is not one map
 
 
-def units_of(model: nn.Module, found: Survey) -> list[Unit]:
+def units_of(model: nn.Module, survey: Survey) -> list[Unit]:
     """All trainable parameters, each in one unit; a shared one belongs to the first module that has it."""
     units: dict[tuple[str, str], Unit] = {}
     for name, p in model.named_parameters():
         if not p.requires_grad or not p.is_floating_point():
             continue
         module = name.rpartition(".")[0]
-        maps = found.structured.get(name, ())
-        if maps and sum(torch.Size(found.maps[k].shape).numel() for k in maps) == p.numel():
+        maps = survey.structured.get(name, ())
+        if maps and sum(torch.Size(survey.maps[k].shape).numel() for k in maps) == p.numel():
             for k in maps:
                 units[module, k] = Unit(module, (k,), bias=(module, k) in units)
         elif maps:  # their gradients are added before the product
             units[module, name] = Unit(module, maps, parameter=name)
-        elif name in found.biases:
-            for k in found.biases[name]:
+        elif name in survey.biases:
+            for k in survey.biases[name]:
                 known = units.get((module, k))
                 units[module, k] = Unit(module, (k,), weight=known is not None and known.weight, bias=True)
         else:
@@ -78,14 +79,12 @@ class Plan:
 
     def __str__(self) -> str:
         n, m = self.examples
-        rows = [list(HEAD), *([u.unit, u.way, str(u.positions), f"{u.operations / 1e9:.3g}"] for u in self.lines)]
-        columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(c.ljust(w) for c, w in zip(row, columns, strict=True)).rstrip() for row in rows]
+        rows = [HEAD, *((u.unit, u.way, str(u.positions), f"{u.operations / 1e9:.3g}") for u in self.lines)]
         return "\n".join([
             f"{self.kind} kernel of {n} x {m} examples, {self.outputs} outputs: {self.operations / 1e9:.3g} GFLOP, "
             f"{show_bytes(self.bytes)} beside {show_bytes(self.result)} of kernels",
             f"{self.passes} forward and {self.backward} backward passes of {self.chunk} examples, to the layers' outputs; what "
-            f"{self.block} of them ask is held at a time", *table])
+            f"{self.block} of them ask is held at a time", table(rows)])
 
 
 HEAD = ("layer", "contraction", "positions", "GFLOP")
@@ -101,79 +100,97 @@ def size(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
     return Size(info.kind, n, m, s, s, v, *widths(info.kind, info.shape), same)
 
 
-def make_plan(found: Survey, units: Sequence[Unit], state: State, n: int, m: int, v: int, outputs: Outputs, itemsize: int,
-              memory: int, per_layer: bool = True, same: bool = True, chunk: int | None = None) -> Plan:
+@dataclass(frozen=True)
+class Request:
+    """A kernel that is asked for: of which units, between how many examples, of how many cotangents."""
+
+    survey: Survey
+    units: Sequence[Unit]
+    state: State
+    n: int
+    m: int
+    v: int
+    outputs: Outputs
+    itemsize: int
+    per_layer: bool = True
+    same: bool = True  # are both sides the same examples?
+    chunk: int | None = None  # at most so many examples at a time
+
+    def numbers(self, n: int, m: int, same: bool) -> int:
+        """Held at once for a pair of chunks: graphs, what was asked and read, sums over pairs, a tile."""
+        return _numbers(self, n, m, 1 if self.outputs == "trace" else self.v, same)
+
+
+def make_plan(r: Request, memory: int) -> Plan:
     """The largest chunks that fit; an error that says the least that would do."""
-    block = 1 if outputs == "trace" else v
-    modules = len({u.module for u in units})
-    pairs = n * m * {"trace": 1, "diagonal": v, "full": v * v}[outputs]
-    result = (modules if per_layer else 1) * pairs * (itemsize if outputs == "full" else 8)
+    n, m, v = r.n, r.m, r.v
+    modules = len({u.module for u in r.units})
+    pairs = n * m * {"trace": 1, "diagonal": v, "full": v * v}[r.outputs]
+    result = (modules if r.per_layer else 1) * pairs * (r.itemsize if r.outputs == "full" else 8)
 
     def need(c: int) -> int:
-        alone = same and c >= n
-        return itemsize * _numbers(found, units, state, c, min(c, m), v, block, outputs, alone)
+        return r.itemsize * r.numbers(c, min(c, m), r.same and c >= n)
 
-    smallest = least(found, units, state, v, outputs, itemsize)
+    smallest = least(r)
     if smallest > memory:
         raise MemoryBudgetError(
             f"memory={show_bytes(memory)} cannot hold one pair of examples of {modules} layers ({show_bytes(smallest)}) beside "
             f"their kernels. The smallest that works here is memory='{show_bytes(smallest)}'; "
             f"fewer examples (Probe(kernel=...)), fewer outputs (output=...) or fewer layers (layers=...) need less.")
-    c = min(max(n, m), chunk or max(n, m))
-    c = 1 if found.drawn else c
+    c = min(max(n, m), r.chunk or max(n, m))
+    c = 1 if r.survey.drawn else c
     while c > 1 and need(c) > memory:
         c = min(c - 1, math.ceil(c / 1.25))
     chunks = (math.ceil(n / c), math.ceil(m / c))
-    passes = chunks[0] * (chunks[0] + 1) // 2 if same else chunks[0] * (1 + chunks[1])
-    backward = v * (chunks[0] ** 2 if same else 2 * chunks[0] * chunks[1])  # both sides of every pair of chunks
-    lines = tuple(_line(found, u, state, n, m, v, outputs, same) for u in units)
-    through = 2 * sum(0 if info.kind == "lookup" else info.width * info.shape[-1] for info in found.maps.values())
+    passes = chunks[0] * (chunks[0] + 1) // 2 if r.same else chunks[0] * (1 + chunks[1])
+    backward = v * (chunks[0] ** 2 if r.same else 2 * chunks[0] * chunks[1])  # both sides of every pair of chunks
+    lines = tuple(_line(r, u) for u in r.units)
+    through = 2 * sum(0 if info.kind == "lookup" else info.width * info.shape[-1] for info in r.survey.maps.values())
     through *= c * (passes + backward)
     operations = through + sum(u.operations for u in lines)
-    return Plan((n, m), v, outputs, c, block, passes, backward, need(c), result, operations, lines)
+    block = 1 if r.outputs == "trace" else v
+    return Plan((n, m), v, r.outputs, c, block, passes, backward, need(c), result, operations, lines)
 
 
-def least(found: Survey, units: Sequence[Unit], state: State, v: int, outputs: Outputs, itemsize: int) -> int:
+def least(r: Request) -> int:
     """Bytes of the smallest piece of work: a pair of examples."""
-    return itemsize * _numbers(found, units, state, 1, 1, v, 1 if outputs == "trace" else v, outputs, False)
+    return r.itemsize * r.numbers(1, 1, False)
 
 
-def _line(found: Survey, u: Unit, state: State, n: int, m: int, v: int, outputs: Outputs, same: bool) -> Line:
+def _line(r: Request, u: Unit) -> Line:
     name = u.parameter or u.maps[0]
-    v2 = v * v if outputs == "full" else v
+    v2 = r.v * r.v if r.outputs == "full" else r.v
     if u.parameter:
-        s = max((positions(found.maps[k]) for k in u.maps), default=1)
+        s = max((positions(r.survey.maps[k]) for k in u.maps), default=1)
         return Line(u.module, name, "shared gradients" if u.maps else "one example at a time", s,
-                    (0.5 if same else 1) * 2 * v2 * n * m * state[u.parameter].numel())
-    z = size(found.maps[u.maps[0]], n, m, v, same)
-    way = cheapest(z, outputs) if u.weight else "features"
-    return Line(u.module, name, way, z.s, costs(z, outputs)[way][0] if u.weight else 2 * v2 * n * m * z.d_out)
+                    (0.5 if r.same else 1) * 2 * v2 * r.n * r.m * r.state[u.parameter].numel())
+    z = size(r.survey.maps[u.maps[0]], r.n, r.m, r.v, r.same)
+    way = cheapest(z, r.outputs) if u.weight else "features"
+    return Line(u.module, name, way, z.s, costs(z, r.outputs)[way][0] if u.weight else 2 * v2 * r.n * r.m * z.d_out)
 
 
-def _numbers(found: Survey, units: Sequence[Unit], state: State, n: int, m: int, v: int, block: int, outputs: Outputs,
-             same: bool) -> int:
-    """Numbers held at once for a pair of chunks: graphs, what was asked and read, sums over pairs, a tile."""
+def _numbers(r: Request, n: int, m: int, block: int, same: bool) -> int:
     sides = n if same else n + m
-    maps = dict.fromkeys(k for u in units for k in u.maps)
-    asked = sum(found.maps[k].width for k in maps)
-    read = sum(found.maps[k].unfolded for k in maps)
+    maps = dict.fromkeys(k for u in r.units for k in u.maps)
+    asked = sum(r.survey.maps[k].width for k in maps)
+    read = sum(r.survey.maps[k].unfolded for k in maps)
     blocks = block + 1  # one on its way to the others; in a trace, the first one (see Sum.pooled)
-    held = sides * (found.graph + read + blocks * asked) * 5 // 4  # a quarter for what passes through a backward pass
+    held = sides * (r.survey.graph + read + blocks * asked) * 5 // 4  # a quarter for what passes through a backward pass
     moment: dict[str, int] = {}  # contraction -> what it holds while it runs, and keeps for the next map (see Room)
     sums = 0
-    for u in units:
+    for u in r.units:
         if u.parameter:
-            number = (block if u.maps else v) * state[u.parameter].numel()
+            number = (block if u.maps else r.v) * r.state[u.parameter].numel()
             held += 0 if u.maps else sides * number
             moment["shared"] = max(moment.get("shared", 0), 2 * sides * number)
         elif u.weight:
-            z = size(found.maps[u.maps[0]], n, m, v, same)
-            way = cheapest(z, outputs)
-            here = costs(z, outputs)[way][1]
-            if way == "pairs" and outputs == "trace":  # half of it is a sum that stays until the last cotangent
+            z = size(r.survey.maps[u.maps[0]], n, m, r.v, same)
+            way = cheapest(z, r.outputs)
+            here = costs(z, r.outputs)[way][1]
+            if way == "pairs" and r.outputs == "trace":  # half of it is a sum that stays until the last cotangent
                 here //= 2
                 sums += here
             moment[way] = max(moment.get(way, 0), here)
-            if outputs == "full" and z.kind == "dense" and z.s > 1:  # a pooled read-out may be in front of it
-                moment["gradients"] = max(moment.get("gradients", 0), costs(z, outputs)["gradients"][1])
+            if r.outputs == "full" and z.kind == "dense" and z.s > 1:  # a pooled read-out may be in front of it
+                moment["gradients"] = max(moment.get("gradients", 0), costs(z, r.outputs)["gradients"][1])
     return held + sums + sum(moment.values())

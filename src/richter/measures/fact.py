@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import Interval, Ref
+from richter.core import Interval, Mark, Ref, Remark
 from richter.instrument.cotangents import loss_gradient
 from richter.instrument.statistics import AGOP, MATRIX, NFM, WEIGHT_DECAY, WEIGHT_GRADIENT, FeatureMatrix, OfWeight
-from richter.measures import Measure, quotient
+from richter.measures.measure import Measure, quotient
 
 CONVERGED = 0.1  # |dL/dW + lambda W| / |lambda W| up to which nothing is said
 
@@ -81,25 +81,26 @@ def nfc_sqrt(F: FeatureMatrix, G: FeatureMatrix) -> float:
 NO_DECAY = "weight_decay is 0, and FACT holds with weight decay only: say what the network was trained with, Probe(weight_decay=)"
 
 
-def needs_decay(w: object, G: Tensor, decay: float) -> str:
-    return "" if decay else NO_DECAY
+def needs_decay(w: object, G: Tensor, decay: float) -> Remark:
+    return Remark() if decay else Remark(Mark.UNDEFINED, NO_DECAY)
 
 
-def unconverged(w: Side, G: Float[Tensor, "o i"], decay: float) -> str:
+def unconverged(w: Side, G: Float[Tensor, "o i"], decay: float) -> Remark:
     """The correlation exists without lambda and before convergence; what it says is another matter."""
     if not decay:
-        return f"{NO_DECAY}; the correlation does not depend on it, but whether training has converged cannot be told"
+        return Remark(text=f"{NO_DECAY}; the correlation does not depend on it, but whether training has converged cannot be told")
     off = fact_stationarity(w.W, G, decay)
-    return "" if not off > CONVERGED else \
-        f"not converged: |dL/dW + decay W| is {off:.2g} of |decay W|; FACT holds at convergence, on the examples trained on"
+    return Remark() if not off > CONVERGED else Remark(
+        text=f"not converged: |dL/dW + decay W| is {off:.2g} of |decay W|; FACT holds at convergence, on the examples trained on")
 
 
-def unconverged_backward(w: Side, G: Float[Tensor, "o i"], decay: float) -> str:
+def unconverged_backward(w: Side, G: Float[Tensor, "o i"], decay: float) -> Remark:
     return unconverged(w, G.T, decay)
 
 
-def sketched(F: FeatureMatrix, G: FeatureMatrix) -> str:
-    return "" if G.halves is None else "needs every output: a root of random ones is biased. Pick at most 512 with output=..."
+def sketched(F: FeatureMatrix, G: FeatureMatrix) -> Remark:
+    return Remark() if G.halves is None else Remark(
+        Mark.UNDEFINED, "needs every output: a root of random ones is biased. Pick at most 512 with output=...")
 
 
 INNER = OfWeight("inner_side", lambda W, W0: side(W))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from richter.core import Interval, Ref
+from richter.core import Interval, Mark, Ref, Remark
 from richter.instrument.statistics import (
     AGOP,
     CENTRED_AGOP,
@@ -20,7 +21,7 @@ from richter.instrument.statistics import (
     Factor,
     FeatureMatrix,
 )
-from richter.measures import Measure, quotient
+from richter.measures.measure import Measure, quotient
 
 
 def cosine(A: FeatureMatrix, B: FeatureMatrix) -> float:
@@ -57,19 +58,25 @@ def relative_change(change: Factor, weight: Factor) -> float:
     return quotient(change.W.norm().item(), weight.W.norm().item())
 
 
-def trivial(F: FeatureMatrix, G: FeatureMatrix) -> str:
+def trivial(F: FeatureMatrix, G: FeatureMatrix) -> Remark:
     """With K = c I the two matrices are the same up to a factor, whatever was learned."""
     if G.K is None:
-        return ""
+        return Remark()
     scale = G.K.diagonal().mean()
     same = torch.eye(len(G.K), dtype=G.K.dtype, device=G.K.device) * scale
     close = (G.K - same).norm() <= 1e-6 * same.norm()
-    return "trivial: the outputs read this layer directly, so its value is 1 by definition" if scale and close else ""
+    text = "trivial: the outputs read this layer directly, so its value is 1 by definition"
+    return Remark(Mark.TRIVIAL, text) if scale and close else Remark()
+
+
+def both(F: FeatureMatrix, G: FeatureMatrix) -> dict[str, Tensor]:
+    """The matrices themselves."""
+    return {"nfm": F.dense(), "agop": G.dense()}
 
 
 UNIT = Interval(0.0, 1.0)
 MEASURES = (
-    Measure("nfc", cosine, (NFM, AGOP), ref=Ref("nfa", "Eq. (NFC)"), bounds=UNIT, remark=trivial),
+    Measure("nfc", cosine, (NFM, AGOP), ref=Ref("nfa", "Eq. (NFC)"), bounds=UNIT, remark=trivial, arrays=both),
     Measure("cnfc", cosine, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "Eq. (C-NFC)"), bounds=UNIT, remark=trivial),
     Measure("double_centred_nfc", cosine, (CENTRED_NFM, DOUBLE_CENTRED_AGOP), ref=Ref("nfa", "App. D"), bounds=UNIT),
     Measure("ptk_centred_nfc", cosine, (INITIAL_NFM, PTK_CENTRED_AGOP), ref=Ref("nfa", "App. D"), bounds=UNIT),

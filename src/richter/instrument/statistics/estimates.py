@@ -1,0 +1,327 @@
+"""Tangent kernels that are too large to be formed: estimates of what is asked of them, with a standard error.
+
+* many outputs: y~^T K y~ is one backward pass for all layers at once, and |C K C|_F^2 is the mean of (z^T K z')^2 over
+  independent random vectors z != z' of all examples and outputs, which is unbiased (SKETCH);
+* many examples: products of C K C with a few vectors, without K: the norm by Hutch++, the largest eigenvalue on the same
+  subspace (FREE);
+* each output's own kernels, of all outputs or of a few that are drawn (DIAGONAL).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, show_bytes
+from richter.instrument.captures import check_finite
+from richter.instrument.cotangents import Cotangents, SomeOutputs
+from richter.instrument.statistics.derived import Derived
+from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
+from richter.instrument.statistics.grams import KERNEL, LABELS, TANGENT_KERNEL, Tangents
+from richter.instrument.statistics.products import centred, parameter_groups, parameters, products
+from richter.instrument.statistics.tangents import (
+    CentredKernel,
+    SameOutput,
+    centred_kernel,
+    centred_kernel_leaving,
+    of_diagonal,
+    of_diagonal_leaving,
+    same_output,
+    same_output_leaving,
+)
+from richter.instrument.stream import chunks, fitting
+from richter.kernels.planning import Unit, make_plan
+
+if TYPE_CHECKING:
+    from richter.instrument.cotangents import Use
+    from richter.instrument.subject import Subject
+
+SMALL = 2 ** 26  # bytes: kernels below this size are never estimated
+SAMPLED = 8  # outputs whose own kernels are looked at when there are too many
+SKETCHED, CORRECTING = 32, 16  # vectors that span most of a kernel, and that sample what is left of it
+UNRESOLVED = 0.03  # a largest eigenvalue is not reported when its vector is further than this from being one
+NO_TOP = ("needs the largest eigenvalue of the kernel of all outputs, which no sketch of so many gives: pick at most 64 outputs "
+          "with output=, e.g. lambda out: out[:, -1, :64]")
+UNRESOLVED_TOP = ("the largest eigenvalue of so large a kernel was not resolved: fewer examples (Probe(kernel=...)) give it "
+                  "exactly")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, and the same with parts of what it rests on left out: the jackknife makes a standard error of them."""
+
+    value: Any
+    leaving: Sequence[Any] = ()
+
+
+class _Estimates(Simple):
+    """Estimates of all modules and of the whole model, made together when the first is asked for."""
+
+    def __init__(self, made: Iterator[tuple[str, Estimate]], kind: str, groups: int, remark: Remark) -> None:
+        super().__init__({kind: groups}, remark)
+        self.made = made
+
+    @cached_property
+    def known(self) -> dict[str, Estimate]:
+        return dict(self.made)
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        if place not in self.known:
+            raise Missing(KERNEL)
+        return self.known[place].value if without is None else self.known[place].leaving[without[1]]
+
+
+# ------------------------------------------------------------------------------------------------ many outputs
+
+
+@dataclass(frozen=True)
+class Sketch(Statistic):
+    """|C K C|_F from random vectors of all examples and outputs; y~^T K y~ exactly."""
+
+    name: str
+    use: Use = "kernel"
+    place: Place = "module"
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        t = Tangents(subject, cotangents)
+        held = _vectors_bytes(t, cotangents.vectors + 1)
+        return Wants(alone=3 * held, what=f"estimates of kernels over {t.n} examples")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        remark = Remark(Mark.ESTIMATED, cotangents.label(subject.survey.outputs))
+        return _Estimates(_sketch(Tangents(subject, cotangents)), "vectors", min(GROUPS, cotangents.vectors), remark)
+
+
+def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
+    subject, k, q = t.subject, t.subject.survey.outputs, t.cotangents.vectors
+    need = t.n * k * q
+    if need > max(subject.memory, SMALL):
+        raise MemoryBudgetError(f"memory={show_bytes(subject.memory)} cannot hold {q} random vectors of {k:,} outputs for "
+                                f"{t.n} examples. The smallest that works here is memory='{show_bytes(need)}'; pick fewer "
+                                f"outputs, e.g. those of the last token: output=lambda out: out.logits[:, -1].")
+    Z = t.cotangents.signs(t.rows.tolist(), k, range(q))
+    y = None if subject.Y is None else subject.Y[t.rows]
+    gram: dict[str, Tensor] = {}
+    quadratic: dict[str, float] = {}
+    energy = math.nan if y is None else centred(t, y).square().sum().item()
+    for units in parameter_groups(t, q + 1):
+        for module, B in _pulled(t, units, Z, y).items():
+            T = (B @ B.T).double()
+            gram[module], quadratic[module] = T[:q, :q], T[-1, -1].item() if y is not None else math.nan
+    if subject.layers is None and gram:
+        gram[WHOLE] = torch.stack(list(gram.values())).sum(0)
+        quadratic[WHOLE] = sum(quadratic.values())
+    group = torch.arange(q) % min(GROUPS, q)
+    for name, T in gram.items():
+        labelled = None if y is None else (quadratic[name], energy)
+
+        def value(keep: Tensor, T: Tensor = T, labelled: tuple[float, float] | None = labelled) -> CentredKernel:
+            return CentredKernel(_off_diagonal(T[keep][:, keep]) ** 0.5, labelled, math.nan, NO_TOP)
+
+        yield name, Estimate(value(group >= 0), [value(group != g) for g in range(int(group.max()) + 1)])
+
+
+def _pulled(t: Tangents, units: Sequence[Unit], Z: Tensor, y: Tensor | None) -> dict[str, Tensor]:
+    """J^T z~ of each module for every vector (and for the labels, last): plain gradients, "v p"."""
+    subject, names = t.subject, parameters(t, units)
+    places = [subject.state[k] for k in names]
+    B = [torch.zeros(len(Z) + 1, p.numel(), dtype=subject.source.dtype, device=subject.device) for p in places]
+    size = fitting(subject.memory // 3, subject.itemsize * 2 * subject.survey.graph + 1, min(subject.probe.chunk, t.n),
+                   subject.survey.drawn)
+    targets = None if y is None else centred(t, y)
+    for chunk in chunks(subject.source, t.x, size, title="kernels"):
+        with subject.timed(chunk.n):
+            graph = chunk.graph
+        check_finite(graph.f)
+        for v in range(len(Z) + (targets is not None)):
+            z = targets if v == len(Z) else centred(t, Z[v].double())
+            assert z is not None
+            for total, d in zip(B, graph.backward(z[chunk.rows].to(graph.f.device), places)[1], strict=True):
+                total[v] += d.reshape(-1)
+    parts: dict[str, list[Tensor]] = {}
+    for name, b in zip(names, B, strict=True):
+        parts.setdefault(name.rpartition(".")[0], []).append(b)
+    return {module: torch.cat(gradients, 1) for module, gradients in parts.items()}
+
+
+def _off_diagonal(T: Tensor) -> float:
+    """The mean of T_vw^2 over v != w."""
+    q = len(T)
+    return ((T.square().sum() - T.diagonal().square().sum()) / (q * (q - 1))).item() if q > 1 else math.nan
+
+
+def _vectors_bytes(t: Tangents, vectors: int) -> int:
+    """Of a module's products with so many vectors: all its parameters for each."""
+    subject = t.subject
+    return max((vectors * subject.itemsize * sum(subject.state[p].numel() for p in parameters(t, units))
+                for units in t.by_module.values()), default=0)
+
+
+# ----------------------------------------------------------------------------------------------- many examples
+
+
+@dataclass(frozen=True)
+class Free(Statistic):
+    """|C K C|_F and its largest eigenvalue without K, y~^T K y~ exactly."""
+
+    name: str
+    use: Use = "kernel"
+    place: Place = "module"
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        t = Tangents(subject, cotangents)  # a module's products in a third of the memory, a pair of examples in another
+        held = max(_vectors_bytes(t, 2 * 2 * (SKETCHED + CORRECTING)), t.least("trace"))
+        return Wants(alone=3 * held, what=f"estimates of kernels over {t.n} examples")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        t = Tangents(subject, cotangents)
+        label = f"estimated by products with the kernel of {t.n} examples, which is not formed"
+        return _Estimates(_free(t), "vectors", GROUPS, Remark(Mark.ESTIMATED, label))
+
+
+def operations(t: Tangents) -> tuple[float, float]:
+    """(of the exact kernel, of its estimate)"""
+    subject, survey = t.subject, t.subject.survey
+    q = SKETCHED + 2 * (SKETCHED + CORRECTING)
+    exact = make_plan(t.request(subject.wanted, "full"), 2 ** 62).operations
+    maps = [survey.maps[k] for u in subject.wanted for k in u.maps]
+    through = 2 * t.n * (1 + t.v) * sum(m.width * m.shape[-1] for m in survey.maps.values() if m.kind == "dense")
+    own = sum(2 * t.n * (m.width * m.shape[-1] * t.v + t.v * q * m.index.numel() if m.unfolded or
+                         m.width > m.shape[0] else q * m.index.numel()) for m in maps)
+    return exact, 4 * through + 2 * own
+
+
+def _free(t: Tangents) -> Iterator[tuple[str, Estimate]]:
+    """Twice K~ times some vectors: the first products span where most of K~ acts, the second are exact there and sampled in what
+    is left (Hutch++ for the trace of K~^2)."""
+    subject = t.subject
+    y = None if subject.Y is None else centred(t, subject.Y[t.rows])
+    draw = torch.Generator().manual_seed(0)
+    first, second = (_all_centred(t, torch.randn(q, t.n, t.v, generator=draw, dtype=torch.float64))
+                     for q in (SKETCHED, CORRECTING))
+    names = [*t.by_module, *([WHOLE] if subject.layers is None else [])]
+    last = torch.zeros(t.n, t.v, dtype=torch.float64) if y is None else y
+    once, quadratic = _centred_products(t, dict.fromkeys(names, torch.cat([first, last[None]])), len(first))
+    spans = {name: torch.linalg.qr(Y.flatten(1).T)[0].T for name, Y in once.items()}  # orthonormal rows
+    outside = {name: second.flatten(1) - (second.flatten(1) @ Q.T) @ Q for name, Q in spans.items()}
+    again = {name: _all_centred(t, torch.cat([Q, outside[name]]).view(-1, t.n, t.v)) for name, Q in spans.items()}
+    twice, _ = _centred_products(t, again, len(again[names[0]]))
+    for name in names:
+        labelled = None if y is None else (quadratic[name], y.square().sum().item())
+        yield name, _hutch(spans[name], twice[name].flatten(1), labelled)
+
+
+def _all_centred(t: Tangents, Z: Tensor) -> Tensor:
+    return torch.stack([centred(t, z) for z in Z])
+
+
+def _centred_products(t: Tangents, Z: Mapping[str, Tensor], used: int) -> tuple[dict[str, Tensor], dict[str, float]]:
+    KZ, squares = products(t, Z, used)
+    return {name: _all_centred(t, P) for name, P in KZ.items()}, squares
+
+
+def _hutch(Q: Tensor, Y: Tensor, labelled: tuple[float, float] | None) -> Estimate:
+    """From orthonormal rows Q and Y = K [Q; z - Q Q^T z]: |K|_F^2 = |K Q|^2 + E |K (z - Q Q^T z)|^2, and the largest
+    eigenvalue that K has on the span of Q, which is at most that of K."""
+    inside, beyond = Y[:len(Q)], Y[len(Q):].square().sum(1)
+    T = Q @ inside.T
+    values, vectors = torch.linalg.eigh((T + T.T) / 2)
+    top, u = values[-1].item(), vectors[:, -1]
+    off = (u @ inside - top * (u @ Q)).norm().item()  # |K u - top u|: how far it is from being an eigenvector
+    top = top if off <= UNRESOLVED * top else math.nan
+    group = torch.arange(len(beyond)) % GROUPS
+
+    def value(keep: Tensor) -> CentredKernel:
+        return CentredKernel((inside.square().sum() + beyond[keep].mean()).sqrt().item(), labelled, top, UNRESOLVED_TOP)
+    return Estimate(value(group >= 0), [value(group != g) for g in range(GROUPS)])
+
+
+# ---------------------------------------------------------------------------------------- one output at a time
+
+
+@dataclass(frozen=True)
+class Diagonal(Statistic):
+    """Each output's own kernels: of all outputs, or of some drawn from those that have labels."""
+
+    name: str
+    use: Use = "kernel"
+    place: Place = "module"
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        t = Tangents(subject, cotangents)
+        v = t.v if cotangents.exact else SAMPLED
+        return Wants(alone=8 * v * t.n ** 2 + t.least("diagonal", v), what=f"estimates of kernels over {t.n} examples")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        t = Tangents(subject, cotangents)
+        if subject.Y is None:
+            return _Estimates(_unlabelled(), "examples", 0, Remark())
+        Y = subject.Y[t.rows].to(subject.home)
+        picked, labelled = torch.arange(Y.shape[1]), Y.shape[1]
+        if not cotangents.exact:
+            known = (Y != 0).any(0).nonzero().flatten().cpu()
+            draw = torch.Generator().manual_seed(0)
+            picked, labelled = known[torch.randperm(len(known), generator=draw)[:SAMPLED]].sort().values, len(known)
+        drawn = len(picked) < labelled
+        remark = Remark(Mark.ESTIMATED, f"{len(picked)} outputs drawn of {labelled} that have labels") if drawn else Remark()
+        made = _diagonals(t, None if cotangents.exact else picked, Y[:, picked.to(Y.device)], drawn)
+        return _Estimates(made, "outputs" if drawn else "examples", len(picked) if drawn else t.groups["examples"], remark)
+
+
+def _unlabelled() -> Iterator[tuple[str, Estimate]]:
+    raise Missing(NO_LABELS)
+    yield
+
+
+def _diagonals(t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool) -> Iterator[tuple[str, Estimate]]:
+    if not Y.shape[1]:
+        raise Missing(NO_LABELS)
+    total: Tensor | None = None
+    for name, K in t.anew("diagonal", None if picked is None else SomeOutputs(tuple(picked.tolist()))):
+        if t.subject.layers is None:
+            total = K.clone() if total is None else total.add_(K)
+        yield name, _same(t, K, Y, drawn)
+    if total is not None:
+        yield WHOLE, _same(t, total, Y, drawn)
+
+
+def _same(t: Tangents, K: Tensor, Y: Tensor, drawn: bool) -> Estimate:
+    value = of_diagonal(K, Y)
+    if not drawn:
+        return Estimate(value, of_diagonal_leaving(K, Y, t.groups["examples"]))
+    parts = (value.quadratic, value.norm, value.energy)
+    rest = [torch.arange(len(K), device=K.device) != i for i in range(len(K))]
+    return Estimate(value, [SameOutput(*(p[r] for p in parts)) for r in rest])
+
+
+SKETCH, FREE, DIAGONAL = Sketch("sketched_kernel"), Free("products_with_the_kernel"), Diagonal("kernels_of_single_outputs")
+
+# -------------------------------------------------------------------------------- what they stand in for
+
+
+def formed(t: Tangents, reason: str) -> bool:
+    """Is the kernel itself formed? When it fits and is not dearer than its estimate."""
+    if reason or not t.cotangents.whole or t.bytes() <= SMALL:
+        return not reason
+    exact, estimate = operations(t)
+    return t.bytes() + t.least() <= t.subject.memory and exact <= estimate
+
+
+def _same_output_estimate(subject: Subject, cotangents: Cotangents, reason: str) -> Statistic | None:
+    return None if formed(Tangents(subject, cotangents), reason) else DIAGONAL
+
+
+def _centred_estimate(subject: Subject, cotangents: Cotangents, reason: str) -> Statistic | None:
+    if not cotangents.exact:
+        return SKETCH
+    return None if formed(Tangents(subject, cotangents), reason) else FREE
+
+
+SAME_OUTPUT = Derived("same_output", same_output, (TANGENT_KERNEL, LABELS), same_output_leaving, _same_output_estimate)
+CENTRED_KERNEL = Derived("centred_kernel", centred_kernel, (TANGENT_KERNEL, LABELS), centred_kernel_leaving, _centred_estimate)

@@ -1,0 +1,293 @@
+"""Tangent kernels of the probe's kernel examples: Gram, and the labels beside its rows. They are made of captures that the pass
+over the probe has already made, or by kernels.ntk. What is too large to be formed is in estimates.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import WHOLE, Remark, show_bytes
+from richter.core.progress import progress
+from richter.instrument.capture import to_device
+from richter.instrument.captures import LayerCapture, room_for, select, widened
+from richter.instrument.cotangents import MOST, Cotangents
+from richter.instrument.statistics.frame import (
+    GROUPS,
+    NO_LABELS,
+    Gathering,
+    Group,
+    Missing,
+    Place,
+    Simple,
+    Statistic,
+    Wants,
+)
+from richter.instrument.statistics.moments import said
+from richter.instrument.stream import Chunk
+from richter.kernels.contract import Outputs, mirror
+from richter.kernels.ntk import Block, Job, kernels
+from richter.kernels.planning import Request, Unit, least
+
+if TYPE_CHECKING:
+    from richter.instrument.cotangents import Use
+    from richter.instrument.statistics.passes import Reading
+    from richter.instrument.subject import Subject
+
+KERNEL = "it has no tangent kernel"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Targets "n v" beside a kernel's rows; ``keep`` is False where a row belongs to no real output (padding)."""
+
+    given: Float[Tensor, "n v"] | None  # None: the probe has none
+    keep: Tensor | None = None
+
+    @property
+    def Y(self) -> Float[Tensor, "n v"]:
+        if self.given is None:
+            raise Missing(NO_LABELS)
+        return self.given
+
+    def take(self, rows: Tensor) -> Labels:
+        return Labels(None if self.given is None else self.given[rows], None if self.keep is None else self.keep[rows])
+
+
+@dataclass(eq=False)
+class Tangents:
+    """The kernel examples of a subject, and what computations of their kernels need."""
+
+    subject: Subject
+    cotangents: Cotangents
+
+    def __post_init__(self) -> None:
+        self.rows = self.subject.probe.kernel_rows()
+        self.n, self.v = len(self.rows), self.subject.number(self.cotangents, "kernel")
+
+    @property
+    def x(self) -> object:
+        return select(self.subject.x, self.rows)
+
+    def job(self, units: Sequence[Unit], outputs: Outputs = "full", cotangents: Cotangents | None = None) -> Job:
+        chosen = cotangents or self.cotangents
+        V = self.subject.rowwise(chosen, "kernel", among=self.rows)
+        return Job(self.subject.source, units, V, self.subject.number(chosen, "kernel"), outputs)
+
+    def request(self, units: Sequence[Unit], outputs: Outputs, v: int | None = None, **more: Any) -> Request:
+        subject = self.subject
+        return Request(subject.survey, units, subject.state, self.n, self.n, self.v if v is None else v, outputs, subject.itemsize,
+                       **more)
+
+    @cached_property
+    def by_module(self) -> dict[str, list[Unit]]:
+        units: dict[str, list[Unit]] = {}
+        for u in self.subject.wanted:
+            units.setdefault(u.module, []).append(u)
+        return units
+
+    @property
+    def maps(self) -> list[str]:
+        return [k for u in self.subject.wanted for k in u.maps]
+
+    @property
+    def groups(self) -> dict[str, int]:
+        return {"examples": min(GROUPS, self.n)}
+
+    # -------------------------------------------------------------------------------------------------------- sizes
+
+    def bytes(self) -> int:
+        """Of one module's kernel and of what is made of it."""
+        return (32 + self.subject.itemsize) * (self.n * self.v) ** 2
+
+    def least(self, outputs: Outputs = "full", v: int | None = None) -> int:
+        """The smallest memory in which every module's kernel can be had, beside the kernel itself."""
+        return max((least(self.request(units, outputs, v)) for units in self.by_module.values()), default=0)
+
+    def kept_bytes(self) -> int:
+        """Of the captures of all examples, if they are kept from another pass."""
+        maps = self.subject.survey.maps
+        return self.n * self.subject.itemsize * sum(self.v * maps[k].width + max(maps[k].unfolded, maps[k].width)
+                                                    for k in dict.fromkeys(self.maps))
+
+    # ------------------------------------------------------------------------------------------------------ kernels
+
+    def anew(self, outputs: Outputs, cotangents: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Kernels by module, of as many modules at a time as have room for them."""
+        v = self.v if cotangents is None else self.subject.number(cotangents, "kernel")
+        memory = self.subject.memory
+        each = 8 * self.n ** 2 * (v * v if outputs == "full" else v)
+        groups: list[list[Unit]] = []
+        held = 0
+        for units in self.by_module.values():
+            together = [*groups[-1], *units] if groups else []
+            if groups and held + each + 4 * least(self.request(together, outputs, v)) <= memory:
+                groups[-1] += units
+                held += each
+            else:
+                groups.append(list(units))
+                held = each
+        for units in progress(groups, title="kernels"):
+            job = self.job(units, outputs, cotangents)
+            yield from kernels(job, self.x, None, memory - each * len(job.modules), True, self.subject.probe.chunk).items()
+
+    def from_captures(self, captures: Mapping[str, LayerCapture]) -> Iterator[tuple[str, Tensor]]:
+        """The same from captures of all examples and cotangents."""
+        device = self.subject.device
+        for module, units in self.by_module.items():
+            job = self.job(units)
+            K = torch.zeros(self.v, self.n, self.v, self.n, dtype=job.source.dtype, device=device)
+            block = Block(job, {module: K}, self.v)
+            block.add(captures, captures)
+            if job.loose:
+                alone = Chunk(job.source, to_device(self.x, device), slice(0, self.n), (), job.cotangents, job.loose)
+                block.add_whole(alone.gradients, alone.gradients)
+            block.close()
+            yield module, mirror(K, "full")
+
+    def labels(self) -> Labels:
+        """Targets beside the kernel's rows: the labels themselves, or the same combinations of them."""
+        subject = self.subject
+
+        def V() -> Tensor:
+            f = subject.outputs(self.x).reshape(self.n, -1)  # cotangents may depend on it
+            return subject.rowwise(self.cotangents, "kernel", among=self.rows)(f, slice(0, self.n)).to(subject.home, torch.float64)
+
+        keep = None if subject.counted is None else subject.counted[self.rows].to(subject.home)
+        if subject.Y is None:
+            nothing = torch.full((self.n, subject.survey.outputs), math.nan, dtype=torch.float64, device=subject.home)
+            return Labels(None, self.cotangents.labels(nothing, keep, V)[1])
+        return Labels(*self.cotangents.labels(subject.Y[self.rows].to(subject.home), keep, V))
+
+
+@dataclass
+class Kept:
+    """Captures of the kernel examples, picked out of a pass over the probe."""
+
+    rows: Tensor  # their numbers, in the order wanted
+    v: int
+    captures: dict[str, LayerCapture] = field(default_factory=dict)
+
+    def add(self, name: str, reading: Reading) -> None:
+        c, rows, block = reading.plain(name), reading.rows, reading.block
+        inside = (self.rows >= rows.start) & (self.rows < rows.stop)
+        if c is None or not inside.any():
+            return
+        into, out_of = inside.nonzero().flatten().to(c.g.device), (self.rows[inside] - rows.start).to(c.g.device)
+        h = widened(replace(c, h=reading.recording.reads_of(name, out_of))).h if reading.first else None
+        if name not in self.captures:
+            assert h is not None
+            g = room_for(c.g[0], self.v, (len(self.rows), *c.g.shape[2:]))
+            self.captures[name] = replace(c, h=room_for(h, 1, (len(self.rows), *h.shape[1:]))[0], g=g, f=None)
+        mine = self.captures[name]
+        for v, g in enumerate(c.g, block.start):
+            mine.g[v][into] = g[out_of]
+        if h is not None:
+            mine.h[into] = h
+
+
+@dataclass(frozen=True)
+class Gram(Statistic):
+    """The tangent kernel "n v n v" over the probe's kernel examples, of each module and of the whole model."""
+
+    name: str
+    use: Use = "kernel"
+    place: Place = "module"
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        if not cotangents.exact:
+            return (f"needs the kernel itself, and {cotangents.label(subject.survey.outputs)} give another one: pick at most "
+                    f"{MOST['kernel']} outputs with output=, e.g. lambda out: out[:, -1, :64]")
+        t = Tangents(subject, cotangents)
+        need = t.bytes() + t.least()
+        if t.v > MOST["kernel"] and need > subject.memory:
+            return (f"the kernel of {t.v} outputs and {t.n} examples needs memory='{show_bytes(need)}', and nothing stands in for "
+                    f"it here: pick outputs with output=, fewer examples with Probe(kernel=...), or give more memory")
+        return self
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        t = Tangents(subject, cotangents)
+        batched = not subject.survey.drawn and all(k in subject.survey.batched for k in t.maps)
+        return Wants(tuple(dict.fromkeys(t.maps)) if batched else (), held=t.kept_bytes(), alone=t.bytes() + t.least(), optional=True,
+                     what=f"the kernel of one layer over {t.n} examples and {t.v} outputs")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Gram(Tangents(subject, cotangents), said(subject, cotangents))
+
+
+class _Gram(Simple):
+    """One module's kernel at a time, in the order of the modules; their sum is the whole model's."""
+
+    def __init__(self, t: Tangents, remark: Remark) -> None:
+        super().__init__(t.groups, remark)
+        self.t, self.kept = t, Kept(t.rows, t.v)
+        self.kernels: Iterator[tuple[str, Tensor]] | None = None
+        self.place: str | None = None
+        self.K = torch.empty(0)
+
+    def add(self, reading: Reading) -> None:
+        for name in dict.fromkeys(self.t.maps):
+            self.kept.add(name, reading)
+
+    def _all(self) -> Iterator[tuple[str, Tensor]]:
+        subject = self.t.subject
+        whole: Tensor | None = None
+        captures = self.kept.captures
+        for name, K in self.t.from_captures(captures) if captures else self.t.anew("full"):
+            K = K.to(subject.home, torch.float64).permute(1, 0, 3, 2)
+            if subject.layers is None:
+                whole = K.clone() if whole is None else whole.add_(K)
+            yield name, K
+        if whole is not None:
+            yield WHOLE, whole
+
+    def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n v n v"]:
+        self.kernels = self._all() if self.kernels is None else self.kernels
+        while place != self.place:
+            self.place, self.K = next(self.kernels, (None, self.K))
+            if self.place is None:
+                raise Missing(KERNEL)
+        if without is None:
+            return self.K
+        rows = left(self.t.n, without).to(self.K.device)
+        return self.K[rows][:, :, rows]
+
+
+def left(n: int, without: Group) -> Tensor:
+    """Which of n examples are left when one group is out."""
+    return torch.arange(n) % min(GROUPS, n) != without[1]
+
+
+@dataclass(frozen=True)
+class KernelLabels(Statistic):
+    """The labels of the kernel examples, in the order of a Gram's rows and seen through the same cotangents."""
+
+    name: str
+    use: Use = "kernel"
+    place: Place = "module"
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _KernelLabels(Tangents(subject, cotangents))
+
+
+class _KernelLabels(Simple):
+    def __init__(self, t: Tangents) -> None:
+        super().__init__(t.groups)
+        self.t = t
+
+    @cached_property
+    def labels(self) -> Labels:
+        return self.t.labels()
+
+    def value(self, place: str, without: Group | None = None) -> Labels:
+        return self.labels if without is None else self.labels.take(left(self.t.n, without).to(self.t.subject.home))
+
+
+TANGENT_KERNEL = Gram("tangent_kernel")
+LABELS = KernelLabels("labels")

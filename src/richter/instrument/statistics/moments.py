@@ -1,0 +1,196 @@
+"""Averages over examples and positions: Moment. A sum over chunks, divided once at the end, and kept in a few groups of examples,
+so that every measure can be computed again with one group left out (the jackknife)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import Mark, Remark
+from richter.instrument.captures import LayerCapture, covariance
+from richter.instrument.cotangents import Cotangents
+from richter.instrument.statistics.frame import APART, GROUPS, NO_INITIAL, Gathering, Group, Missing, Statistic, Wants
+
+if TYPE_CHECKING:
+    from richter.instrument.statistics.passes import Reading
+    from richter.instrument.subject import Subject
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    """Their sum, in a tensor of its own."""
+    first = tensors[0].clone()
+    for t in tensors[1:]:
+        first += t
+    return first
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """A moment from random outputs: its mean, and two of it from independent halves of them."""
+
+    mean: Tensor
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class Sums:
+    """A moment in groups of examples: sums and numbers of positions."""
+
+    sums: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)
+    counts: list[int] = field(default_factory=lambda: [0] * GROUPS)
+    chunk: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)  # of the chunk in hand, in its own precision
+
+    def add(self, group: int, value: Tensor, number: int) -> None:
+        before = self.chunk[group]
+        self.chunk[group] = value.clone() if before is None else before.add_(value)
+        self.counts[group] += number
+
+    def settle(self) -> None:
+        """The chunk is done: chunks are added up in float64."""
+        for g, value in enumerate(self.chunk):
+            if value is not None:
+                value, before = value.cpu() if value.device.type == "mps" else value, self.sums[g]
+                self.sums[g] = value.double() if before is None else before.add_(value)
+        self.chunk = [None] * GROUPS
+
+    def merge(self, other: Sums) -> None:
+        for g, value in enumerate(other.sums):
+            mine = self.sums[g]
+            if value is not None:
+                self.sums[g] = value.clone() if mine is None else mine.add_(value.to(mine.device))
+            self.counts[g] += other.counts[g]
+
+    def mean(self, without: int | None = None) -> Tensor | None:
+        chosen = [s for g, s in enumerate(self.sums) if g != without and s is not None]
+        number = sum(c for g, c in enumerate(self.counts) if g != without)
+        return total(chosen) / number if number and chosen else None
+
+
+@dataclass
+class Halves:
+    """The same from even and from odd random outputs."""
+
+    even: Sums = field(default_factory=Sums)
+    odd: Sums = field(default_factory=Sums)
+
+    def settle(self) -> None:
+        self.even.settle()
+        self.odd.settle()
+
+    def merge(self, other: Halves) -> None:
+        self.even.merge(other.even)
+        self.odd.merge(other.odd)
+
+    def mean(self, without: int | None = None) -> Sketched | None:
+        first, second = self.even.mean(without), self.odd.mean(without)
+        return None if first is None or second is None else Sketched((first + second) / 2, first, second)
+
+
+@dataclass(frozen=True)
+class Moment(Statistic):
+    """block(capture) is summed over examples and positions and divided by their number. With ``project`` it is kept in
+    an orthonormal basis of the columns of W and W0, which loses nothing that is later multiplied by W or W0."""
+
+    name: str
+    block: Callable[[LayerCapture], Tensor]
+    project: bool = False
+    initial: bool = False  # needs h0, g0: what the initial network reads and asks on the same examples
+    reads: bool = True  # needs h; saves unfolding patches where it does not
+    halves: bool = False  # random outputs give it as Sketched, for what squares it
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        return NO_INITIAL if self.initial and subject.then is None else self
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        copies = 1 + self._halved(subject, cotangents)
+        squares = sum((Q.shape[1] if (Q := subject.bases[k]) is not None else subject.pair(k)[0].shape[0]) ** 2
+                      for k in subject.maps)
+        return Wants(tuple(subject.maps), reads=self.reads, initial=self.initial, held=8 * (GROUPS + 2) * copies * squares,
+                     what=f"the sums of {len(subject.maps)} layers")
+
+    def _halved(self, subject: Subject, cotangents: Cotangents) -> bool:
+        return self.halves and not cotangents.exact and subject.number(cotangents, "mean") > 1
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        number = subject.number(cotangents, "mean")
+        sums = {k: Halves() if self._halved(subject, cotangents) else Sums() for k in subject.maps}
+        return _Moment(self, subject.probe.n, number, sums, said(subject, cotangents))
+
+
+@dataclass
+class _Moment:
+    statistic: Moment
+    n: int
+    number: int  # of cotangents
+    sums: dict[str, Sums | Halves]
+    remark: Remark
+
+    @property
+    def groups(self) -> dict[str, int]:
+        return {"examples": min(GROUPS, self.n)}
+
+    def add(self, reading: Reading) -> None:
+        for name, sums in self.sums.items():
+            c = reading.capture(name, self.statistic.project)
+            if c is None:
+                continue
+            keep = reading.kept(name)
+            for g, mine in reading.groups():
+                part = c.take(mine)
+                if not part.g.shape[1]:
+                    continue
+                number = int(keep[mine].sum()) if keep is not None else part.g.shape[1] * part.g.shape[2]
+                self._sum(sums, part, g, number if reading.first else 0, reading.block.start)
+        if reading.last:
+            for sums in self.sums.values():
+                sums.settle()
+
+    def _sum(self, sums: Sums | Halves, part: LayerCapture, group: int, number: int, start: int) -> None:
+        """Positions are counted once, not once a block of cotangents."""
+        block = self.statistic.block
+        if isinstance(sums, Sums):
+            sums.add(group, block(part), number)
+            return
+        for half, mine in enumerate((sums.even, sums.odd)):
+            rows = slice((half - start) % 2, None, 2)
+            one = replace(part, g=part.g[rows], g0=None if part.g0 is None else part.g0[rows])
+            share = self.number / len(range(half, self.number, 2))  # each half stands for all
+            mine.add(group, block(one) * share, number)
+
+    def merge(self, other: _Moment) -> None:
+        for name, sums in self.sums.items():
+            sums.merge(other.sums[name])  # type: ignore[arg-type]
+
+    def again(self) -> bool:
+        return False
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        if place not in self.sums:
+            raise Missing(APART)
+        mean = self.sums[place].mean(None if without is None else without[1])
+        if mean is None:
+            raise Missing("no example of the probe reached this layer", Mark.IDLE)
+        return mean
+
+
+def said(subject: Subject, cotangents: Cotangents) -> Remark:
+    """What cotangents say beside every number."""
+    return Remark(Mark.EXACT if cotangents.exact else Mark.ESTIMATED, cotangents.label(subject.survey.outputs))
+
+
+def change_covariance(c: LayerCapture) -> Float[Tensor, "o o"]:
+    """The covariance of g - g0: what the outputs ask now and did not at initialisation."""
+    assert c.g0 is not None
+    return covariance(c.g - c.g0)
+
+
+# K = 1/(n s) sum_n J_n^T J_n, with 1/n, so that the AGOP is W^T K W  [nfa, Sec. 1]
+PTK_COVARIANCE = Moment("ptk_covariance", lambda c: covariance(c.g), reads=False, halves=True)
+PROJECTED_PTK_COVARIANCE = replace(PTK_COVARIANCE, name="projected_ptk_covariance", project=True)
+PTK_CHANGE = Moment("ptk_change", change_covariance, project=True, initial=True, reads=False, halves=True)

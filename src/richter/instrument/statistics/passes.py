@@ -1,0 +1,223 @@
+"""One pass over the probe serves every statistic that is gathered: each chunk goes forward once, backward once for each
+cotangent, and every gathering adds what it wants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from richter.core.progress import progress
+from richter.instrument.capture import to_device
+from richter.instrument.captures import LayerCapture, Recording, select, widened
+from richter.instrument.cotangents import Cotangents
+from richter.instrument.statistics.frame import GROUPS, Gathering, Wants
+from richter.instrument.statistics.weights import block_diagonal
+from richter.instrument.stream import ALONE, Share, fitting, steps
+
+if TYPE_CHECKING:
+    from richter.instrument.subject import Subject
+
+BLOCK_BYTES = 2 ** 26  # of what is asked at a time; larger blocks were slower, because they leave the cache
+
+
+@dataclass
+class Reading:
+    """Some examples of the probe after their forward pass, and what a block of cotangents asks of every map."""
+
+    subject: Subject
+    rows: slice  # which examples of the probe
+    block: slice  # which cotangents
+    last: bool  # is this the last block of these examples?
+    recording: Recording
+    captures: dict[str, LayerCapture]
+    before: dict[str, LayerCapture]  # of the initial network, if it is wanted
+    _plain: dict[str, LayerCapture] = field(default_factory=dict)
+    _ready: dict[tuple[str, bool], LayerCapture] = field(default_factory=dict)
+    _kept: dict[str, Tensor | None] = field(default_factory=dict)
+
+    @property
+    def first(self) -> bool:
+        return self.block.start == 0
+
+    @property
+    def examples(self) -> range:
+        """Their numbers in the probe."""
+        return range(self.rows.start, self.rows.stop)
+
+    @property
+    def f(self) -> Tensor:
+        """Outputs "n k"."""
+        return self.recording.f
+
+    @property
+    def Y(self) -> Tensor | None:
+        """Targets "n k"; None if the probe has none."""
+        return None if self.subject.Y is None else self.subject.Y[self.rows]
+
+    def groups(self) -> Iterator[tuple[int, slice]]:
+        """Every example belongs to the group of its number."""
+        groups = min(GROUPS, self.subject.probe.n)
+        return ((g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups))
+
+    def read(self, name: str) -> Tensor | None:
+        """What a map read, "n s d_in"; None if these examples do not reach it."""
+        return self.recording.reads(name) if name in self.recording.where else None
+
+    def plain(self, name: str) -> LayerCapture | None:
+        """A map as it is: grouped ones in groups, masked positions included. None if these examples do not reach it."""
+        if name in self.captures and name not in self._plain:
+            self._plain[name] = widened(self.captures[name])
+        return self._plain.get(name)
+
+    def capture(self, name: str, project: bool = False) -> LayerCapture | None:
+        """A map as one matrix, masked positions zero, beside the initial network; ``project``: g in the basis of W's columns."""
+        key = (name, project)
+        if key not in self._ready and name in self.captures:
+            self._ready[key] = self._projected(name) if project else self._whole(name)
+        return self._ready.get(key)
+
+    def _whole(self, name: str) -> LayerCapture:
+        plain = self.plain(name)
+        assert plain is not None
+        c = flat(plain)
+        if name in self.before:
+            b = flat(widened(self.before[name]))
+            c = replace(c, W0=b.W, h0=b.h, g0=b.g)
+        keep = self.kept(name)
+        if keep is not None:
+            c = replace(c, g=c.g * keep[None, ..., None], g0=None if c.g0 is None else c.g0 * keep[None, ..., None])
+        return c
+
+    def _projected(self, name: str) -> LayerCapture:
+        c, Q = self.capture(name), self.subject.bases[name]
+        assert c is not None
+        return c if Q is None else replace(c, g=c.g @ Q.to(c.g), g0=None if c.g0 is None else c.g0 @ Q.to(c.g))
+
+    def kept(self, name: str) -> Tensor | None:
+        """Real tokens "n s" of a layer that works on the tokens of the mask; None: every position counts."""
+        if name not in self._kept:
+            self._kept[name] = self._tokens(self.captures[name])
+        return self._kept[name]
+
+    def _tokens(self, c: LayerCapture) -> Tensor | None:
+        mask = self.subject.probe.mask
+        if mask is None or any(s % mask.shape[1] for s in c.calls):
+            return None
+        real = mask[self.rows].to(c.g.device)
+        n, T = real.shape
+        parts = []
+        for s, shape in zip(c.calls, c.shapes, strict=True):
+            outer = shape[0] == n and len(shape) > 2 and shape[1] == T  # [n, T, heads, d]; else [n, heads, T, d] and the like
+            parts.append(real.repeat_interleave(s // T, 1) if outer else real.repeat(1, s // T))
+        return torch.cat(parts, 1)
+
+
+def flat(c: LayerCapture) -> LayerCapture:
+    """Grouped maps as one block-diagonal matrix on the whole input."""
+    if c.kind != "grouped":
+        return c
+    h = c.h.flatten(2) if c.h.dim() > 2 else c.h
+    return replace(c, kind="dense", W=block_diagonal(c.W), h=h, g=c.g.flatten(3))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A gathering that takes part in a pass."""
+
+    gathering: Gathering
+    wants: Wants
+    cotangents: Cotangents  # prepared
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What is gathered together: sizes, and the loop."""
+
+    subject: Subject
+    entries: Sequence[Entry]
+
+    @property
+    def maps(self) -> list[str]:
+        return list(dict.fromkeys(k for e in self.entries for k in e.wants.maps))
+
+    @property
+    def initial(self) -> bool:
+        return any(e.wants.initial for e in self.entries) and self.subject.then is not None
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Bytes of all that is held, of one example's graph, and of one cotangent of one example."""
+        survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
+        names = dict.fromkeys([*self.subject.maps, *self.maps])
+        optional = {k for e in self.entries if e.wants.optional for k in e.wants.maps}
+        reads = any(e.wants.reads for e in self.entries if not e.wants.optional)
+        graph = item * (survey.graph + sum(survey.maps[k].unfolded for k in names if reads or k in optional))
+        return sum(e.wants.held for e in self.entries), graph, item * 3 * sum(survey.maps[k].width for k in names)
+
+    def chunk(self) -> int:
+        held, graph, each = self.sizes()
+        subject = self.subject
+        return fitting(subject.memory - held, graph + each, min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
+
+    def block(self, number: int, chunk: int) -> int:
+        """Cotangents at a time, so that what is captured stays within memory."""
+        held, graph, each = self.sizes()
+        room = (self.subject.memory - held) // chunk
+        return int(max(1, min(number, (room - graph) // each, BLOCK_BYTES // (chunk * each))))
+
+    def run(self, share: Share = ALONE) -> None:
+        """All examples once, and again for those that ask for it."""
+        entries = list(self.entries)
+        while entries:
+            replace(self, entries=entries)._once(share)
+            entries = [e for e in entries if e.gathering.again()]
+
+    def _once(self, share: Share) -> None:
+        subject, n = self.subject, self.subject.probe.n
+        families: dict[Cotangents, list[Entry]] = {}
+        for e in self.entries:
+            families.setdefault(e.cotangents, []).append(e)
+        size = self.chunk()
+        numbers = {c: subject.number(c, "mean") for c in families}
+        blocks = {c: steps(v, self.block(v, size)) if any(e.wants.backward for e in families[c]) else [slice(0, v)]
+                  for c, v in numbers.items()}
+        batched = [k for k in self.maps if k in subject.survey.batched]
+        single = [k for k in self.maps if k not in subject.survey.batched]
+        work = [(rows, batched) for rows in steps(n, size)] if batched or not self.maps else []
+        work += [(slice(i, i + 1), single) for i in range(n)] if single else []
+        with progress(title="measuring", total=len(work) * sum(map(len, blocks.values()))) as bar:
+            for i, (rows, maps) in enumerate(work):
+                if not share.has(i):
+                    continue
+                recordings = self._recorded(rows, maps)
+                for cotangents, family in families.items():
+                    for block in blocks[cotangents]:
+                        last = block.stop >= numbers[cotangents]
+                        reading = self._reading(recordings, rows, block, last, cotangents, family)
+                        for e in family:
+                            if e.wants.backward or reading.first:
+                                e.gathering.add(reading)
+                        bar.update()
+
+    def _recorded(self, rows: slice, maps: Sequence[str]) -> list[Recording]:
+        """One forward pass, and one of the initial network if it is wanted."""
+        subject = self.subject
+        x = to_device(select(subject.x, rows), subject.device)
+        recordings = []
+        for source in [subject.source, *([subject.initial_source] if self.initial else [])]:
+            with subject.timed(rows.stop - rows.start):
+                recordings.append(source.record(x, rows, maps))
+        return recordings
+
+    def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, cotangents: Cotangents,
+                 family: Sequence[Entry]) -> Reading:
+        if not any(e.wants.backward for e in family):
+            return Reading(self.subject, rows, block, last, recordings[0], {}, {})
+        reads = any(e.wants.reads and not e.wants.optional for e in family)
+        V = self.subject.rowwise(cotangents, "mean", block)
+        now, *before = (r.captures(V(r.f, rows), reads) for r in recordings)
+        return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else {})

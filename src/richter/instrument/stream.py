@@ -1,0 +1,174 @@
+"""The one loop over chunks of examples: their size, their order, which rank has which, progress, and one forward pass for each
+that can be asked any number of times.
+
+    for chunk in chunks(source, x, size=256, maps=["0", "2"], cotangents=V, title="measuring"):
+        chunk.captures(slice(0, 4))       # what each map read, and what the first four cotangents ask of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from richter.core.progress import progress
+from richter.instrument.capture import Inputs, Output, Pass, State, device_of, forward, to_device
+from richter.instrument.captures import (
+    LayerCapture,
+    Recording,
+    RowCotangents,
+    Survey,
+    check_finite,
+    count,
+    example_gradients,
+    record,
+    select,
+    widened,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A network as it is measured: what a pass needs besides the examples."""
+
+    model: nn.Module
+    state: State
+    survey: Survey
+    output: Output | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Half precision is read as it is and computed with in float32."""
+        kind = next((t.dtype for t in self.state.values() if t.is_floating_point()), torch.float32)
+        return kind if kind in (torch.float32, torch.float64) else torch.float32
+
+    def record(self, x: Inputs, rows: slice, maps: Sequence[str]) -> Recording:
+        return record(self.model, x, rows, self.state, self.survey, maps, self.output)
+
+    def run(self, x: Inputs, seed: int) -> Pass:
+        """A forward pass with its graph, remembering no map."""
+        return forward(self.model, x, self.state, output=self.output, record=False, seed=seed)
+
+
+class Share(NamedTuple):
+    """Of several processes that measure together each takes whole chunks, so that their number changes only the order of sums."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    def has(self, chunk: int) -> bool:
+        return chunk % self.ranks == self.rank
+
+
+ALONE = Share()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some examples of those streamed over, on the model's device."""
+
+    source: Source
+    x: Inputs
+    rows: slice  # where they stand
+    maps: Sequence[str] = ()
+    cotangents: RowCotangents | None = None
+    parameters: Sequence[str] = ()  # that have no map: differentiated one example at a time
+
+    @property
+    def n(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @cached_property
+    def recording(self) -> Recording:
+        return self.source.record(self.x, self.rows, self.maps)
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """f "n ...", without a graph."""
+        f = self.graph.f.detach()
+        check_finite(f)
+        return f
+
+    @cached_property
+    def graph(self) -> Pass:
+        """A pass from which anything can be differentiated in the weights."""
+        return self.source.run(self.x, self.rows.start)
+
+    @cached_property
+    def V(self) -> Tensor:
+        assert self.cotangents is not None
+        return self.cotangents(self.recording.f, self.rows)
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the parameters without a map, "v n p"."""
+        if not self.parameters:
+            return {}
+        assert self.cotangents is not None
+        gradients = example_gradients(self.source.model, self.x, self.rows, self.cotangents, self.source.state, self.parameters,
+                                      self.source.output)
+        return {k: J.to(self.source.dtype) for k, J in gradients.items()}
+
+    def captures(self, block: slice) -> dict[str, LayerCapture]:
+        """What every map read, and what some of the cotangents ask of it; without positions of which nothing is asked."""
+        if not self.maps:
+            return {}
+        captures = self.recording.captures(self.V[block])
+        return {k: self.recording.trimmed(k, widened(c)) for k, c in captures.items()}
+
+
+def steps(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+def fitting(room: int, each: int, most: int, drawn: bool = False) -> int:
+    """Examples at a time: as many as have room; one where the model draws, because each example has a seed of its own."""
+    return 1 if drawn else int(max(1, min(most, room // max(1, each))))
+
+
+def chunks(source: Source, x: Inputs, size: int, *, maps: Sequence[str] = (), cotangents: RowCotangents | None = None,
+           parameters: Sequence[str] = (), share: Share = ALONE, title: str = "", ticks: int = 1) -> Iterator[Chunk]:
+    """All examples of ``x``, some at a time. ``ticks`` are the steps of the progress bar that a chunk takes."""
+    rows = steps(count(x), size)
+    with _bar(title, ticks * sum(share.has(i) for i in range(len(rows)))) as bar:
+        for i, r in enumerate(rows):
+            if share.has(i):
+                yield Chunk(source, to_device(select(x, r), source.device), r, maps, cotangents, parameters)
+                bar.update(ticks)
+
+
+def pairs(source: Source, x: Inputs, x2: Inputs | None, size: int, *, maps: Sequence[str] = (),
+          cotangents: RowCotangents | None = None, parameters: Sequence[str] = (), title: str = ""
+          ) -> Iterator[tuple[Chunk, Chunk]]:
+    """All pairs of chunks of ``x`` and ``x2``; of ``x`` with itself (None) those on and below the diagonal, where both are one
+    object."""
+    def chunk(y: Inputs, r: slice) -> Chunk:
+        return Chunk(source, to_device(select(y, r), source.device), r, maps, cotangents, parameters)
+
+    rows, columns = steps(count(x), size), steps(count(x if x2 is None else x2), size)
+    with _bar(title, len(rows) * (len(rows) + 1) // 2 if x2 is None else len(rows) * len(columns)) as bar:
+        for r in rows:
+            a = chunk(x, r)
+            for c in columns:
+                if x2 is None and c.start > r.start:
+                    continue
+                yield a, a if x2 is None and c == r else chunk(x if x2 is None else x2, c)
+                bar.update()
+
+
+def _bar(title: str, total: int) -> AbstractContextManager[Any]:
+    return progress(title=title, total=total) if title else nullcontext(_NoBar())
+
+
+class _NoBar:
+    def update(self, n: int = 1) -> None:
+        """Nothing is shown of what has no title."""
