@@ -22,17 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 import richter
-import richter.instrument.estimates
-import richter.instrument.evaluate
-import richter.instrument.moments
 import richter.instrument.survey
-import richter.instrument.tangents
 import richter.kernels.planning
 import zoo
 from richter import kernels
 from richter.core import WHOLE, MemoryBudgetError, parse_bytes
 from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
+from richter.instrument.statistics import estimates
 from richter.kernels import contract
 from richter.kernels.contract import Size, Sum, mirror
 from richter.models import GPT, mlp, vgg11
@@ -519,7 +516,7 @@ def test_sampled_outputs_give_the_mean_over_outputs(monkeypatch: pytest.MonkeyPa
     found = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
     off = found.value("tangent_alignment", "0") - oracles.tangent_alignment(K["0"], Y)
     assert abs(off) < 4 * found.error("tangent_alignment", "0")
-    monkeypatch.setattr(richter.instrument.tangents, "SAMPLED", 90)
+    monkeypatch.setattr(estimates, "SAMPLED", 90)
     every = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
     assert every.value("tangent_alignment", "0") == pytest.approx(oracles.tangent_alignment(K["0"], Y), rel=1e-9)
     assert every.note("tangent_alignment", "0") == ""
@@ -566,7 +563,7 @@ def test_padding_enters_no_sketch() -> None:
 
 def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never the kernel itself."""
-    monkeypatch.setattr(richter.instrument.evaluate.Evaluation, "_is_exact", lambda self, t, family: False)
+    monkeypatch.setattr(estimates, "formed", lambda t, reason: False)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "groupnorm", "twice", "tied", "lstm", "embedding_bag_of_words", "raw", "encoder"])
@@ -576,7 +573,7 @@ def test_an_estimate_with_nothing_left_to_estimate_is_exact(name: str, monkeypat
     model, (x, y) = case.build(), case.batch(4)
     exact = richter.measure(model, richter.Probe(x, y), TANGENT, output=case.output)
     estimated(monkeypatch)
-    monkeypatch.setattr(richter.instrument.estimates, "SKETCHED", 40)
+    monkeypatch.setattr(estimates, "SKETCHED", 40)
     for chunk in (4, 3):
         found = richter.measure(model, richter.Probe(x, y, chunk=chunk), TANGENT, output=case.output)
         assert [(r.layer, r.measure) for r in found.rows] == [(r.layer, r.measure) for r in exact.rows]
@@ -609,14 +606,14 @@ def test_kernels_are_estimated_where_they_do_not_fit_and_only_there(monkeypatch:
     model, x = mlp([10, 12, 5], seed=0), torch.randn(120, 10)
     probe = richter.Probe(x, torch.arange(120) % 5, kernel=None)
     assert richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0") == ""
-    monkeypatch.setattr(richter.instrument.evaluate, "SMALL", 0)
-    monkeypatch.setattr(richter.instrument.evaluate, "operations", lambda t: (1.0, 2.0))  # the exact form is the cheaper
+    monkeypatch.setattr(estimates, "SMALL", 0)
+    monkeypatch.setattr(estimates, "operations", lambda t: (1.0, 2.0))  # the exact form is the cheaper
     exact = richter.measure(model, probe, ["tangent_cka"], memory="1GiB")
     assert exact.note("tangent_cka", "0") == ""
     tight = richter.measure(model, probe, ["tangent_cka"], memory="5MiB")  # the kernel of 600 rows takes 13 MB
     assert "which is not formed" in tight.note("tangent_cka", "0")
     assert tight.value("tangent_cka", "0") == pytest.approx(exact.value("tangent_cka", "0"), rel=0.02)
-    monkeypatch.setattr(richter.instrument.evaluate, "operations", lambda t: (3.0, 2.0))
+    monkeypatch.setattr(estimates, "operations", lambda t: (3.0, 2.0))
     assert "which is not formed" in richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0")
 
 
@@ -635,7 +632,7 @@ def test_an_estimate_of_no_labels_and_of_a_mask(monkeypatch: pytest.MonkeyPatch)
     probe = richter.Probe(x, y % 4, mask=mask)
     exact = richter.measure(model, probe, TANGENT, output=few, layers=["0"])
     estimated(monkeypatch)
-    monkeypatch.setattr(richter.instrument.estimates, "SKETCHED", 120)
+    monkeypatch.setattr(estimates, "SKETCHED", 120)
     found = richter.measure(model, probe, TANGENT, output=few, layers=["0"])
     for a, b in zip(found.rows, exact.rows, strict=True):
         assert a.value == pytest.approx(b.value, rel=1e-7), a

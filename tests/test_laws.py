@@ -21,9 +21,9 @@ import richter
 from richter import kernels
 from richter.core import WHOLE, MemoryBudgetError
 from richter.instrument.capture import quiet, state_of
-from richter.instrument.captures import LayerCapture, layer_captures
+from richter.instrument.captures import LayerCapture, covariance, layer_captures
 from richter.instrument.cotangents import every_output, random_outputs
-from richter.instrument.statistics import Factor, FeatureMatrix, agop, basis, egop, ptk_covariance
+from richter.instrument.statistics import Factor, FeatureMatrix, agop, basis, egop
 from richter.instrument.survey import survey
 from richter.kernels.spectra import top_eigenvalue
 from richter.measures import catalogue
@@ -361,7 +361,7 @@ def test_gradient_products_are_those_of_the_kernel_covariance(kind: str, seed: i
         c = captured(model, x, name)
         W = torch.block_diag(*c.W) if c.kind == "grouped" else c.W
         g = c.g.flatten(3)
-        K = ptk_covariance(LayerCapture("dense", W, c.h, g)) / (g.shape[1] * g.shape[2])
+        K = covariance(g) / (g.shape[1] * g.shape[2])
         equal(agop(c), W.T @ K @ W, 1e-12)
         equal(agop(c), oracles.agop(W, g.transpose(0, 1)), 1e-12)
         assert torch.linalg.eigvalsh(K)[0] >= -1e-12 * K.norm()

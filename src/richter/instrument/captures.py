@@ -232,8 +232,8 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, found: Survey
     groups = grouped(seen.calls)
     names = [name for name in names if groups.get(name) or n > 1]
     for name in groups.keys() - found.maps.keys() - found.notes.keys():
-        found.notes[name] = Remark(Mark.IDLE, "called for some examples only, and not for the first ones, on which the capture is "
-                                              "verified")
+        found.notes[name] = Remark(Mark.IDLE, "called for some examples only, and not for the first ones, on which the capture "
+                                              "is verified")
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []
     for name in names:

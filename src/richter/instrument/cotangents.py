@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -29,64 +29,50 @@ SKETCH = 64  # random outputs
 NEIGHBOURS = 8  # examples that share v random outputs in an average
 
 
-@runtime_checkable
 class Cotangents(Protocol):
-    """What every kind answers; nobody outside asks which one it is."""
+    """What every kind answers; nobody outside asks which one it is. ``class Mine(Cotangents)`` needs ``count`` and ``rows``."""
 
-    exact: bool  # are sums over outputs what they say, or estimates?
-    whole: bool  # are they all outputs, each by itself?
-    vectors: int  # random vectors of all examples and outputs from which norms of kernels are estimated; 0: they are not
+    exact: bool = True  # are sums over outputs what they say, or estimates?
+    whole: bool = False  # are they all outputs, each by itself?
 
     def label(self, outputs: int) -> str:
         """What is to be said of them beside a number; empty for what everybody expects."""
+        return ""
 
     def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
         """Those to use in the place of these, where ``given`` ones were asked for, or none."""
+        return self if given is None else given
 
     def prepare(self, subject: Any) -> Cotangents:
         """A copy that knows what it must of the whole probe; shared objects keep no state."""
+        return self
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
         """Backward passes for each example; ``Y``: the labels of one."""
+        ...
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
         """V of these examples of the probe, some of the cotangents."""
+        ...
 
     def labels(self, Y: Float[Tensor, "n k"], keep: Tensor | None,
                V: Callable[[], Float[Tensor, "v n k"]]) -> tuple[Float[Tensor, "n v"], Tensor | None]:
         """Labels seen through these cotangents (``V()`` gives their rows), and which of them count (None: all)."""
-
-    def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
-        """Some of the random ``vectors``, "v n k"."""
-
-
-class _Plain:
-    """What most kinds have in common."""
-
-    exact = True
-    whole = False
-    vectors = 0
-
-    def label(self, outputs: int) -> str:
-        return ""
-
-    def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
-        return self if given is None else given
-
-    def prepare(self, subject: Any) -> Cotangents:
-        return self
-
-    def labels(self, Y: Float[Tensor, "n k"], keep: Tensor | None,
-               V: Callable[[], Float[Tensor, "v n k"]]) -> tuple[Float[Tensor, "n v"], Tensor | None]:
         return torch.einsum("vnk,nk->nv", V(), Y), None
 
+    @property
+    def vectors(self) -> int:
+        """Random vectors of all examples and outputs from which norms of kernels are estimated; 0: they are not."""
+        return 0
+
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
+        """Some of those vectors, "v n k"."""
         raise AssertionError("no random vectors are drawn where all outputs are there")
 
 
 @dataclass(frozen=True)
-class EveryOutput(_Plain):
+class EveryOutput(Cotangents):
     """Each output by itself, V_v = e_v: the exact sums over outputs."""
 
     whole = True
@@ -116,7 +102,7 @@ every_output = EveryOutput()
 
 
 @dataclass(frozen=True)
-class SomeOutputs(_Plain):
+class SomeOutputs(Cotangents):
     """These outputs, each by itself."""
 
     picked: tuple[int, ...]
@@ -132,7 +118,7 @@ class SomeOutputs(_Plain):
 
 
 @dataclass(frozen=True)
-class RandomOutputs(_Plain):
+class RandomOutputs(Cotangents):
     """Random combinations of the outputs; see ``random_outputs``."""
 
     v: int
@@ -162,7 +148,7 @@ class RandomOutputs(_Plain):
         return math.ceil(self.v / NEIGHBOURS)
 
     @property
-    def vectors(self) -> int:  # type: ignore[override]
+    def vectors(self) -> int:
         """How many random vectors of all examples and outputs the norm of a kernel is estimated from."""
         return max(4, self.v // 2)
 
@@ -192,7 +178,7 @@ def random_outputs(v: int, seed: int = 0) -> RandomOutputs:
 
 
 @dataclass(frozen=True, eq=False)
-class LossGradient(_Plain):
+class LossGradient(Cotangents):
     """n dL/df of the probe's loss L, one cotangent: what it asks of a weight is, on average over examples, dL/dW. The loss is
     of all examples at once, so ``prepare`` fills it in; see objective.py."""
 
@@ -223,7 +209,7 @@ loss_gradient = LossGradient()
 
 
 @dataclass(frozen=True)
-class OfFunction(_Plain):
+class OfFunction(Cotangents):
     """A user's own function V(f, y) of the outputs and the labels."""
 
     function: Function
@@ -241,4 +227,4 @@ class OfFunction(_Plain):
 
 def as_cotangents(given: Cotangents | Function | None) -> Cotangents | None:
     """A plain function of (f, y) is cotangents too."""
-    return given if given is None or isinstance(given, Cotangents) else OfFunction(given)
+    return given if given is None or hasattr(given, "chosen") else OfFunction(given)  # type: ignore[return-value, arg-type]

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, Row, show_bytes
+from richter.core import WHOLE, Mark, Remark, Row
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.derived import joined
-from richter.instrument.statistics.frame import Missing, Remembered, Statistic, leaves
-from richter.instrument.statistics.passes import Entry, Pass
+from richter.instrument.statistics.frame import Missing, Remembered, leaves
+from richter.instrument.statistics.gathered import Gathered, Key
 from richter.instrument.subject import Subject
-from richter.measures import Measure
+from richter.measures.measure import Measure
 
 UNDEFINED = "0/0: undefined here (a kernel, gradient or label of zeros)"
-Key = tuple[Statistic, Cotangents]
 
 
 class RichterWarning(UserWarning):
@@ -48,14 +47,15 @@ class Evaluation:
     errors: bool = True
     notes: dict[str, str] = field(default_factory=dict)
     arrays: dict[tuple[str, str], NDArray[np.float32]] = field(default_factory=dict)
-    gatherings: dict[Key, Remembered] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.statistics = Gathered(self.subject)
 
     def rows(self) -> list[Row]:
         plans = [self._planned(m) for m in self.measures]
-        prepared: dict[Cotangents, Cotangents] = {}
         for key in (key for p in plans for key in p.keys):
-            self._begin(key, prepared)
-        self._gather(prepared)
+            self.statistics.begin(key)
+        self.statistics.gather()
         families: dict[tuple[Cotangents, ...], list[Planned]] = {}
         for p in plans:
             families.setdefault(tuple(c for _, c in p.keys), []).append(p)
@@ -63,8 +63,7 @@ class Evaluation:
         for family in list(families):
             for place, mine in self._places(families.pop(family)):
                 rows += [self._row(p, place) for p in mine]
-            later = {c for other in families for c in other}  # what no other family looks at is let go
-            self.gatherings = {key: g for key, g in self.gatherings.items() if key[1] in later}
+            self.statistics.let_go(but={c for later in families for c in later})
         self._remark()
         return self._sorted(rows)
 
@@ -81,47 +80,6 @@ class Evaluation:
             if not reason:
                 return Planned(m, tuple((s, c) for s, c in plans if not isinstance(s, str)))
         return Planned(m, reason=reason)
-
-    def _begin(self, key: Key, prepared: dict[Cotangents, Cotangents]) -> Remembered:
-        """A statistic in the making, after those it is made of; each is made once."""
-        statistic, cotangents = key
-        if key not in self.gatherings:
-            if cotangents not in prepared:
-                prepared[cotangents] = cotangents.prepare(self.subject)
-            needs = tuple(self._begin((s, cotangents), prepared) for s in statistic.needs)
-            self.gatherings[key] = Remembered(statistic.begin(self.subject, prepared[cotangents], needs))
-        return self.gatherings[key]
-
-    def _gather(self, prepared: dict[Cotangents, Cotangents]) -> None:
-        """One pass for all that is gathered, and for what may come along if there is room for it."""
-        subject = self.subject
-        wants = {key: key[0].wants(subject, key[1]) for key in self.gatherings}
-        entries = {key: Entry(self.gatherings[key], w, prepared[key[1]]) for key, w in wants.items() if w.takes_part}
-        due = {key: e for key, e in entries.items() if not e.wants.optional}
-        self._check_memory(Pass(subject, list(due.values())), [(w.alone, w.what) for w in wants.values() if w.alone])
-        for key, e in entries.items():
-            more = Pass(subject, [*due.values(), e])
-            streamed = key[1] in {c for _, c in due} or subject.probe.kernel_rows().numel() == subject.probe.n
-            if e.wants.optional and streamed and sum(more.sizes()) + e.wants.alone <= subject.memory:
-                due[key] = e
-                break
-        if due:
-            Pass(subject, list(due.values())).run()
-
-    def _check_memory(self, gathered: Pass, alone: Sequence[tuple[int, str]]) -> None:
-        """Before any work: can every piece of it be done within memory? If not, say the least that can."""
-        pieces = list(dict.fromkeys(what for _, what in alone))
-        needs = [need for need, _ in alone]
-        if gathered.entries:
-            held = gathered.sizes()[0]
-            sums = " and ".join(dict.fromkeys(e.wants.what for e in gathered.entries if e.wants.what))
-            pieces.insert(0, f"{sums} ({show_bytes(held)}) and one example")
-            needs.append(sum(gathered.sizes()))
-        if max(needs, default=0) > self.subject.memory:
-            raise MemoryBudgetError(
-                f"memory={show_bytes(self.subject.memory)} cannot hold {', then '.join(pieces)}. The smallest that works here is "
-                f"memory='{show_bytes(max(needs))}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or outputs "
-                f"(output=...) need less.")
 
     # ---------------------------------------------------------------------------------------------------- evaluating
 
@@ -140,7 +98,7 @@ class Evaluation:
         try:
             if p.reason:
                 raise Missing(p.reason)
-            gatherings = [self.gatherings[key] for key in p.keys]
+            gatherings = [self.statistics.known[key] for key in p.keys]
             arguments = [g.value(place) for g in gatherings]
             value = float(m.compute(*arguments))
         except Missing as why:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from richter.core import WHOLE, SelectionError, StoreError, parse_bytes, unknown
+from richter.core import WHOLE, SelectionError, StoreError, parse_bytes
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_initial, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
@@ -31,9 +31,41 @@ if TYPE_CHECKING:
     import pandas
 
 Schedule = Callable[[int], bool]
-OPTIONS = ("cotangents", "layers", "memory", "output", "mode", "seed")  # of measure, that an Observer hands on
 MATRICES = 256  # inputs; feature matrices of larger layers are not kept in a run unless asked for
 When = SupportsIndex | Iterable[SupportsIndex] | Schedule  # every so many steps, these steps, or a rule
+
+
+class Measurement:
+    """A model on a probe, to be measured again and again; options are those of ``measure``. What depends on the architecture
+    alone is found out once. ``errors=False``: no standard errors, and less work."""
+
+    def __init__(self, model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
+                 initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
+                 layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
+                 output: Output | None = None, mode: str = "eval", seed: int = 0, errors: bool = True) -> None:
+        self.model, self.measures, self.cotangents = unwrap(model), resolve(measures), as_cotangents(cotangents)
+        self.mode, self.seed = mode, seed
+        if not isinstance(probe, Probe):
+            raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
+        chosen = [layers] if isinstance(layers, str) else layers
+        if chosen is not None and not callable(chosen) and not (isinstance(chosen, (list, tuple, set))
+                                                                and all(isinstance(k, str) for k in chosen)):
+            raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
+        check_weights(self.model)
+        self.initial = None if initial is None else check_initial(self.model, initial)
+        self.subject = Subject(self.model, probe, self.initial, chosen, parse_bytes(memory), output, errors)
+
+    def take(self, step: int | None = None, matrices: int = 0) -> Snapshot:
+        """Measure the model as it is now. It is left exactly as it was."""
+        begun = time.perf_counter()
+        check_weights(self.model)
+        with quiet(self.model, self.mode, self.seed):
+            self.subject.renew()
+            work = Evaluation(self.subject, self.measures, self.cotangents, step, matrices)
+            rows = work.rows()
+        seconds = time.perf_counter() - begun
+        return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
+                        work.arrays)
 
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
@@ -51,22 +83,8 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
     ``mode="train"`` keeps dropout on, drawn from a generator of its own seeded by ``seed``; ``matrices``: also keep the
     feature matrices themselves (``snap.arrays["0", "nfm"]``, ``"agop"``) of layers with at most so many inputs.
     """
-    begun = time.perf_counter()
-    model, chosen, bytes_ = unwrap(model), resolve(measures), parse_bytes(memory)
-    if not isinstance(probe, Probe):
-        raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
-    check_weights(model)
-    initial = None if initial is None else check_initial(model, initial)
-    wanted = [layers] if isinstance(layers, str) else layers
-    if wanted is not None and not callable(wanted) and not (isinstance(wanted, (list, tuple, set))
-                                                            and all(isinstance(k, str) for k in wanted)):
-        raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
-    with quiet(model, mode, seed):
-        subject = Subject(model, probe, initial, wanted, bytes_, output)
-        work = Evaluation(subject, chosen, as_cotangents(cotangents), step, matrices)
-        rows = work.rows()
-    seconds = time.perf_counter() - begun
-    return Snapshot(tuple(rows), step, work.notes, seconds, probe.n, seconds / subject.pass_seconds, work.arrays)
+    return Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers, memory=memory,
+                       output=output, mode=mode, seed=seed).take(step, matrices)
 
 
 def every(k: SupportsIndex) -> Schedule:
@@ -130,20 +148,20 @@ class Observer:
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | os.PathLike[str] | Writer | None = None,
                  settings: Any = None, resume: bool = False, matrices: int | None = None,
                  when: When = 100, measures: Iterable[str | Measure] | None = None,
-                 initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05, **options: Any) -> None:
+                 initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05,
+                 cotangents: Cotangents | Function | None = None,
+                 layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
+                 output: Output | None = None, mode: str = "eval", seed: int = 0) -> None:
         if budget is not None and not (isinstance(budget, (int, float)) and 0 < budget <= 1):
             raise SelectionError(f"budget={budget}: a share of wall time in (0, 1], or None for no limit.")
-        self.model, self.probe = unwrap(model), probe
-        self.measures = resolve(measures)
-        self.when, self.budget, self.options = schedule(when), budget, options
-        for name in set(options) - set(OPTIONS):
-            raise unknown("an Observer", "option", name, [*OPTIONS, "run", "settings", "resume", "matrices", "when", "measures",
-                                                          "initial", "budget"])
+        self.when, self.budget = schedule(when), budget
         if matrices is not None and matrices < 0:
             raise SelectionError(f"matrices={matrices}: the most inputs that a layer whose matrices are kept may have; 0: none.")
         self.matrices = matrices if matrices is not None else MATRICES if run is not None else 0
-        check_weights(self.model)
-        given = check_initial(self.model, initial) if initial is not None else self.model.state_dict()
+        self.measurement = Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers,
+                                       memory=memory, output=output, mode=mode, seed=seed)
+        self.model, self.probe, self.measures = self.measurement.model, probe, self.measurement.measures
+        given = self.model.state_dict() if self.measurement.initial is None else self.measurement.initial
         with torch.inference_mode(False):
             self.initial = {k: v.detach().clone() for k, v in given.items() if isinstance(v, Tensor)}
         self.snapshots: list[Snapshot] = []
@@ -161,6 +179,7 @@ class Observer:
         self.writer: Writer | None = None
         if run is not None:
             self._open(run, settings, resume, initial is not None)
+        self.measurement.subject.initial = self.initial
 
     def _open(self, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> None:
         """The first rank opens the run; the others have its initial weights and earlier measurements, or its error."""
@@ -229,12 +248,12 @@ class Observer:
         self._begun = start if self._begun is None else self._begun
         self._owed = False
         try:
-            snap = measure(self.model, self.probe, self.measures, initial=self.initial, step=step, matrices=matrices,
-                           **self.options)
+            snap = self.measurement.take(step, matrices)
             self._drawn = step if matrices else self._drawn
             if self.writer is not None:
                 self.writer.snapshot(snap)
                 snap = replace(snap, arrays={})  # they are on disk
+            self.measurement.subject.previous = self.measurement.subject.carried
         finally:
             seconds = time.perf_counter() - start  # with writing it down
             self._spent += seconds

@@ -30,13 +30,15 @@ class Probe:
     ``chunk`` examples go through the model at a time; ``kernel`` class-balanced examples enter tangent kernels (None:
     all); ``mask`` [n,T] is True at real tokens: masked positions enter no sum. ``y=None``: no measure that needs labels.
     ``loss(f, y)`` and ``weight_decay`` are what the network was trained with, for measures of features at convergence (None:
-    cross-entropy for ids, squared error for targets); see objective.py.
+    cross-entropy for ids, squared error for targets); see objective.py. ``held_out=(x2, y2)``: examples of the same kind on which
+    features are evaluated that were fitted on the others (a Probe, if they need a mask of their own).
     """
 
     x: Any
     y: Tensor | None
     chunk: int = 256
     kernel: int | None = 64
+    held_out: Any = None
     mask: Tensor | None = None
     ignore_index: int = IGNORE_INDEX
     loss: Callable[..., Any] | None = None
@@ -77,6 +79,24 @@ class Probe:
             raise ProbeError("mask is False everywhere, so no position is left to be measured.")
         if self.y is not None:
             self._check_labels(self.y)
+        if self.held_out is not None:
+            put("held_out", self._aside(self.held_out))
+
+    def _aside(self, given: Any) -> Probe:
+        """The held-out examples as a probe of their own, with the same settings."""
+        if not isinstance(given, Probe):
+            if not isinstance(given, (tuple, list)) or len(given) != 2:
+                raise ProbeError(f"Probe(held_out=...) is a {type(given).__name__}; a pair (x2, y2) is needed, of examples like "
+                                 f"those of the probe.")
+            x, y = given
+            given = Probe(x, y, chunk=self.chunk, kernel=self.kernel, ignore_index=self.ignore_index, loss=self.loss,
+                          weight_decay=self.weight_decay)
+        mine, other = (_kind(p.x) for p in (self, given))
+        if mine != other or (given.y is None) != (self.y is None):
+            raise ProbeError(f"Probe(held_out=...) holds other things than the probe: inputs {other} beside {mine}"
+                             f"{'' if (given.y is None) == (self.y is None) else ', and labels in one of them only'}. Both go "
+                             f"through the same model.")
+        return given
 
     def _check_labels(self, y: Tensor) -> None:
         if y.dim() == 0 or y.shape[0] != self.n:
@@ -227,6 +247,13 @@ def _examples(x: Any) -> int:
         raise ProbeError(f"the parts of x have different numbers of examples ({sorted(sizes)}); the first axis of each must be "
                          f"the examples.")
     return sizes.pop()
+
+
+def _kind(x: Any) -> Any:
+    """What inputs look like, whatever their number."""
+    if isinstance(x, dict):
+        return {k: _kind(v) for k, v in x.items()}
+    return tuple(map(_kind, x)) if isinstance(x, tuple) else [*x.shape[1:]]
 
 
 def _is_classes(y: Tensor | None) -> bool:

@@ -4,6 +4,7 @@ are asked for. Everything that is known before the first statistic."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from richter.instrument.captures import RowCotangents, select
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
+from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, surveyed
@@ -29,31 +31,64 @@ Layers = Sequence[str] | Callable[[str], bool] | None
 
 
 class Subject:
-    """A model on a probe, ready to be asked."""
+    """A model on a probe, ready to be asked after ``renew``."""
 
     def __init__(self, model: nn.Module, probe: Probe, initial: Mapping[str, Tensor] | None, layers: Layers, memory: int,
-                 output: Output | None) -> None:
-        self.model, self.probe, self.layers, self.memory, self.output = model, probe, layers, memory, output
+                 output: Output | None, errors: bool = True) -> None:
+        self.model, self.probe, self.initial, self.layers = model, probe, initial, layers
+        self.memory, self.output, self.errors = memory, output, errors
         self.device = device_of(model)
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
-        self.x = probe.inputs(next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32))
+        self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
+        self.previous: dict[tuple[str, str], Any] = {}  # by statistic and place: its values at the last recorded snapshot
+        self.carried: dict[tuple[str, str], Any] = {}  # and those of now, for the next one
+        self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
+
+    def renew(self) -> None:
+        """Look at the model as it is now."""
+        self.__dict__.pop("bases", None)
+        self.__dict__.pop("loss_gradient", None)
+        self.forwards, self.carried = [], {}
+        self.x = self._inputs()
         few = to_device(select(self.x, slice(0, SURVEYED)), self.device)
-        copied, self.state, self.survey = surveyed(model, few, output)
-        self._check_labels()
-        shape = torch.Size((probe.n, *self.survey.shape))
-        self.Y, self.counted = probe.targets(shape)
-        self.objective = Objective.of(probe, shape, self.Y, self.counted)
+        copied, self.state, self.survey = surveyed(self.model, few, self.output)
+        self._read_probe()
         self.W = {k: W.double() for k, W in self.survey.matrices.items()}
         self.then: State | None = None
         self.W0: dict[str, Tensor] = {}
-        if initial is not None:
-            self.then = state_of(model, initial, copied)
+        if self.initial is not None:
+            self.then = state_of(self.model, self.initial, copied)
             self.W0 = self._matrices_then(few)
-        self.units = units_of(model, self.survey)
-        self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
+        self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         self._check_selection()
+
+    @property
+    def groups(self) -> int:
+        """Of examples, for the jackknife; one where no errors are asked for."""
+        return min(GROUPS, self.probe.n) if self.errors else 1
+
+    def initially(self) -> Subject:
+        """The same with the initial weights."""
+        assert self.then is not None
+        other = self._changed()
+        other.state, other.W = self.then, self.W0
+        return other
+
+    def on_held_out(self) -> Subject:
+        """The same network on the examples that the probe holds out."""
+        assert self.probe.held_out is not None
+        other = self._changed()
+        other.probe = self.probe.held_out
+        other._read_probe()
+        return other
+
+    def _changed(self) -> Subject:
+        other = copy.copy(self)
+        for name in ("bases", "loss_gradient"):  # what is computed once of what changes
+            other.__dict__.pop(name, None)
+        return other
 
     @property
     def source(self) -> Source:
@@ -143,6 +178,17 @@ class Subject:
         """What a forward-backward pass of the probe takes: three times its forward pass; NaN if none was made."""
         examples = sum(n for n, _ in self.forwards)
         return 3 * self.probe.n * sum(t for _, t in self.forwards) / examples if examples else math.nan
+
+    def _inputs(self) -> Any:
+        return self.probe.inputs(next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32))
+
+    def _read_probe(self) -> None:
+        """Inputs, and labels as the outputs have them."""
+        self.x = self._inputs()
+        self._check_labels()
+        shape = torch.Size((self.probe.n, *self.survey.shape))
+        self.Y, self.counted = self.probe.targets(shape)
+        self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
 
     # ------------------------------------------------------------------------------------------------------- checks
 

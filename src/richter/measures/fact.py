@@ -88,7 +88,8 @@ def needs_decay(w: object, G: Tensor, decay: float) -> Remark:
 def unconverged(w: Side, G: Float[Tensor, "o i"], decay: float) -> Remark:
     """The correlation exists without lambda and before convergence; what it says is another matter."""
     if not decay:
-        return Remark(text=f"{NO_DECAY}; the correlation does not depend on it, but whether training has converged cannot be told")
+        return Remark(text=f"{NO_DECAY}; the correlation does not depend on it, but whether training has converged cannot be "
+                           f"told")
     off = fact_stationarity(w.W, G, decay)
     return Remark() if not off > CONVERGED else Remark(
         text=f"not converged: |dL/dW + decay W| is {off:.2g} of |decay W|; FACT holds at convergence, on the examples trained on")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 GROUPS = 8  # of examples, for the jackknife
-Place = Literal["map", "module", "model", "any"]  # a linear map, a module with parameters, the whole model, or wherever it is asked
+Place = Literal["map", "module", "model", "any"]  # a linear map, a module with parameters, the whole model, or anywhere
 Group = tuple[str, int]  # what is left out: the kind of group, and which
 
 APART = "kernels belong to modules, weights and moments to linear maps: one measure cannot use both"
@@ -60,8 +60,13 @@ class Wants:
 class Gathering(Protocol):
     """A statistic in the making."""
 
-    groups: Mapping[str, int]  # what can be left out: kinds ("examples", "held_out", "vectors") and how many groups of each
-    remark: Remark  # what is to be said beside every number that is made of it
+    @property
+    def groups(self) -> Mapping[str, int]:
+        """What can be left out: kinds ("examples", "held_out", "vectors") and how many groups of each."""
+
+    @property
+    def remark(self) -> Remark:
+        """What is to be said beside every number that is made of it."""
 
     def add(self, reading: Reading) -> None:
         """Some examples of the probe, and what some cotangents ask of them."""

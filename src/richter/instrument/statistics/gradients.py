@@ -36,8 +36,8 @@ class Gradient(Statistic):
                      what=f"the gradients of {len(users)} layers")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        n = subject.probe.n
-        sizes = [len(range(g, n, min(GROUPS, n))) if g < n else 0 for g in range(GROUPS)]
+        n, groups = subject.probe.n, subject.groups
+        sizes = [len(range(g, n, groups)) if g < groups else 0 for g in range(GROUPS)]
         return _Gradient(subject, {k: Sums(counts=list(sizes)) for k in subject.sharing}, said(subject, cotangents))
 
 
@@ -49,7 +49,7 @@ class _Gradient:
 
     @property
     def groups(self) -> dict[str, int]:
-        return {"examples": min(GROUPS, self.subject.probe.n)}
+        return {"examples": self.subject.groups}
 
     def add(self, reading: Reading) -> None:
         """An example that does not reach the map counts as well: it asks for nothing."""

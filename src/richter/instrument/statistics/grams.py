@@ -18,17 +18,7 @@ from richter.core.progress import progress
 from richter.instrument.capture import to_device
 from richter.instrument.captures import LayerCapture, room_for, select, widened
 from richter.instrument.cotangents import MOST, Cotangents
-from richter.instrument.statistics.frame import (
-    GROUPS,
-    NO_LABELS,
-    Gathering,
-    Group,
-    Missing,
-    Place,
-    Simple,
-    Statistic,
-    Wants,
-)
+from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.statistics.moments import said
 from richter.instrument.stream import Chunk
 from richter.kernels.contract import Outputs, mirror
@@ -81,9 +71,8 @@ class Tangents:
         return Job(self.subject.source, units, V, self.subject.number(chosen, "kernel"), outputs)
 
     def request(self, units: Sequence[Unit], outputs: Outputs, v: int | None = None, **more: Any) -> Request:
-        subject = self.subject
-        return Request(subject.survey, units, subject.state, self.n, self.n, self.v if v is None else v, outputs, subject.itemsize,
-                       **more)
+        s, v = self.subject, self.v if v is None else v
+        return Request(s.survey, units, s.state, self.n, self.n, v, outputs, s.itemsize, **more)
 
     @cached_property
     def by_module(self) -> dict[str, list[Unit]]:
@@ -98,7 +87,7 @@ class Tangents:
 
     @property
     def groups(self) -> dict[str, int]:
-        return {"examples": min(GROUPS, self.n)}
+        return {"examples": min(self.subject.groups, self.n)}
 
     # -------------------------------------------------------------------------------------------------------- sizes
 
@@ -157,7 +146,8 @@ class Tangents:
 
         def V() -> Tensor:
             f = subject.outputs(self.x).reshape(self.n, -1)  # cotangents may depend on it
-            return subject.rowwise(self.cotangents, "kernel", among=self.rows)(f, slice(0, self.n)).to(subject.home, torch.float64)
+            rows = subject.rowwise(self.cotangents, "kernel", among=self.rows)
+            return rows(f, slice(0, self.n)).to(subject.home, torch.float64)
 
         keep = None if subject.counted is None else subject.counted[self.rows].to(subject.home)
         if subject.Y is None:
@@ -207,15 +197,15 @@ class Gram(Statistic):
         t = Tangents(subject, cotangents)
         need = t.bytes() + t.least()
         if t.v > MOST["kernel"] and need > subject.memory:
-            return (f"the kernel of {t.v} outputs and {t.n} examples needs memory='{show_bytes(need)}', and nothing stands in for "
-                    f"it here: pick outputs with output=, fewer examples with Probe(kernel=...), or give more memory")
+            return (f"the kernel of {t.v} outputs and {t.n} examples needs memory='{show_bytes(need)}', and nothing stands in "
+                    f"for it here: pick outputs with output=, fewer examples with Probe(kernel=...), or give more memory")
         return self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)
         batched = not subject.survey.drawn and all(k in subject.survey.batched for k in t.maps)
-        return Wants(tuple(dict.fromkeys(t.maps)) if batched else (), held=t.kept_bytes(), alone=t.bytes() + t.least(), optional=True,
-                     what=f"the kernel of one layer over {t.n} examples and {t.v} outputs")
+        return Wants(tuple(dict.fromkeys(t.maps)) if batched else (), held=t.kept_bytes(), alone=t.bytes() + t.least(),
+                     optional=True, what=f"the kernel of one layer over {t.n} examples and {t.v} outputs")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _Gram(Tangents(subject, cotangents), said(subject, cotangents))

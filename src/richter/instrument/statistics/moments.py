@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -120,20 +119,20 @@ class Moment(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         number = subject.number(cotangents, "mean")
         sums = {k: Halves() if self._halved(subject, cotangents) else Sums() for k in subject.maps}
-        return _Moment(self, subject.probe.n, number, sums, said(subject, cotangents))
+        return _Moment(self, subject.groups, number, sums, said(subject, cotangents))
 
 
 @dataclass
 class _Moment:
     statistic: Moment
-    n: int
+    examples: int  # groups of them
     number: int  # of cotangents
     sums: dict[str, Sums | Halves]
     remark: Remark
 
     @property
     def groups(self) -> dict[str, int]:
-        return {"examples": min(GROUPS, self.n)}
+        return {"examples": self.examples}
 
     def add(self, reading: Reading) -> None:
         for name, sums in self.sums.items():

@@ -3,7 +3,6 @@ cotangent, and every gathering adds what it wants."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from richter.core.progress import progress
 from richter.instrument.capture import to_device
 from richter.instrument.captures import LayerCapture, Recording, select, widened
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import GROUPS, Gathering, Wants
+from richter.instrument.statistics.frame import Gathering, Wants
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import ALONE, Share, fitting, steps
 
@@ -61,7 +60,7 @@ class Reading:
 
     def groups(self) -> Iterator[tuple[int, slice]]:
         """Every example belongs to the group of its number."""
-        groups = min(GROUPS, self.subject.probe.n)
+        groups = self.subject.groups
         return ((g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups))
 
     def read(self, name: str) -> Tensor | None:

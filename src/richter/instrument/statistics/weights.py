@@ -46,7 +46,7 @@ class OfWeight(Statistic):
     project: bool = False
 
     @property
-    def zero(self) -> str:
+    def zero(self) -> str:  # type: ignore[override]
         return NOT_MOVED if self.initial else ""
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:

@@ -1,0 +1,159 @@
+"""A statistic of another network or of other examples: Initial(S), Previous(S), HeldOut(S).
+
+    Initial(PTK_COVARIANCE)      of the network at initialisation; gathered once and kept
+    Previous(MATRIX)             at the last snapshot that was recorded; kept by the Observer, and in its run
+    HeldOut(FEATURES)            on the examples of Probe(held_out=)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from richter.core import Remark
+from richter.instrument.cotangents import Cotangents, Use
+from richter.instrument.statistics.frame import NO_INITIAL, Gathering, Group, Missing, Place, Remembered, Simple, Statistic
+from richter.instrument.statistics.gathered import gathered
+
+if TYPE_CHECKING:
+    from richter.instrument.subject import Subject
+
+NO_HELD_OUT = "the probe has no held-out examples: Probe(x, y, held_out=(x2, y2))"
+NO_PREVIOUS = "there is no earlier snapshot to compare with: it needs an Observer, and its second measurement"
+
+
+@dataclass(frozen=True)
+class Initial(Statistic):
+    """S of the network with its initial weights, on the same examples."""
+
+    statistic: Statistic
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"initial({self.statistic.name})"
+
+    @property
+    def use(self) -> Use:  # type: ignore[override]
+        return self.statistic.use
+
+    @property
+    def place(self) -> Place:  # type: ignore[override]
+        return self.statistic.place
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        if subject.then is None:
+            return NO_INITIAL
+        inner = self.statistic.planned(subject.initially(), cotangents)
+        return inner if isinstance(inner, str) else replace(self, statistic=inner)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        key = (self, cotangents)
+        if key not in subject.kept:
+            subject.kept[key] = Remembered(_Elsewhere(lambda: gathered(subject.initially(), self.statistic, cotangents)),
+                                           everywhere=True)
+        return subject.kept[key]
+
+
+@dataclass(frozen=True)
+class HeldOut(Statistic):
+    """S on the probe's held-out examples."""
+
+    statistic: Statistic
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"held_out({self.statistic.name})"
+
+    @property
+    def use(self) -> Use:  # type: ignore[override]
+        return self.statistic.use
+
+    @property
+    def place(self) -> Place:  # type: ignore[override]
+        return self.statistic.place
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        if subject.probe.held_out is None:
+            return NO_HELD_OUT
+        inner = self.statistic.planned(subject.on_held_out(), cotangents)
+        return inner if isinstance(inner, str) else replace(self, statistic=inner)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Elsewhere(lambda: gathered(subject.on_held_out(), self.statistic, cotangents), "held_out")
+
+
+class _Elsewhere:
+    """A statistic that has a pass of its own when it is first asked for. ``kind``: its examples are not the probe's, so leaving
+    some of them out is another matter."""
+
+    def __init__(self, make: Callable[[], Remembered], kind: str = "examples") -> None:
+        self.make, self.kind = make, kind
+
+    @cached_property
+    def made(self) -> Remembered:
+        return self.make()
+
+    @property
+    def groups(self) -> dict[str, int]:
+        return {self.kind if kind == "examples" else kind: n for kind, n in self.made.groups.items()}
+
+    @property
+    def remark(self) -> Remark:
+        return self.made.remark
+
+    def add(self, reading: Any) -> None:
+        raise AssertionError("it has a pass of its own")
+
+    def merge(self, other: Any) -> None:
+        """Every rank has all of it."""
+
+    def again(self) -> bool:
+        return False
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        mine = None if without is None else ("examples" if without[0] == self.kind else without[0], without[1])
+        return self.made.value(place, mine)
+
+
+@dataclass(frozen=True)
+class Previous(Statistic):
+    """S at the last snapshot that was recorded. Its values are numbers or tensors, so that a run can keep them."""
+
+    statistic: Statistic
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"previous({self.statistic.name})"
+
+    @property
+    def needs(self) -> tuple[Statistic, ...]:  # type: ignore[override]
+        return (self.statistic,)  # as it is now, for the next time
+
+    @property
+    def use(self) -> Use:  # type: ignore[override]
+        return self.statistic.use
+
+    @property
+    def place(self) -> Place:  # type: ignore[override]
+        return self.statistic.place
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        inner = self.statistic.planned(subject, cotangents)
+        return inner if isinstance(inner, str) else replace(self, statistic=inner)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Previous(subject, self.statistic.name, needs[0])
+
+
+class _Previous(Simple):
+    def __init__(self, subject: Subject, name: str, now: Gathering) -> None:
+        super().__init__()
+        self.subject, self.name, self.now = subject, name, now
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        self.subject.carried[self.name, place] = self.now.value(place)
+        if (self.name, place) not in self.subject.previous:
+            raise Missing(NO_PREVIOUS)
+        return self.subject.previous[self.name, place]

@@ -1,0 +1,108 @@
+"""Matrices over all trainable parameters that are never formed: Operator, whose value is a function that multiplies by it.
+
+    def curvature(f, Y, parameters, vectors):                       # H v of the squared error, summed over these examples
+        loss = ((f - Y) ** 2).sum()
+        g = torch.autograd.grad(loss, parameters, create_graph=True)
+        return torch.autograd.grad(sum((a * v).sum() for a, v in zip(g, vectors)), parameters)
+
+    H = Operator("curvature", curvature)
+    Measure("trace", lambda H: H.trace(vectors=32)[0], needs=(H,))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.instrument.captures import check_finite
+from richter.instrument.cotangents import Cotangents
+from richter.instrument.statistics.frame import Gathering, Group, Place, Simple, Statistic, Wants
+from richter.instrument.stream import chunks, fitting
+
+if TYPE_CHECKING:
+    from richter.instrument.subject import Subject
+
+# (f "n k" with its graph, Y "n k" or None, parameters, a vector for each) -> a vector for each, summed over these examples
+Product = Callable[[Tensor, Tensor | None, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Operator(Statistic):
+    """The mean over the probe's examples of what ``product`` multiplies by. It is not gathered: each product is a pass."""
+
+    name: str
+    product: Product
+    place: Place = "model"
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        return Wants(alone=_each(subject), what="the graph of one example, twice differentiable")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Operator(Products(subject, self.product))
+
+
+def _each(subject: Subject) -> int:
+    """Bytes of one example: its graph, and the graph of its gradient."""
+    return 4 * subject.itemsize * subject.survey.graph
+
+
+class _Operator(Simple):
+    def __init__(self, products: Products) -> None:
+        super().__init__()
+        self.products = products
+
+    def value(self, place: str, without: Group | None = None) -> Products:
+        return self.products
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """``A(v)`` for a vector v of all trainable parameters, one after another; ``parts`` reads a vector by parameter."""
+
+    subject: Subject
+    product: Product
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, p in self.subject.model.named_parameters() if p.requires_grad and p.is_floating_point()]
+
+    @property
+    def size(self) -> int:
+        return sum(self.subject.state[name].numel() for name in self.names)
+
+    def parts(self, v: Float[Tensor, " p"]) -> dict[str, Tensor]:
+        """A vector, by parameter and in its shape: what is a layer's share."""
+        places = [self.subject.state[name] for name in self.names]
+        pieces = v.split([p.numel() for p in places])
+        return {name: piece.view_as(p) for name, piece, p in zip(self.names, pieces, places, strict=True)}
+
+    def __call__(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """The product, in float64."""
+        subject = self.subject
+        places = [subject.state[name] for name in self.names]
+        vectors = [piece.to(p) for piece, p in zip(self.parts(v).values(), places, strict=True)]
+        total = torch.zeros(self.size, dtype=torch.float64, device=subject.home)
+        size = fitting(subject.memory, _each(subject), min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
+        for chunk in chunks(subject.source, subject.x, size, title="products"):
+            f = chunk.graph.f.reshape(chunk.n, -1)
+            check_finite(f)
+            Y = None if subject.Y is None else subject.Y[chunk.rows].to(f)
+            parts = self.product(f, Y, places, vectors)
+            flat = [(torch.zeros_like(p) if d is None else d).reshape(-1) for p, d in zip(places, parts, strict=True)]
+            total += torch.cat(flat).to(total)
+        return total / subject.probe.n
+
+    def trace(self, vectors: int = 32, seed: int = 0) -> tuple[float, float]:
+        """Hutchinson's estimate of the trace from random signs, and its standard error."""
+        draw = torch.Generator().manual_seed(seed)
+        values = []
+        for _ in range(vectors):
+            z = (torch.randint(0, 2, (self.size,), generator=draw) * 2 - 1).to(self.subject.home, torch.float64)
+            values.append(float(z @ self(z)))
+        sample = torch.tensor(values, dtype=torch.float64)
+        return sample.mean().item(), sample.std().item() / vectors ** 0.5 if vectors > 1 else float("nan")
