@@ -7,15 +7,16 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import WHOLE, Mark, Remark, Row
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.derived import joined
-from richter.instrument.statistics.frame import Missing, Remembered, leaves
-from richter.instrument.statistics.gathered import Gathered, Key
+from richter.instrument.statistics.frame import Missing, joined, leaves
+from richter.instrument.statistics.passes import Gathered, Key
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
 
@@ -35,6 +36,25 @@ class Planned:
     reason: str = ""
 
 
+class Known:
+    """A statistic at one place, asked once for all measures."""
+
+    def __init__(self, gathering: Gathering, place: str) -> None:
+        self.gathering, self.place, self.groups, self.remark = gathering, place, gathering.groups, gathering.remark
+        self.left_out: dict[str, Sequence[Any]] = {}
+
+    @cached_property
+    def value(self) -> Any:
+        return self.gathering.value(self.place)
+
+    def leaving(self, kind: str, groups: int) -> Sequence[Any]:
+        """Its values with one group left out; always the same if it has no groups of that kind."""
+        if kind not in self.left_out:
+            has = kind in self.groups
+            self.left_out[kind] = self.gathering.leaving(self.place, kind) if has else [self.value] * groups
+        return self.left_out[kind]
+
+
 @dataclass
 class Evaluation:
     """One measurement in the making. ``rows()`` does the work."""
@@ -44,12 +64,12 @@ class Evaluation:
     cotangents: Cotangents | None = None  # in the place of those of the measures
     step: int | None = None
     matrices: int = 0  # keep the arrays of layers with at most so many inputs
-    errors: bool = True
     notes: dict[str, str] = field(default_factory=dict)
     arrays: dict[tuple[str, str], NDArray[np.float32]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.statistics = Gathered(self.subject)
+        self.here: dict[Key, Known] = {}  # the statistics of the place in hand
 
     def rows(self) -> list[Row]:
         plans = [self._planned(m) for m in self.measures]
@@ -62,6 +82,7 @@ class Evaluation:
         rows: list[Row] = []
         for family in list(families):
             for place, mine in self._places(families.pop(family)):
+                self.here = {key: Known(self.statistics.known[key], place) for p in mine for key in p.keys}
                 rows += [self._row(p, place) for p in mine]
             self.statistics.let_go(but={c for later in families for c in later})
         self._remark()
@@ -98,8 +119,8 @@ class Evaluation:
         try:
             if p.reason:
                 raise Missing(p.reason)
-            gatherings = [self.statistics.known[key] for key in p.keys]
-            arguments = [g.value(place) for g in gatherings]
+            known = [self.here[key] for key in p.keys]
+            arguments = [k.value for k in known]
             value = float(m.compute(*arguments))
         except Missing as why:
             return Row(self.step, place, m.name, math.nan, note=why.remark.text, mark=why.remark.mark)
@@ -110,21 +131,9 @@ class Evaluation:
         if m.arrays is not None and place in self.subject.W and self.subject.W[place].shape[-1] <= self.matrices:
             for name, M in m.arrays(*arguments).items():
                 self.arrays[place, name] = ((M + M.T) / 2).float().cpu().numpy()  # to the last bit: half of it is kept
-        remark = joined([remark, *(g.remark for g in gatherings)])
-        error = self._error(m, gatherings, place) if self.errors and math.isfinite(value) else math.nan
+        remark = joined([remark, *(k.remark for k in known)])
+        error = _error(m, known) if self.subject.errors and math.isfinite(value) else math.nan
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
-
-    def _error(self, m: Measure, gatherings: Sequence[Remembered], place: str) -> float:
-        """The jackknife over each kind of group that can be left out; their variances add."""
-        variance = math.nan
-        for kind, groups in {kind: n for g in gatherings for kind, n in g.groups.items()}.items():
-            try:
-                values = [float(m.compute(*(g.value(place, (kind, i)) for g in gatherings))) for i in range(groups)]
-            except Missing:  # only examples of one group reach this layer: there is nothing without them
-                return math.nan
-            spread = jackknife(values) ** 2
-            variance = spread if math.isnan(variance) else variance + spread
-        return math.sqrt(variance)
 
     # ------------------------------------------------------------------------------------------------------- the rest
 
@@ -154,6 +163,20 @@ class Evaluation:
         blind = [remark.text for remark in notes.values() if remark.mark is Mark.REFUSED]
         if blind:
             warnings.warn(blind[0] + (f" ({len(blind)} layers in all.)" if len(blind) > 1 else ""), RichterWarning, stacklevel=5)
+
+
+def _error(m: Measure, known: Sequence[Known]) -> float:
+    """The jackknife over each kind of group that can be left out; their variances add."""
+    variance = math.nan
+    for kind, groups in {kind: n for k in known for kind, n in k.groups.items()}.items():
+        try:
+            varied = [k.leaving(kind, groups) for k in known]
+            values = [float(m.compute(*arguments)) for arguments in zip(*varied, strict=True)]
+        except Missing:  # only examples of one group reach this layer: there is nothing without them
+            return math.nan
+        spread = jackknife(values) ** 2
+        variance = spread if math.isnan(variance) else variance + spread
+    return math.sqrt(variance)
 
 
 def jackknife(values: Sequence[float]) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from richter.core import Interval, Ref
 from richter.instrument.statistics import CENTRED_KERNEL, SAME_OUTPUT
-from richter.instrument.statistics.tangents import CentredKernel, SameOutput
-from richter.measures.measure import Measure, quotient
+from richter.instrument.statistics.grams import CentredKernel, SameOutput
+from richter.measures.measure import Measure
 
 
 def tangent_alignment(c: SameOutput) -> float:
@@ -17,18 +19,21 @@ def tangent_alignment(c: SameOutput) -> float:
 
 def tangent_cka(c: CentredKernel) -> float:
     """y~^T K y~ / (|C K C|_F |y~|^2) on the (n k) x (n k) kernel.  [signal, Sec. 1]"""
-    return quotient(c.quadratic, c.norm * c.energy)
+    size = c.norm * c.energy
+    return c.quadratic / size if size else math.nan
 
 
 def tangent_stable_rank(c: CentredKernel) -> float:
     """|C K C|_F^2 / |C K C|_2^2.  [signal, Sec. 4]"""
-    return quotient(c.norm ** 2, c.top ** 2)
+    top = c.top
+    return c.norm ** 2 / top ** 2 if top else math.nan
 
 
 def tangent_correlation(c: CentredKernel) -> float:
     """sum_i (lambda_i / lambda_1) <u_i, y~/|y~|>^2; tangent_cka = tangent_correlation / sqrt(tangent_stable_rank).
     [signal, Sec. 4]"""
-    return quotient(c.quadratic, c.top * c.energy)
+    size = c.top * c.energy
+    return c.quadratic / size if size else math.nan
 
 
 UNIT = Interval(0.0, 1.0)

@@ -42,7 +42,8 @@ def side(W: Float[Tensor, "o i"]) -> Side:
 def fact(w: Side, G: Float[Tensor, "o i"], decay: float = 0.0) -> float:
     """The cosine of W^T W and FACT = -W^T G / lambda, G = dL/dW; whatever lambda > 0 is.  [fact]"""
     AG = w.A @ G
-    return quotient(-(w.AW * AG).sum().item(), (w.AW.norm() * AG.norm()).item())
+    size = (w.AW.norm() * AG.norm()).item()
+    return -(w.AW * AG).sum().item() / size if size else math.nan
 
 
 def fact_error(w: Side, G: Float[Tensor, "o i"], decay: float) -> float:

@@ -21,12 +21,9 @@ from richter.instrument.statistics import (
     Factor,
     FeatureMatrix,
 )
-from richter.measures.measure import Measure, quotient
+from richter.measures.measure import Measure
 
-
-def cosine(A: FeatureMatrix, B: FeatureMatrix) -> float:
-    """<A, B> / (|A| |B|) in the Frobenius inner product.  [nfa, Eq. NFC]"""
-    return quotient(A.inner(B), A.norm * B.norm)
+cosine = FeatureMatrix.cosine  # <A, B> / (|A| |B|) in the Frobenius inner product  [nfa, Eq. NFC]
 
 
 def pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
@@ -36,7 +33,7 @@ def pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
     spread = [max(M.norm ** 2 - t * t / d, 0.0) for M, t in ((A, a), (B, b))]
     if any(v <= 1e-12 * M.norm ** 2 for v, M in zip(spread, (A, B), strict=True)):
         return math.nan  # a constant matrix, up to rounding
-    return quotient(A.inner(B) - a * b / d, math.sqrt(spread[0] * spread[1]))
+    return (A.inner(B) - a * b / d) / math.sqrt(spread[0] * spread[1])
 
 
 def diagonal_pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
@@ -45,17 +42,19 @@ def diagonal_pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
     if any((d - d.mean()).norm() <= 1e-12 * d.norm() for d in (a, b)):
         return math.nan  # constant, up to rounding
     a, b = a - a.mean(), b - b.mean()
-    return quotient((a @ b).item(), (a.norm() * b.norm()).item())
+    return (a @ b).item() / (a.norm() * b.norm()).item()
 
 
 def energy_ratio(A: FeatureMatrix, B: FeatureMatrix, C: FeatureMatrix, D: FeatureMatrix) -> float:
     """<A, B> / <C, D>: how much of the uncentred correlation the change of the weights carries.  [nfa, Fig. 4, 5]"""
-    return quotient(A.inner(B), C.inner(D))
+    uncentred = C.inner(D)
+    return A.inner(B) / uncentred if uncentred else math.nan
 
 
 def relative_change(change: Factor, weight: Factor) -> float:
     """|W - W0|_F / |W|_F.  [nfa, Fig. 14]"""
-    return quotient(change.W.norm().item(), weight.W.norm().item())
+    size = weight.W.norm().item()
+    return change.W.norm().item() / size if size else math.nan
 
 
 def trivial(F: FeatureMatrix, G: FeatureMatrix) -> Remark:

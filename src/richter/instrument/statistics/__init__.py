@@ -1,32 +1,38 @@
 """What measures are made of, each computed once: statistics of weights, moments over examples, gradients, kernels over pairs of
 examples, and functions of these. A statistic of your own is a class with ``begin``: see frame.py and docs/extending.md."""
 
-from richter.instrument.statistics.derived import Derived
 from richter.instrument.statistics.elsewhere import HeldOut, Initial, Previous
 from richter.instrument.statistics.estimates import CENTRED_KERNEL, SAME_OUTPUT
 from richter.instrument.statistics.features import FEATURES, Features
-from richter.instrument.statistics.frame import GROUPS, Gathering, Missing, Simple, Statistic, Wants, leaves
+from richter.instrument.statistics.frame import GROUPS, Derived, Gathering, Missing, Simple, Statistic, Wants, leaves
 from richter.instrument.statistics.gradients import WEIGHT_GRADIENT, Gradient
 from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Gram, Labels
-from richter.instrument.statistics.matrices import (
-    AGOP,
-    CENTRED_AGOP,
-    CENTRED_NFM,
-    DOUBLE_CENTRED_AGOP,
-    INITIAL_NFM,
-    NFM,
-    PTK_CENTRED_AGOP,
-    FeatureMatrix,
-    agop,
-    egop,
-    feature_matrix,
-    nfm,
-)
 from richter.instrument.statistics.moments import PTK_CHANGE, PTK_COVARIANCE, Moment, Sketched
 from richter.instrument.statistics.operators import Operator, Products
 from richter.instrument.statistics.passes import Reading
 from richter.instrument.statistics.probes import WEIGHT_DECAY, OfProbe
-from richter.instrument.statistics.weights import CHANGE, INITIAL_WEIGHT, MATRIX, WEIGHT, Factor, OfWeight, basis, block_diagonal
+from richter.instrument.statistics.weights import (
+    AGOP,
+    CENTRED_AGOP,
+    CENTRED_NFM,
+    CHANGE,
+    DOUBLE_CENTRED_AGOP,
+    INITIAL_NFM,
+    INITIAL_WEIGHT,
+    MATRIX,
+    NFM,
+    PTK_CENTRED_AGOP,
+    WEIGHT,
+    Factor,
+    FeatureMatrix,
+    OfWeight,
+    agop,
+    basis,
+    block_diagonal,
+    egop,
+    feature_matrix,
+    nfm,
+)
 
 __all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CHANGE", "DOUBLE_CENTRED_AGOP", "FEATURES", "GROUPS",
            "INITIAL_NFM", "INITIAL_WEIGHT", "LABELS", "MATRIX", "NFM", "PTK_CENTRED_AGOP", "PTK_CHANGE", "PTK_COVARIANCE",

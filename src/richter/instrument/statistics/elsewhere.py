@@ -7,15 +7,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from richter.core import Remark
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.statistics.frame import NO_INITIAL, Gathering, Group, Missing, Place, Remembered, Simple, Statistic
-from richter.instrument.statistics.gathered import gathered
+from richter.instrument.statistics.passes import gathered
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -51,7 +48,7 @@ class Initial(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         key = (self, cotangents)
         if key not in subject.kept:
-            subject.kept[key] = Remembered(_Elsewhere(lambda: gathered(subject.initially(), self.statistic, cotangents)),
+            subject.kept[key] = Remembered(_Elsewhere(gathered(subject.initially(), self.statistic, cotangents)),
                                            everywhere=True)
         return subject.kept[key]
 
@@ -81,36 +78,16 @@ class HeldOut(Statistic):
         return inner if isinstance(inner, str) else replace(self, statistic=inner)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Elsewhere(lambda: gathered(subject.on_held_out(), self.statistic, cotangents), "held_out")
+        return _Elsewhere(gathered(subject.on_held_out(), self.statistic, cotangents), "held_out")
 
 
-class _Elsewhere:
-    """A statistic that has a pass of its own when it is first asked for. ``kind``: its examples are not the probe's, so leaving
-    some of them out is another matter."""
+class _Elsewhere(Simple):
+    """A statistic that has a pass of its own. ``kind``: its examples are not the probe's, so leaving some of them out is another
+    matter."""
 
-    def __init__(self, make: Callable[[], Remembered], kind: str = "examples") -> None:
-        self.make, self.kind = make, kind
-
-    @cached_property
-    def made(self) -> Remembered:
-        return self.make()
-
-    @property
-    def groups(self) -> dict[str, int]:
-        return {self.kind if kind == "examples" else kind: n for kind, n in self.made.groups.items()}
-
-    @property
-    def remark(self) -> Remark:
-        return self.made.remark
-
-    def add(self, reading: Any) -> None:
-        raise AssertionError("it has a pass of its own")
-
-    def merge(self, other: Any) -> None:
-        """Every rank has all of it."""
-
-    def again(self) -> bool:
-        return False
+    def __init__(self, made: Remembered, kind: str = "examples") -> None:
+        super().__init__({kind if k == "examples" else k: n for k, n in made.groups.items()}, made.remark)
+        self.made, self.kind = made, kind
 
     def value(self, place: str, without: Group | None = None) -> Any:
         mine = None if without is None else ("examples" if without[0] == self.kind else without[0], without[1])

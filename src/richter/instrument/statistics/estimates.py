@@ -21,13 +21,25 @@ from torch import Tensor
 from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, show_bytes
 from richter.instrument.captures import check_finite
 from richter.instrument.cotangents import Cotangents, SomeOutputs
-from richter.instrument.statistics.derived import Derived
-from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
-from richter.instrument.statistics.grams import KERNEL, LABELS, TANGENT_KERNEL, Tangents
-from richter.instrument.statistics.products import centred, parameter_groups, parameters, products
-from richter.instrument.statistics.tangents import (
+from richter.instrument.statistics.frame import (
+    GROUPS,
+    NO_LABELS,
+    Derived,
+    Gathering,
+    Group,
+    Missing,
+    Place,
+    Simple,
+    Statistic,
+    Wants,
+)
+from richter.instrument.statistics.grams import (
+    KERNEL,
+    LABELS,
+    TANGENT_KERNEL,
     CentredKernel,
     SameOutput,
+    Tangents,
     centred_kernel,
     centred_kernel_leaving,
     of_diagonal,
@@ -35,6 +47,7 @@ from richter.instrument.statistics.tangents import (
     same_output,
     same_output_leaving,
 )
+from richter.instrument.statistics.products import centred, parameter_groups, parameters, products
 from richter.instrument.stream import chunks, fitting
 from richter.kernels.planning import Unit, make_plan
 

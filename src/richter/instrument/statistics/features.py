@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +32,7 @@ class Features(Statistic):
                      what=f"what {len(maps)} layers read on {subject.probe.n} examples")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Features(subject, {k: {} for k in _readable(subject)})
+        return _Features(subject, {k: {} for k in _readable(subject)}, {"examples": subject.groups})
 
 
 def _readable(subject: Subject) -> list[str]:
@@ -40,17 +41,11 @@ def _readable(subject: Subject) -> list[str]:
 
 
 @dataclass
-class _Features:
+class _Features(Gathering):
     subject: Subject
     rows: dict[str, dict[int, Tensor]]  # by map, then by the first example of a chunk
-
-    @property
-    def groups(self) -> dict[str, int]:
-        return {"examples": self.subject.groups}
-
-    @property
-    def remark(self) -> Remark:
-        return Remark()
+    groups: Mapping[str, int]
+    remark: Remark = field(default_factory=Remark)
 
     def add(self, reading: Reading) -> None:
         for name, rows in self.rows.items():
@@ -61,9 +56,6 @@ class _Features:
     def merge(self, other: _Features) -> None:
         for name, rows in self.rows.items():
             rows.update(other.rows[name])
-
-    def again(self) -> bool:
-        return False
 
     def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n d"]:
         if place not in self.rows:

@@ -10,8 +10,8 @@ what it costs, what stands in for it where it does not fit (or why nothing does)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from richter.core import Mark, Remark
@@ -58,27 +58,30 @@ class Wants:
 
 
 class Gathering(Protocol):
-    """A statistic in the making."""
+    """A statistic in the making. ``class Mine(Gathering)`` needs groups, a remark and ``value``; ``add`` if it is gathered."""
 
-    @property
-    def groups(self) -> Mapping[str, int]:
-        """What can be left out: kinds ("examples", "held_out", "vectors") and how many groups of each."""
-
-    @property
-    def remark(self) -> Remark:
-        """What is to be said beside every number that is made of it."""
+    groups: Mapping[str, int]  # what can be left out: kinds ("examples", "held_out", "vectors") and how many groups of each
+    remark: Remark  # what is to be said beside every number that is made of it
 
     def add(self, reading: Reading) -> None:
         """Some examples of the probe, and what some cotangents ask of them."""
+        raise AssertionError(f"{type(self).__name__} takes no part in a pass")
 
     def merge(self, other: Any) -> None:
-        """What another rank has gathered of other chunks."""
+        """What another rank has gathered of other chunks. What is not gathered every rank has."""
+        return
 
     def again(self) -> bool:
         """After a pass: is another one needed? (Class means first, then what is centred on them.)"""
+        return False
 
     def value(self, place: str, without: Group | None = None) -> Any:
         """Raises Missing where there is none. A group of a kind that it does not have changes nothing."""
+        ...
+
+    def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        """All values with one group of a kind left out, where there is a quicker way than one after another."""
+        return [self.value(place, (kind, i)) for i in range(self.groups[kind])]
 
 
 class Statistic(Protocol):
@@ -101,39 +104,99 @@ class Statistic(Protocol):
 
 
 @dataclass
-class Simple:
-    """The rest of a Gathering for what is not gathered in a pass: subclasses have a ``value``."""
+class Simple(Gathering):
+    """What is not gathered in a pass: subclasses have a ``value``."""
 
     groups: Mapping[str, int] = field(default_factory=dict)
     remark: Remark = field(default_factory=Remark)
 
-    def add(self, reading: Reading) -> None:
-        raise AssertionError(f"{type(self).__name__} takes no part in a pass")
 
-    def merge(self, other: Any) -> None:
-        """Every rank has all of it."""
-
-    def again(self) -> bool:
-        return False
-
-
-class Remembered:
+class Remembered(Gathering):
     """A gathering whose values are computed once for all measures; those of one place at a time are held."""
 
     def __init__(self, gathering: Gathering, everywhere: bool = False) -> None:
-        self.gathering, self.groups, self.remark = gathering, gathering.groups, gathering.remark
-        self.add, self.merge, self.again = gathering.add, gathering.merge, gathering.again
+        self.gathering = gathering
         self.everywhere = everywhere  # hold the values of all places
         self.place: str | None = None
-        self.values: dict[tuple[str, Group | None], Any] = {}
+        self.values: dict[str, Any] = {}
+        self.left_out: dict[tuple[str, str], Sequence[Any]] = {}
+
+        self.groups, self.remark = gathering.groups, gathering.remark
+        self.add, self.merge, self.again = gathering.add, gathering.merge, gathering.again  # type: ignore[method-assign]
+
+    def _at(self, place: str) -> None:
+        if place != self.place and not self.everywhere:
+            self.values, self.left_out, self.place = {}, {}, place
 
     def value(self, place: str, without: Group | None = None) -> Any:
-        if place != self.place and not self.everywhere:
-            self.values, self.place = {}, place
-        key = (place, without if without is not None and without[0] in self.groups else None)
-        if key not in self.values:
-            self.values[key] = self.gathering.value(place, key[1])
-        return self.values[key]
+        if without is not None and without[0] in self.groups:
+            return self.leaving(place, without[0])[without[1]]
+        self._at(place)
+        if place not in self.values:
+            self.values[place] = self.gathering.value(place)
+        return self.values[place]
+
+    def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        """One value for each group; of a statistic without groups of this kind, always the same."""
+        self._at(place)
+        if (place, kind) not in self.left_out:
+            self.left_out[place, kind] = self.gathering.leaving(place, kind)
+        return self.left_out[place, kind]
+
+
+# (subject, cotangents, why the exact form cannot be had or "") -> what stands in for it; None: nothing has to
+Estimate = Callable[["Subject", Cotangents, str], Statistic | None]
+
+
+@dataclass(frozen=True)
+class Derived(Statistic):
+    """``compute(*needs)``; ``leaving(*needs, groups)``, if there is a quicker way, all values with one group of examples left out
+    at once; ``estimate`` says what stands in for it."""
+
+    name: str
+    compute: Callable[..., Any]
+    needs: tuple[Statistic, ...]
+    leaving: Callable[..., Sequence[Any]] | None = None
+    estimate: Estimate | None = None
+
+    @property
+    def use(self) -> Use:  # type: ignore[override]
+        return "kernel" if any(s.use == "kernel" for s in leaves(self.needs)) else "mean"
+
+    @property
+    def place(self) -> Place:  # type: ignore[override]
+        return "module" if any(s.place == "module" for s in leaves(self.needs)) else "map"
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        plans = [s.planned(subject, cotangents) for s in self.needs]
+        reason = next((p for p in plans if isinstance(p, str)), "")
+        stand_in = self.estimate(subject, cotangents, reason) if self.estimate is not None else None
+        return stand_in or reason or replace(self, needs=tuple(s for s in plans if not isinstance(s, str)))
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Derived(self, needs)
+
+
+class _Derived(Simple):
+    def __init__(self, statistic: Derived, needs: tuple[Gathering, ...]) -> None:
+        super().__init__({kind: n for g in needs for kind, n in g.groups.items()}, joined([g.remark for g in needs]))
+        self.statistic, self.needs = statistic, needs
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        return self.statistic.compute(*(g.value(place, without) for g in self.needs))
+
+    def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        s, groups = self.statistic, self.groups[kind]
+        if s.leaving is not None and kind == "examples":
+            return s.leaving(*(g.value(place) for g in self.needs), groups)
+        varied = [g.leaving(place, kind) if kind in g.groups else [g.value(place)] * groups for g in self.needs]
+        return [s.compute(*values) for values in zip(*varied, strict=True)]
+
+
+def joined(remarks: Sequence[Remark]) -> Remark:
+    """What is to be said of a number that is made of several: the least exact mark, and every text once."""
+    marks = [r.mark for r in remarks if r.mark is not Mark.EXACT]
+    return Remark(marks[0] if marks else Mark.EXACT, "; ".join(dict.fromkeys(r.text for r in remarks if r.text)))
 
 
 def leaves(needs: Sequence[Statistic]) -> list[Statistic]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,18 +39,16 @@ class Gradient(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         n, groups = subject.probe.n, subject.groups
         sizes = [len(range(g, n, groups)) if g < groups else 0 for g in range(GROUPS)]
-        return _Gradient(subject, {k: Sums(counts=list(sizes)) for k in subject.sharing}, said(subject, cotangents))
+        return _Gradient(subject, {k: Sums(counts=list(sizes)) for k in subject.sharing}, {"examples": groups},
+                         said(subject, cotangents))
 
 
 @dataclass
-class _Gradient:
+class _Gradient(Gathering):
     subject: Subject
     sums: dict[str, Sums]
+    groups: Mapping[str, int]
     remark: Remark
-
-    @property
-    def groups(self) -> dict[str, int]:
-        return {"examples": self.subject.groups}
 
     def add(self, reading: Reading) -> None:
         """An example that does not reach the map counts as well: it asks for nothing."""
@@ -67,9 +66,6 @@ class _Gradient:
         for name, sums in self.sums.items():
             theirs = other.sums[name]
             sums.merge(Sums(theirs.sums, [0] * GROUPS))  # every rank counts all examples
-
-    def again(self) -> bool:
-        return False
 
     def value(self, place: str, without: Group | None = None) -> Tensor:
         maps = self.subject.survey.maps

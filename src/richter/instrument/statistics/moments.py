@@ -3,7 +3,7 @@ so that every measure can be computed again with one group left out (the jackkni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -119,20 +119,16 @@ class Moment(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         number = subject.number(cotangents, "mean")
         sums = {k: Halves() if self._halved(subject, cotangents) else Sums() for k in subject.maps}
-        return _Moment(self, subject.groups, number, sums, said(subject, cotangents))
+        return _Moment(self, {"examples": subject.groups}, number, sums, said(subject, cotangents))
 
 
 @dataclass
-class _Moment:
+class _Moment(Gathering):
     statistic: Moment
-    examples: int  # groups of them
+    groups: Mapping[str, int]
     number: int  # of cotangents
     sums: dict[str, Sums | Halves]
     remark: Remark
-
-    @property
-    def groups(self) -> dict[str, int]:
-        return {"examples": self.examples}
 
     def add(self, reading: Reading) -> None:
         for name, sums in self.sums.items():
@@ -166,9 +162,6 @@ class _Moment:
         for name, sums in self.sums.items():
             sums.merge(other.sums[name])  # type: ignore[arg-type]
 
-    def again(self) -> bool:
-        return False
-
     def value(self, place: str, without: Group | None = None) -> Any:
         if place not in self.sums:
             raise Missing(APART)
@@ -176,6 +169,9 @@ class _Moment:
         if mean is None:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
         return mean
+
+    def leaving(self, place: str, kind: str) -> list[Any]:
+        return [self.value(place, (kind, g)) for g in range(self.groups[kind])]
 
 
 def said(subject: Subject, cotangents: Cotangents) -> Remark:
