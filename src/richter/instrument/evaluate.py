@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from richter.core import WHOLE, Mark, Remark, Row
 from richter.instrument.cotangents import Cotangents
+from richter.instrument.statistics import passes
 from richter.instrument.statistics.frame import Missing, joined, leaves
-from richter.instrument.statistics.passes import Gathered, Key
+from richter.instrument.statistics.passes import Key, gather
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
 
@@ -34,6 +35,60 @@ class Planned:
     measure: Measure
     keys: tuple[Key, ...] = ()
     reason: str = ""
+    zero: str = UNDEFINED  # what 0/0 means
+
+    @property
+    def place(self) -> str:
+        """Where it has rows: at linear maps, at modules with parameters and the whole model, or there alone."""
+        places = {s.place for s in leaves(self.measure.needs)}
+        return next((kind for kind in ("module", "map", "model") if kind in places), "map")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a measurement will do; it holds for one architecture, whatever its weights."""
+
+    statistics: passes.StatisticsPlan
+    families: tuple[tuple[list[str], list[Planned]], ...]  # places, and the measures that are evaluated together there
+    order: list[tuple[str, str]]  # of rows, by layer and measure
+
+
+def plan(subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None) -> Plan:
+    """``cotangents``: in the place of those of the measures."""
+    chosen = [_planned(subject, m, cotangents) for m in measures]
+    families: dict[tuple[Any, ...], list[Planned]] = {}
+    for p in chosen:  # of one family, what is shared is held once
+        families.setdefault((p.place, *(c for _, c in p.keys)), []).append(p)
+    groups = tuple((subject.places(key[0]), mine) for key, mine in families.items())
+    layers = _ordered(subject, {place for places, _ in groups for place in places})
+    return Plan(passes.planned(subject, [key for p in chosen for key in p.keys]), groups,
+                [(layer, m.name) for layer in layers for m in measures])
+
+
+def _planned(subject: Subject, m: Measure, given: Cotangents | None) -> Planned:
+    """Each statistic as it can be had: through cotangents that are affordable, else through the measure's own."""
+    reason, zero = "", next((s.zero for s in leaves(m.needs) if s.zero), UNDEFINED)
+    affordable = [m.cotangents.chosen(given, subject.survey.outputs, s.use) for s in m.needs]
+    for chosen in [affordable, [m.cotangents] * len(m.needs)] if given is None else [affordable]:
+        plans = [(s.planned(subject, c), c) for s, c in zip(m.needs, chosen, strict=True)]
+        reason = next((s for s, _ in plans if isinstance(s, str)), "")
+        if not reason:
+            return Planned(m, tuple((s, c) for s, c in plans if not isinstance(s, str)), zero=zero)
+    return Planned(m, reason=reason, zero=zero)
+
+
+def _ordered(subject: Subject, layers: set[str]) -> list[str]:
+    """In the order of named_modules, the maps of a module behind it, the whole model last."""
+    position = {name: i for i, (name, _) in enumerate(subject.model.named_modules())}
+    maps = {name: i for i, name in enumerate(subject.survey.maps)}
+
+    def key(name: str) -> tuple[float, int]:
+        stem = name
+        while stem and stem not in position:
+            stem = stem.rpartition(".")[0]
+        return (math.inf if name == WHOLE else position.get(stem, -1), maps.get(name, -1))
+
+    return sorted(layers, key=key)
 
 
 class Known:
@@ -60,59 +115,25 @@ class Evaluation:
     """One measurement in the making. ``rows()`` does the work."""
 
     subject: Subject
-    measures: Sequence[Measure]
-    cotangents: Cotangents | None = None  # in the place of those of the measures
+    plan: Plan
     step: int | None = None
     matrices: int = 0  # keep the arrays of layers with at most so many inputs
     notes: dict[str, str] = field(default_factory=dict)
     arrays: dict[tuple[str, str], NDArray[np.float32]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.statistics = Gathered(self.subject)
-        self.here: dict[Key, Known] = {}  # the statistics of the place in hand
+    here: dict[Key, Known] = field(default_factory=dict)  # the statistics of the place in hand
 
     def rows(self) -> list[Row]:
-        plans = [self._planned(m) for m in self.measures]
-        for key in (key for p in plans for key in p.keys):
-            self.statistics.begin(key)
-        self.statistics.gather()
-        families: dict[tuple[Cotangents, ...], list[Planned]] = {}
-        for p in plans:
-            families.setdefault(tuple(c for _, c in p.keys), []).append(p)
+        known = gather(self.subject, self.plan.statistics)
         rows: list[Row] = []
-        for family in list(families):
-            for place, mine in self._places(families.pop(family)):
-                self.here = {key: Known(self.statistics.known[key], place) for p in mine for key in p.keys}
-                rows += [self._row(p, place) for p in mine]
-            self.statistics.let_go(but={c for later in families for c in later})
+        for i, (places, measures) in enumerate(self.plan.families):
+            for place in places:
+                self.here = {key: Known(known[key], place) for p in measures for key in p.keys}
+                rows += [self._row(p, place) for p in measures]
+            later = {c for _, others in self.plan.families[i + 1:] for p in others for _, c in p.keys}
+            known = {key: g for key, g in known.items() if key[1] in later}  # what no other family looks at is let go
         self._remark()
-        return self._sorted(rows)
-
-    # ----------------------------------------------------------------------------------------------------- planning
-
-    def _planned(self, m: Measure) -> Planned:
-        """Each statistic as it can be had: through cotangents that are affordable, else through the measure's own."""
-        outputs, reason = self.subject.survey.outputs, ""
-        affordable = [m.cotangents.chosen(self.cotangents, outputs, s.use) for s in m.needs]
-        own = [m.cotangents] * len(m.needs)
-        for chosen in [affordable, own] if self.cotangents is None else [affordable]:
-            plans = [(s.planned(self.subject, c), c) for s, c in zip(m.needs, chosen, strict=True)]
-            reason = next((s for s, _ in plans if isinstance(s, str)), "")
-            if not reason:
-                return Planned(m, tuple((s, c) for s, c in plans if not isinstance(s, str)))
-        return Planned(m, reason=reason)
-
-    # ---------------------------------------------------------------------------------------------------- evaluating
-
-    def _places(self, plans: Sequence[Planned]) -> Iterator[tuple[str, list[Planned]]]:
-        """Where measures have rows: at every linear map, at every module with parameters and the whole model, or there alone."""
-        kinds: dict[str, list[Planned]] = {}
-        for p in plans:
-            places = {s.place for s in leaves(p.measure.needs)}
-            kinds.setdefault(next((k for k in ("module", "map", "model") if k in places), "map"), []).append(p)
-        for kind, mine in kinds.items():
-            for place in self.subject.places(kind):
-                yield place, mine
+        rank = {name: i for i, name in enumerate(self.plan.order)}
+        return sorted(rows, key=lambda r: rank[r.layer, r.measure])
 
     def _row(self, p: Planned, place: str) -> Row:
         m = p.measure
@@ -126,31 +147,13 @@ class Evaluation:
             return Row(self.step, place, m.name, math.nan, note=why.remark.text, mark=why.remark.mark)
         remark = m.remark(*arguments) if m.remark else Remark()
         if math.isnan(value):
-            zero = next((s.zero for s in leaves(m.needs) if s.zero), UNDEFINED)
-            remark = Remark(Mark.UNDEFINED, remark.text or zero)
+            remark = Remark(Mark.UNDEFINED, remark.text or p.zero)
         if m.arrays is not None and place in self.subject.W and self.subject.W[place].shape[-1] <= self.matrices:
             for name, M in m.arrays(*arguments).items():
                 self.arrays[place, name] = ((M + M.T) / 2).float().cpu().numpy()  # to the last bit: half of it is kept
         remark = joined([remark, *(k.remark for k in known)])
         error = _error(m, known) if self.subject.errors and math.isfinite(value) else math.nan
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
-
-    # ------------------------------------------------------------------------------------------------------- the rest
-
-    def _sorted(self, rows: Sequence[Row]) -> list[Row]:
-        """In the order of named_modules, the maps of a module behind it, the whole model last; then in the order of measures."""
-        position = {name: i for i, (name, _) in enumerate(self.subject.model.named_modules())}
-        maps = {name: i for i, name in enumerate(self.subject.survey.maps)}
-        rank = {m.name: i for i, m in enumerate(self.measures)}
-
-        def layer(name: str) -> tuple[float, int]:
-            stem = name
-            while stem and stem not in position:
-                stem = stem.rpartition(".")[0]
-            return (math.inf if name == WHOLE else position.get(stem, -1), maps.get(name, -1))
-
-        order = {name: layer(name) for name in {r.layer for r in rows}}
-        return sorted(rows, key=lambda r: (order[r.layer], rank[r.measure]))
 
     def _remark(self) -> None:
         """What a user should know of layers that have no or half a row."""

@@ -20,7 +20,7 @@ from richter.core import WHOLE, SelectionError, StoreError, parse_bytes
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_initial, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
-from richter.instrument.evaluate import Evaluation
+from richter.instrument.evaluate import Evaluation, Plan, plan
 from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.subject import Subject
@@ -45,6 +45,7 @@ class Measurement:
                  output: Output | None = None, mode: str = "eval", seed: int = 0, errors: bool = True) -> None:
         self.model, self.measures, self.cotangents = unwrap(model), resolve(measures), as_cotangents(cotangents)
         self.mode, self.seed = mode, seed
+        self.plan: Plan | None = None
         if not isinstance(probe, Probe):
             raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
         chosen = [layers] if isinstance(layers, str) else layers
@@ -60,8 +61,9 @@ class Measurement:
         begun = time.perf_counter()
         check_weights(self.model)
         with quiet(self.model, self.mode, self.seed):
-            self.subject.renew()
-            work = Evaluation(self.subject, self.measures, self.cotangents, step, matrices)
+            if self.subject.renew() or self.plan is None:
+                self.plan = plan(self.subject, self.measures, self.cotangents)
+            work = Evaluation(self.subject, self.plan, step, matrices)
             rows = work.rows()
         seconds = time.perf_counter() - begun
         return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,

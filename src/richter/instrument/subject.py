@@ -44,8 +44,8 @@ class Subject:
         self.carried: dict[tuple[str, str], Any] = {}  # and those of now, for the next one
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
 
-    def renew(self) -> None:
-        """Look at the model as it is now."""
+    def renew(self) -> bool:
+        """Look at the model as it is now. Is it another architecture than the last time?"""
         self.__dict__.pop("bases", None)
         self.__dict__.pop("loss_gradient", None)
         self.forwards, self.carried = [], {}
@@ -63,6 +63,7 @@ class Subject:
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         self._check_selection()
+        return True
 
     @property
     def groups(self) -> int:
@@ -86,7 +87,7 @@ class Subject:
 
     def _changed(self) -> Subject:
         other = copy.copy(self)
-        for name in ("bases", "loss_gradient"):  # what is computed once of what changes
+        for name in ("bases", "loss_gradient", "kernel_rows"):  # what is computed once of what changes
             other.__dict__.pop(name, None)
         return other
 
@@ -109,6 +110,11 @@ class Subject:
     @property
     def itemsize(self) -> int:
         return max(4, next((p.element_size() for p in self.model.parameters() if p.is_floating_point()), 4))
+
+    @cached_property
+    def kernel_rows(self) -> Tensor:
+        """The numbers of the examples that enter kernels."""
+        return self.probe.kernel_rows()
 
     @property
     def wanted(self) -> list[Unit]:

@@ -85,7 +85,7 @@ class _Elsewhere(Simple):
     """A statistic that has a pass of its own. ``kind``: its examples are not the probe's, so leaving some of them out is another
     matter."""
 
-    def __init__(self, made: Remembered, kind: str = "examples") -> None:
+    def __init__(self, made: Gathering, kind: str = "examples") -> None:
         super().__init__({kind if k == "examples" else k: n for k, n in made.groups.items()}, made.remark)
         self.made, self.kind = made, kind
 

@@ -59,8 +59,11 @@ class Tangents:
     cotangents: Cotangents
 
     def __post_init__(self) -> None:
-        self.rows = self.subject.probe.kernel_rows()
-        self.n, self.v = len(self.rows), self.subject.number(self.cotangents, "kernel")
+        subject = self.subject
+        self.rows = subject.kernel_rows
+        self.n, self.v = len(self.rows), subject.number(self.cotangents, "kernel")
+        self.units = subject.wanted
+        self.maps = list(dict.fromkeys(k for u in self.units for k in u.maps))
 
     @property
     def x(self) -> object:
@@ -78,13 +81,9 @@ class Tangents:
     @cached_property
     def by_module(self) -> dict[str, list[Unit]]:
         units: dict[str, list[Unit]] = {}
-        for u in self.subject.wanted:
+        for u in self.units:
             units.setdefault(u.module, []).append(u)
         return units
-
-    @property
-    def maps(self) -> list[str]:
-        return [k for u in self.subject.wanted for k in u.maps]
 
     @property
     def groups(self) -> dict[str, int]:
@@ -104,7 +103,7 @@ class Tangents:
         """Of the captures of all examples, if they are kept from another pass."""
         maps = self.subject.survey.maps
         return self.n * self.subject.itemsize * sum(self.v * maps[k].width + max(maps[k].unfolded, maps[k].width)
-                                                    for k in dict.fromkeys(self.maps))
+                                                    for k in self.maps)
 
     # ------------------------------------------------------------------------------------------------------ kernels
 
@@ -205,7 +204,7 @@ class Gram(Statistic):
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)
         batched = not subject.survey.drawn and all(k in subject.survey.batched for k in t.maps)
-        return Wants(tuple(dict.fromkeys(t.maps)) if batched else (), held=t.kept_bytes(), alone=t.bytes() + t.least(),
+        return Wants(tuple(t.maps) if batched else (), held=t.kept_bytes(), alone=t.bytes() + t.least(),
                      optional=True, what=f"the kernel of one layer over {t.n} examples and {t.v} outputs")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
@@ -223,7 +222,7 @@ class _Gram(Simple):
         self.K = torch.empty(0)
 
     def add(self, reading: Reading) -> None:
-        for name in dict.fromkeys(self.t.maps):
+        for name in self.t.maps:
             self.kept.add(name, reading)
 
     def _all(self) -> Iterator[tuple[str, Tensor]]:

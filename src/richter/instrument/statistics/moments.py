@@ -131,17 +131,10 @@ class _Moment(Gathering):
     remark: Remark
 
     def add(self, reading: Reading) -> None:
+        first = reading.first
         for name, sums in self.sums.items():
-            c = reading.capture(name, self.statistic.project)
-            if c is None:
-                continue
-            keep = reading.kept(name)
-            for g, mine in reading.groups():
-                part = c.take(mine)
-                if not part.g.shape[1]:
-                    continue
-                number = int(keep[mine].sum()) if keep is not None else part.g.shape[1] * part.g.shape[2]
-                self._sum(sums, part, g, number if reading.first else 0, reading.block.start)
+            for g, part, number in reading.parts(name, self.statistic.project):
+                self._sum(sums, part, g, number if first else 0, reading.block.start)
         if reading.last:
             for sums in self.sums.values():
                 sums.settle()

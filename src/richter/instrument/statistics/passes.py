@@ -3,7 +3,7 @@ cotangent, and every gathering adds what it wants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -60,10 +60,20 @@ class Reading:
         """Targets "n k"; None if the probe has none."""
         return None if self.subject.Y is None else self.subject.Y[self.rows]
 
-    def groups(self) -> Iterator[tuple[int, slice]]:
+    def groups(self) -> list[tuple[int, slice]]:
         """Every example belongs to the group of its number."""
         groups = self.subject.groups
-        return ((g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups))
+        return [(g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups)]
+
+    def parts(self, name: str, project: bool = False) -> list[tuple[int, LayerCapture, int]]:
+        """(group, its share of ``capture``, how many positions of it count)."""
+        c = self.capture(name, project)
+        if c is None:
+            return []
+        keep = self.kept(name)
+        parts = [(g, mine, c.take(mine)) for g, mine in self.groups()]
+        return [(g, part, part.g.shape[1] * part.g.shape[2] if keep is None else int(keep[mine].sum()))
+                for g, mine, part in parts if part.g.shape[1]]
 
     def read(self, name: str) -> Tensor | None:
         """What a map read, "n s d_in"; None if these examples do not reach it."""
@@ -140,24 +150,24 @@ class Pass:
     """What is gathered together: sizes, and the loop."""
 
     subject: Subject
-    entries: Sequence[Entry]
+    wants: Sequence[Wants]
 
     @property
     def maps(self) -> list[str]:
-        return list(dict.fromkeys(k for e in self.entries for k in e.wants.maps))
+        return list(dict.fromkeys(k for w in self.wants for k in w.maps))
 
     @property
     def initial(self) -> bool:
-        return any(e.wants.initial for e in self.entries) and self.subject.then is not None
+        return any(w.initial for w in self.wants) and self.subject.then is not None
 
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of all that is held, of one example's graph, and of one cotangent of one example."""
         survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
         names = dict.fromkeys([*self.subject.maps, *self.maps])
-        optional = {k for e in self.entries if e.wants.optional for k in e.wants.maps}
-        reads = any(e.wants.reads for e in self.entries if not e.wants.optional)
+        optional = {k for w in self.wants if w.optional for k in w.maps}
+        reads = any(w.reads for w in self.wants if not w.optional)
         graph = item * (survey.graph + sum(survey.maps[k].unfolded for k in names if reads or k in optional))
-        return sum(e.wants.held for e in self.entries), graph, item * 3 * sum(survey.maps[k].width for k in names)
+        return sum(w.held for w in self.wants), graph, item * 3 * sum(survey.maps[k].width for k in names)
 
     def chunk(self) -> int:
         held, graph, each = self.sizes()
@@ -170,17 +180,16 @@ class Pass:
         room = (self.subject.memory - held) // chunk
         return int(max(1, min(number, (room - graph) // each, BLOCK_BYTES // (chunk * each))))
 
-    def run(self, share: Share = ALONE) -> None:
+    def run(self, entries: Sequence[Entry], share: Share = ALONE) -> None:
         """All examples once, and again for those that ask for it."""
-        entries = list(self.entries)
         while entries:
-            replace(self, entries=entries)._once(share)
+            replace(self, wants=[e.wants for e in entries])._once(entries, share)
             entries = [e for e in entries if e.gathering.again()]
 
-    def _once(self, share: Share) -> None:
+    def _once(self, entries: Sequence[Entry], share: Share) -> None:
         subject, n = self.subject, self.subject.probe.n
         families: dict[Cotangents, list[Entry]] = {}
-        for e in self.entries:
+        for e in entries:
             families.setdefault(e.cotangents, []).append(e)
         size = self.chunk()
         numbers = {c: subject.number(c, "mean") for c in families}
@@ -224,63 +233,68 @@ class Pass:
         return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else {})
 
 
-@dataclass
-class Gathered:
-    """The statistics of one measurement."""
+@dataclass(frozen=True)
+class StatisticsPlan:
+    """How the statistics of a measurement will be had; it holds for one architecture, whatever its weights."""
 
-    subject: Subject
-    known: dict[Key, Remembered] = field(default_factory=dict)
-    prepared: dict[Cotangents, Cotangents] = field(default_factory=dict)
-
-    def begin(self, key: Key) -> Remembered:
-        statistic, cotangents = key
-        if key not in self.known:
-            if cotangents not in self.prepared:
-                self.prepared[cotangents] = cotangents.prepare(self.subject)
-            needs = tuple(self.begin((s, cotangents)) for s in statistic.needs)
-            self.known[key] = Remembered(statistic.begin(self.subject, self.prepared[cotangents], needs))
-        return self.known[key]
-
-    def gather(self) -> None:
-        """One pass for all that is gathered, and for what may come along if there is room for it."""
-        subject = self.subject
-        wants = {key: key[0].wants(subject, key[1]) for key in self.known}
-        entries = {key: Entry(self.known[key], w, self.prepared[key[1]]) for key, w in wants.items() if w.takes_part}
-        due = {key: e for key, e in entries.items() if not e.wants.optional}
-        check_memory(Pass(subject, list(due.values())), [(w.alone, w.what) for w in wants.values() if w.alone])
-        for key, e in entries.items():
-            more = Pass(subject, [*due.values(), e])
-            streamed = key[1] in {c for _, c in due} or subject.probe.kernel_rows().numel() == subject.probe.n
-            if e.wants.optional and streamed and sum(more.sizes()) + e.wants.alone <= subject.memory:
-                due[key] = e
-                break
-        if due:
-            Pass(subject, list(due.values())).run()
-
-    def let_go(self, but: set[Cotangents]) -> None:
-        """What is seen through other cotangents is not needed any more."""
-        self.known = {key: g for key, g in self.known.items() if key[1] in but}
+    keys: tuple[Key, ...]  # each after those it is made of
+    due: tuple[tuple[Key, Wants], ...]  # those that the pass gathers
 
 
-def check_memory(gathered: Pass, alone: Sequence[tuple[int, str]]) -> None:
+def planned(subject: Subject, keys: Iterable[Key]) -> StatisticsPlan:
+    """All that these are made of, and one pass for what is gathered, and for what may come along if there is room for it."""
+    every: dict[Key, Wants] = {}
+
+    def visit(key: Key) -> None:
+        for need in key[0].needs:
+            visit((need, key[1]))
+        every.setdefault(key, key[0].wants(subject, key[1]))
+
+    for key in keys:
+        visit(key)
+    due = {key: w for key, w in every.items() if w.takes_part and not w.optional}
+    check_memory(Pass(subject, tuple(due.values())), [w for w in every.values() if w.alone])
+    for key, w in every.items():
+        more = Pass(subject, (*due.values(), w))
+        streamed = key[1] in {c for _, c in due} or subject.kernel_rows.numel() == subject.probe.n
+        if w.takes_part and w.optional and streamed and sum(more.sizes()) + w.alone <= subject.memory:
+            due[key] = w
+            break
+    return StatisticsPlan(tuple(every), tuple(due.items()))
+
+
+def check_memory(gathered: Pass, alone: Sequence[Wants]) -> None:
     """Before any work: can every piece of it be done within memory? If not, say the least that can."""
     memory = gathered.subject.memory
-    pieces = list(dict.fromkeys(what for _, what in alone))
-    needs = [need for need, _ in alone]
-    if gathered.entries:
-        sums = " and ".join(dict.fromkeys(e.wants.what for e in gathered.entries if e.wants.what))
+    needs = [w.alone for w in alone] + ([sum(gathered.sizes())] if gathered.wants else [])
+    if max(needs, default=0) <= memory:
+        return
+    pieces = list(dict.fromkeys(w.what for w in alone))
+    if gathered.wants:
+        sums = " and ".join(dict.fromkeys(w.what for w in gathered.wants if w.what))
         pieces.insert(0, f"{sums} ({show_bytes(gathered.sizes()[0])}) and one example")
-        needs.append(sum(gathered.sizes()))
-    if max(needs, default=0) > memory:
-        raise MemoryBudgetError(
-            f"memory={show_bytes(memory)} cannot hold {', then '.join(pieces)}. The smallest that works here is "
-            f"memory='{show_bytes(max(needs))}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or outputs "
-            f"(output=...) need less.")
+    raise MemoryBudgetError(
+        f"memory={show_bytes(memory)} cannot hold {', then '.join(pieces)}. The smallest that works here is "
+        f"memory='{show_bytes(max(needs))}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or outputs "
+        f"(output=...) need less.")
 
 
-def gathered(subject: Subject, statistic: Statistic, cotangents: Cotangents) -> Remembered:
+def gather(subject: Subject, plan: StatisticsPlan, share: Share = ALONE) -> dict[Key, Gathering]:
+    """Statistics in the making: each is begun once, after those it is made of, and one pass gathers all of them."""
+    prepared: dict[Cotangents, Cotangents] = {}
+    known: dict[Key, Gathering] = {}
+    for key in plan.keys:
+        statistic, cotangents = key
+        if cotangents not in prepared:
+            prepared[cotangents] = cotangents.prepare(subject)
+        needs = tuple(known[s, cotangents] for s in statistic.needs)
+        known[key] = Remembered(statistic.begin(subject, prepared[cotangents], needs))
+    entries = [Entry(known[key], wants, prepared[key[1]]) for key, wants in plan.due]
+    if entries:
+        Pass(subject, tuple(wants for _, wants in plan.due)).run(entries, share)
+    return known
+
+
+def gathered(subject: Subject, statistic: Statistic, cotangents: Cotangents) -> Gathering:
     """One statistic of a subject, in a pass of its own."""
-    alone = Gathered(subject)
-    made = alone.begin((statistic, cotangents))
-    alone.gather()
-    return made
+    return gather(subject, planned(subject, [(statistic, cotangents)]))[statistic, cotangents]
