@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,7 @@ class _Previous(Simple):
         self.subject, self.name, self.now = subject, name, now
 
     def value(self, place: str, without: Group | None = None) -> Any:
-        self.subject.carried[self.name, place] = self.now.value(place)
+        self.subject.carried[self.name, place] = copy.deepcopy(self.now.value(place))  # a weight goes on being trained
         if (self.name, place) not in self.subject.previous:
             raise Missing(NO_PREVIOUS)
         return self.subject.previous[self.name, place]
