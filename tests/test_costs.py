@@ -30,8 +30,9 @@ from richter.core import WHOLE, MemoryBudgetError, parse_bytes
 from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.statistics import estimates
-from richter.kernels import contract
-from richter.kernels.contract import Size, Sum, mirror
+from richter.kernels import contract, operations
+from richter.kernels.contract import Sum, mirror
+from richter.kernels.operations import Size
 from richter.models import GPT, mlp, vgg11
 
 TANGENT = ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation"]
@@ -95,8 +96,8 @@ SHAPES = {"trace": "vnp,vmp->nm", "diagonal": "vnp,vmp->vnm", "full": "vnp,wmp->
 def test_every_contraction_is_the_product_of_gradients(outputs: str, same: bool, kind: str, s: int, way: str, weight: bool,
                                                        bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In tiles so small that every loop has several turns; traces in blocks of cotangents."""
-    monkeypatch.setattr(contract, "ROWS", 2)
-    monkeypatch.setattr(contract, "NUMBERS", 30)
+    monkeypatch.setattr(operations, "ROWS", 2)
+    monkeypatch.setattr(operations, "NUMBERS", 30)
     monkeypatch.setattr(contract, "cheapest", lambda z, o: way if kind in ("dense", "lookup") else "features")
     a = capture(kind, 5, s, 4, seed=0)
     b = a if same else capture(kind, 3, s, 4, seed=7)
@@ -125,7 +126,7 @@ def pooled(activation: nn.Module = nn.ReLU()) -> nn.Module:  # noqa: B008
 @pytest.mark.parametrize("pieces", [False, True], ids=["whole", "in chunks"])
 def test_pooled_readouts_are_factored(outputs: str, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "cheapest", lambda z, o: "gradients" if z.s > 1 else "pairs")
-    monkeypatch.setattr(contract, "NUMBERS", 60)
+    monkeypatch.setattr(operations, "NUMBERS", 60)
     made: list[tuple[int, ...]] = []
     real = contract.gradient_tiles
 
@@ -365,7 +366,7 @@ def test_operations_are_counted(size: Size, outputs: str) -> None:
     used = min(z.d_in, sides) if z.kind == "lookup" else z.d_in
     made = sum(2 * z.v * z.d_out * (1 if z.kind == "lookup" else z.d_in) for _ in range(sides))
     multiplied = sum(half * 2 * v2 * used * z.d_out for _ in range(z.n * z.m))
-    counted = contract.costs(z, outputs)
+    counted = operations.costs(z, outputs)
     assert counted["gradients"][0] == made + multiplied
     read = 1 if z.kind == "lookup" else z.d_in
     if outputs != "full" or z.s == 1:
@@ -373,7 +374,7 @@ def test_operations_are_counted(size: Size, outputs: str) -> None:
     else:
         pairs = z.n * z.m * half * 2 * (z.s * z.t * read + z.s * z.t * z.v * z.d_out + z.s * v2 * z.d_out)
     assert counted["pairs"][0] == pytest.approx(pairs)
-    assert contract.cheapest(z, outputs) == min(counted, key=lambda way: counted[way][0])
+    assert operations.cheapest(z, outputs) == min(counted, key=lambda way: counted[way][0])
 
 
 # --------------------------------------------------------------------------------------------------------------- plans

@@ -7,92 +7,21 @@ the model's precision; sums over outputs, tiles and parameters are added up in t
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from richter.instrument.captures import LayerCapture
 from richter.instrument.stream import steps
-
-Outputs = Literal["trace", "diagonal", "full"]
-Way = Literal["pairs", "gradients", "features"]
-OUTPUTS = ("trace", "diagonal", "full")
-ROWS = 1024  # of a tile of products
-SQUARE, PARTS = 96, 6  # rows of a block of a symmetric product of short rows, and blocks at most: more gain less than they cost
-SHORT = 2  # the short products of pairs of positions and outputs take so many times as long as others of as many operations
-NUMBERS = 2 ** 21  # in a tile of gradients: it should stay in the cache between being made and being used
-
-
-@dataclass(frozen=True)
-class Size:
-    """What the cost of one map's kernel depends on: n examples of s positions against m of t, v cotangents."""
-
-    kind: str
-    n: int
-    m: int
-    s: int
-    t: int
-    v: int
-    d_in: int
-    d_out: int
-    groups: int = 1
-    same: bool = True
-
-    @property
-    def p(self) -> int:
-        return self.d_out * (1 if self.kind == "diagonal" else self.d_in // self.groups)
-
-
-def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
-    """For each exact contraction of one map: (operations, numbers held while it runs)."""
-    half, sides = (0.5, z.n * z.s) if z.same else (1.0, z.n * z.s + z.m * z.t)
-    v2 = z.v * z.v if outputs == "full" else z.v
-    width = min(z.d_in, sides) * z.d_out if z.kind == "lookup" else z.p
-    making = 2 * z.v * sides * (z.d_out if z.kind in ("lookup", "diagonal") else z.p)
-    by_gradients = making + half * 2 * v2 * z.n * z.m * width
-    tile = 2 * min(max(NUMBERS, (z.v if outputs == "full" else 1) * max(z.n, z.m) * 8 * max(1, width // z.d_out)),
-                   (z.v if outputs == "full" else 1) * max(z.n, z.m) * width)
-    product = _product(z, outputs)
-    if z.kind not in ("dense", "lookup"):
-        return {"features": (by_gradients, tile + product)}
-    reading = 1 if z.kind == "lookup" else z.d_in
-    if outputs != "full" or z.s == z.t == 1:
-        by_pairs = half * 2 * z.n * z.m * z.s * z.t * (reading + v2 * z.d_out)
-        held = (2 * z.v + 1 if outputs == "diagonal" else 2) * z.n * z.m * z.s * z.t
-    else:
-        by_pairs = half * 2 * z.n * z.m * z.s * (z.t * reading + z.t * z.v * z.d_out + v2 * z.d_out)
-        held = z.v * z.v * z.n * z.m + 2 * z.v * z.m * z.s * z.d_out * _moved(z.n, z.v * z.m * z.s * z.d_out)
-    return {"pairs": (by_pairs, held + (product if outputs == "full" else 0)), "gradients": (by_gradients, tile + product)}
-
-
-def _product(z: Size, outputs: Outputs) -> int:
-    """Numbers of the largest product that ``add_products`` makes at a time."""
-    if outputs == "full":
-        return min(_tile(z.v * z.n), z.v * z.n) * min(max(4 * ROWS, z.m), z.v * z.m)
-    return (z.v if outputs == "diagonal" else 1) * min(_tile(z.n) if z.same else ROWS, z.n) * min(max(4 * ROWS, z.n), z.m)
-
-
-def widths(kind: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """(d_in, d_out, groups) of a map with a matrix of this shape."""
-    if kind == "grouped":
-        return shape[0] * shape[2], shape[0] * shape[1], shape[0]
-    return (1 if kind == "diagonal" else shape[-1]), shape[0], 1
+from richter.kernels import operations
+from richter.kernels.operations import Outputs, Size, cheapest, widths
 
 
 def size_of(a: LayerCapture, b: LayerCapture, v: int) -> Size:
     return Size(a.kind, a.g.shape[1], b.g.shape[1], a.g.shape[2], b.g.shape[2], v, *widths(a.kind, a.W.shape), b is a)
-
-
-@functools.lru_cache(maxsize=1024)
-def cheapest(z: Size, outputs: Outputs) -> Way:
-    found = costs(z, outputs)
-    short = SHORT if outputs == "full" and z.s * z.t > 1 else 1
-    return min(found, key=lambda way: found[way][0] * (short if way == "pairs" else 1))
 
 
 # ------------------------------------------------------------------------------------------------------------ tiles
@@ -113,20 +42,9 @@ class Room:
         return kept[:size].view(shape)
 
 
-def _moved(n: int, each: int) -> int:
-    """So many examples at a time when each of them takes ``each`` numbers."""
-    return min(n, max(1, NUMBERS // each))
-
-
-def _tile(n: int) -> int:
-    """Rows of a tile of a symmetric product of n rows: few enough that little of it is computed twice, and enough for a product
-    at full speed."""
-    return min(ROWS, max(64, n // 5))
-
-
 def tiles(v: int, n: int) -> list[tuple[slice, slice]]:
     """Tiles of the rows "v n" of a full kernel, in the order of the rows."""
-    size = _tile(v * n)
+    size = operations.tile_rows(v * n)
     if n >= size:
         return [(slice(k, k + 1), rows) for k in range(v) for rows in steps(n, size)]
     return [(k, slice(0, n)) for k in steps(v, size // n)]
@@ -135,7 +53,7 @@ def tiles(v: int, n: int) -> list[tuple[slice, slice]]:
 def _below(n: int, m: int, size: int, same: bool) -> Iterator[tuple[slice, slice]]:
     """Pairs of blocks of rows and columns; on and below the diagonal where both sides are one."""
     for rows in steps(n, size):
-        for columns in [slice(0, rows.stop)] if same else steps(m, 4 * ROWS):
+        for columns in [slice(0, rows.stop)] if same else steps(m, 4 * operations.ROWS):
             yield rows, columns
 
 
@@ -162,7 +80,8 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
         left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
         for i, (v, rows) in reversed(list(enumerate(left))):  # the longest strip first: see Room
             if rows == slice(0, A.shape[1]):  # whole outputs: one long product instead of a tile after the other
-                strip = [(w, slice(0, B.shape[1])) for w in steps(v.stop if same else len(B), max(1, 4 * ROWS // B.shape[1]))]
+                outputs_at_once = max(1, 4 * operations.ROWS // B.shape[1])
+                strip = [(w, slice(0, B.shape[1])) for w in steps(v.stop if same else len(B), outputs_at_once)]
             else:
                 strip = right[:i + 1] if same else right
             a = A[v, rows]
@@ -176,7 +95,7 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
                     K[v, rows, w, columns].addcmul_(P, scale[rows, None, columns])
         return
     n, m = A.shape[1], B.shape[1]
-    for rows, columns in _below(n, m, _tile(n) if same else ROWS, same):
+    for rows, columns in _below(n, m, operations.tile_rows(n) if same else operations.ROWS, same):
         if outputs == "trace":
             P = A[0, rows] @ B[0, columns].T
             for a, b in zip(A[1:], B[1:], strict=True):
@@ -206,11 +125,11 @@ def gradient_tiles(c: LayerCapture, room: Room, what: str = "tile", index: Tenso
         return
     if c.kind == "grouped":
         r, d_out, d_in = c.W.shape
-        for some in steps(r, max(1, NUMBERS // (each * d_out * d_in))):
+        for some in steps(r, max(1, operations.NUMBERS // (each * d_out * d_in))):
             yield torch.einsum("vnsro,nsri->vnroi", c.g[..., some, :], c.h[..., some, :]).flatten(2)
         return
     d_out, d_in = c.g.shape[3], rows or c.W.shape[1]
-    for some in steps(d_out, max(8, NUMBERS // (each * d_in))):
+    for some in steps(d_out, max(8, operations.NUMBERS // (each * d_in))):
         width = some.stop - some.start
         if c.kind == "dense":
             J = room.take(what, c.g, v, n, width, d_in)
@@ -273,7 +192,7 @@ def add_asked(S: Tensor, a: LayerCapture, b: LayerCapture) -> None:
 def _positions(a: LayerCapture, b: LayerCapture) -> Iterator[tuple[slice, slice]]:
     """Pairs of blocks of positions of whole examples; on and below the diagonal where both batches are one."""
     (n, s), (m, t) = a.g.shape[1:3], b.g.shape[1:3]
-    parts = min(PARTS, max(1, n * s // SQUARE)) if b is a else max(1, n * s // ROWS)
+    parts = min(operations.PARTS, max(1, n * s // operations.SQUARE)) if b is a else max(1, n * s // operations.ROWS)
     for rows, columns in _below(n, m, math.ceil(n / parts), b is a):
         yield slice(rows.start * s, rows.stop * s), slice(columns.start * t, columns.stop * t)
 
@@ -299,7 +218,7 @@ def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room
         return
     whole = a.g.new_zeros(v, n, w, m)
     ga, gb = a.g.contiguous(), b.g.contiguous()
-    for rows in steps(n, _moved(n, w * m * s * d)):
+    for rows in steps(n, operations.examples_at_once(n, w * m * s * d)):
         columns = slice(0, rows.stop if b is a else m)
         width = columns.stop
         read = read_products(a, b, rows, columns)

@@ -21,7 +21,8 @@ from richter.instrument.checks import check_inputs, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents, every_output
 from richter.instrument.stream import Chunk, Source, pairs, steps
 from richter.instrument.survey import SURVEYED, surveyed
-from richter.kernels.contract import OUTPUTS, Outputs, Room, Sum, add_products, gradients, mirror, read_products
+from richter.kernels.contract import Room, Sum, add_products, gradients, mirror, read_products
+from richter.kernels.operations import OUTPUTS, Outputs
 from richter.kernels.planning import Plan, Request, Unit, make_plan, units_of
 
 

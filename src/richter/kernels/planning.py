@@ -13,7 +13,7 @@ from richter.core import MemoryBudgetError, show_bytes
 from richter.core.text import table
 from richter.instrument.capture import State
 from richter.instrument.captures import MapInfo, Survey
-from richter.kernels.contract import Outputs, Size, cheapest, costs, widths
+from richter.kernels.operations import Outputs, Size, cheapest, costs, widths
 
 
 @dataclass(frozen=True)

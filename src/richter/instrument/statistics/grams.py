@@ -21,8 +21,9 @@ from richter.instrument.cotangents import MOST, Cotangents
 from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.statistics.moments import said
 from richter.instrument.stream import Chunk
-from richter.kernels.contract import Outputs, mirror
+from richter.kernels.contract import mirror
 from richter.kernels.ntk import Block, Job, kernels
+from richter.kernels.operations import Outputs
 from richter.kernels.planning import Request, Unit, least
 from richter.kernels.spectra import anywhere, centre, top_eigenpair, top_eigenvalue
 
