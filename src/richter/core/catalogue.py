@@ -128,6 +128,12 @@ def modules(package: str) -> dict[str, Path]:
     return {name: path for folder in importlib.import_module(package).__path__ for name, path in walk(Path(folder), package)}
 
 
+def parts(package: str) -> list[str]:
+    """The modules of a folder by their own names, for ``lazy_names``; those in folders below it are not among them."""
+    below = (name.removeprefix(f"{package}.") for name in modules(package))
+    return [name for name in below if "." not in name]
+
+
 def peek(path: Path, attribute: str, until: str = "") -> list[Facts]:
     """What a file offers under an attribute, from its text: only that statement is parsed, and the constants it names."""
     text = path.read_text(encoding="utf-8")
@@ -143,7 +149,7 @@ def peek(path: Path, attribute: str, until: str = "") -> list[Facts]:
 
 def _assigned(text: str, name: str, until: str = "") -> ast.expr | None:
     """What is assigned to a name at the left margin."""
-    begin = f"\n{text}".find(f"\n{name} ")
+    begin = max(f"\n{text}".find(f"\n{name}{after}") for after in " :")
     if begin < 0 or not ASSIGNS.match(text, begin + len(name)):
         return None
     end = NEXT.search(text, text.find("\n", begin) + 1)

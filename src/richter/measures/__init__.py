@@ -2,26 +2,31 @@
 
     MINE = Measure("mine", lambda A, B: (A - B).norm().item(), needs=(NFM, AGOP))
     richter.measure(model, probe, measures=["nfc", MINE])
+    richter.measures.add(MINE)                             # now known by its name, to `list` and to `cite`
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from richter.core.catalogue import Catalogue, parts
 from richter.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from richter.measures.measure import Measure, quotient, resolve  # noqa: F401
+
+CATALOGUE: Catalogue[Measure] = Catalogue(__name__, "MEASURES", "measure")
+names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
 DEFAULT = ("nfc", "cnfc", "c_uc_ratio", "weight_change",
            "tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
 
 
 def catalogue() -> dict[str, Measure]:
-    """Every measure that is shipped, by name."""
-    from richter.measures import alignment, fact, nfa
-    return {m.name: m for family in (nfa, alignment, fact) for m in family.MEASURES}
+    """Every measure by its name; those of the default set first."""
+    measures = CATALOGUE.all()
+    return {**{name: measures[name] for name in DEFAULT}, **measures}
 
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, dict.fromkeys(("Measure", "quotient", "resolve"), "measure"),
-                                           ("alignment", "fact", "nfa"))
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, dict.fromkeys(("Measure", "quotient", "resolve"), "measure"), parts(__name__))

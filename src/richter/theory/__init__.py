@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from richter.core.catalogue import Catalogue, modules
+from richter.core.catalogue import Catalogue, parts
 from richter.core.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -21,4 +21,4 @@ if TYPE_CHECKING:
 CATALOGUE: Catalogue[Theory] = Catalogue(__name__, "THEORIES", "theory")
 names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, {"Theory": "frame"}, [m.rpartition(".")[2] for m in modules(__name__)])
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"Theory": "frame"}, parts(__name__))
