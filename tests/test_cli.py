@@ -104,12 +104,29 @@ def test_a_report_is_written(store: Path, tmp_path: Path, capsys: pytest.Capture
     assert said(capsys, "report", str(store / "rich")).strip() == str(store / "rich/report.html")
 
 
-def test_experiments_and_measures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_experiments_measures_and_theories_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys, "list")
-    assert all(name in shown for name in (*richter.measures.catalogue(), *richter.experiments.names()))
-    found = json.loads(said(capsys, "list", "experiments", "--json"))
-    assert [e["name"] for e in found["experiments"]] == richter.experiments.names()
-    assert found["measures"] == []
+    catalogues = {"experiments": richter.experiments, "measures": richter.measures, "theories": richter.theory}
+    for what, package in catalogues.items():
+        assert all(name in shown for name in package.names())
+        rows = json.loads(said(capsys, "list", what, "--json"))
+        assert {row["name"] for row in rows[what]} == set(package.names())
+        assert [rows[other] for other in catalogues if other != what] == [[], []]
+        only = said(capsys, "list", what)
+        assert only.strip() in shown
+    smoke = richter.experiments.get("rfm_networks")
+    row = next(e for e in json.loads(said(capsys, "list", "--json"))["experiments"] if e["name"] == smoke.name)
+    assert (row["title"], row["ref"], tuple(row["data"]), tuple(row["more_data"])) == (
+        smoke.title, str(smoke.ref), smoke.data, smoke.more_data)
+    assert "mnist_5k, mnist (paper)" in shown
+
+
+def test_the_default_measures_are_marked_and_first(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "list", "measures")
+    starred = [line.split()[1] for line in shown.splitlines() if line.startswith("* ") and "by default" not in line]
+    assert starred == list(richter.measures.DEFAULT)
+    rows = json.loads(said(capsys, "list", "measures", "--json"))["measures"]
+    assert [row["name"] for row in rows if row["default"]] == starred == [row["name"] for row in rows][:len(starred)]
 
 
 def test_a_check_prints_a_table_and_exits_by_it(tmp_path: Path, experiment: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +172,7 @@ def test_an_experiment_without_its_data(tmp_path: Path, monkeypatch: pytest.Monk
 def test_citations(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "cite", "nfa_fig1", "nfc", "nfa").count("@") == 1
     assert said(capsys, "cite", "tangent_cka").startswith("@")
+    assert said(capsys, "cite", "freeprob.centred_nfc") == said(capsys, "cite", "nfa")
 
 
 def test_the_data_sets_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +211,7 @@ def test_the_demo_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     (["run", "nfa_fi"], "Close to it: 'nfa_fig"),
     (["check", "zzz"], "no experiment 'zzz'"),
     (["run", "nfa_fig1", "--set", "step=3"], "Close to it: 'steps'"),
-    (["cite", "nobody"], "no paper, experiment or measure 'nobody'"),
+    (["cite", "nobody"], "no paper, experiment, measure or theory 'nobody'"),
     (["data", "fetch", "imagenet"], "imagenet"),
     (["report", "/nonexistent", "-o", "/"], "holds no run"),
     (["serve", __file__], "is a file; a store is a folder of runs"),

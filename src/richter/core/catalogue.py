@@ -30,7 +30,7 @@ Facts = dict[str, Any]  # the name of an entry and those of its keyword argument
 VALUES: dict[str, Callable[..., Any]] = {"Card": Card, "Interval": Interval, "Ref": Ref}  # may be written inside an entry
 
 ASSIGNS = re.compile(r"[^=\n(]*=[^=]")  # what follows the name of an assignment, annotated or not
-NEXT = re.compile(r"^[^\s)\]}]", re.MULTILINE)  # a line that begins at the left margin and closes no bracket
+NEXT = re.compile(r"^[^\s)\]}#]", re.MULTILINE)  # a line of code that begins at the left margin and closes no bracket
 
 
 class Catalogue(Generic[Entry]):
@@ -152,7 +152,7 @@ def _assigned(text: str, name: str, until: str = "") -> ast.expr | None:
     begin = max(f"\n{text}".find(f"\n{name}{after}") for after in " :")
     if begin < 0 or not ASSIGNS.match(text, begin + len(name)):
         return None
-    end = NEXT.search(text, text.find("\n", begin) + 1)
+    end = NEXT.search(text, begin + 1)
     statement = text[begin:end.start() if end else None]
     if until and (cut := statement.find(f" {until}=")) >= 0:
         statement = f"{statement[:cut]})"
