@@ -217,12 +217,12 @@ def decaying(decay: float, n: int = 128) -> tuple[Tensor, dict[str, Tensor]]:
 
 def depth_errors(width: int, decays: tuple[float, ...]) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
     """{(activation, task): (predicted, observed)} over decays."""
-    found = {}
+    curves = {}
     for name, task in itertools.product(("quadratic", "relu"), ("low", "high")):
         pairs = [(decaying(a)[0], decaying(a)[1][task]) for a in decays]
-        found[name, task] = ([early_time.predicted_correlation(x, y, name) for x, y in pairs],
+        curves[name, task] = ([early_time.predicted_correlation(x, y, name) for x, y in pairs],
                              [early_time.simulate_correlation(x, y, name, width) for x, y in pairs])
-    return found
+    return curves
 
 
 def mean_error(pair: tuple[list[float], list[float]]) -> float:
@@ -295,8 +295,8 @@ def test_words_by_non_crossing_partitions(symmetric: bool) -> None:
         A, B, R = (Z @ Z.T for Z in (A, B, R))
     m = [float(torch.linalg.matrix_power(R, p).trace()) / 4 for p in (1, 2, 3, 4)]
     exact = free_parts(A, B, R)
-    for found, wanted in zip(word_parts(A, B, m), exact, strict=True):
-        assert found == pytest.approx(wanted, rel=1e-10)
+    for part, wanted in zip(word_parts(A, B, m), exact, strict=True):
+        assert part == pytest.approx(wanted, rel=1e-10)
     lost = (float(B.trace()) / 3) ** 2 * float((centred(A) @ centred(A)).trace()) / 3 * m[1] ** 2
     printed = freeprob.denominator2(A, B, m) - lost
     assert abs(printed / exact[2] - 1) > 0.01
@@ -322,8 +322,8 @@ def test_words_of_large_matrices() -> None:
         ARBR, R2 = AR @ BR, R @ R
         seen += torch.stack([(AR * ARBR.T).sum(), (AR * AR.T).sum(), (ARBR * ARBR.T).sum()]) / d / 12
         m += np.array([R.trace(), R2.trace(), (R * R2).sum(), (R2 * R2).sum()]) / d / 12
-    for found, wanted in zip(word_parts(A, B, m), seen.tolist(), strict=True):
-        assert found == pytest.approx(wanted, rel=0.05)
+    for part, wanted in zip(word_parts(A, B, m), seen.tolist(), strict=True):
+        assert part == pytest.approx(wanted, rel=0.05)
     lost = (float(B.trace()) / d) ** 2 * float((centred(A) ** 2).sum()) / d * m[1] ** 2
     assert (freeprob.denominator2(A, B, m) - lost) / float(seen[2]) < 0.95
 
@@ -360,9 +360,9 @@ def test_sampled_moments_settings() -> None:
 @pytest.mark.parametrize(("width", "d"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)])
 def test_expected_second_derivatives_exactly(width: int, d: int) -> None:
     X, y = normal(3, d), normal(3, seed=1)
-    for found, wanted in zip(freeprob.expected_second_derivatives(X, y, width),
+    for predicted, wanted in zip(freeprob.expected_second_derivatives(X, y, width),
                              oracles.quadratic_expectations(X, y, width), strict=True):
-        assert relative(found, wanted) < 1e-10
+        assert relative(predicted, wanted) < 1e-10
     M, B = X.T @ torch.diag(y) @ X, X.T @ X
     printed = 3 * B.trace() * M @ M + 6 * M @ B @ M
     right = freeprob.expected_second_derivatives(X, y, width)[1]
@@ -421,12 +421,13 @@ def test_the_centred_nfc_of_its_parts() -> None:
     X, y = reversing(40, 0.3, 0, scale=1 / 40)
     m = freeprob.moments(40, 40)
     M, B = X.T @ (y * X), X.T @ X
-    found = freeprob.centred_nfc(X, y, m)
-    assert isinstance(found, Prediction)
-    assert found.ref.paper == "nfa"
-    for part, wanted in zip((found.numerator, found.denominator1, found.denominator2), word_parts(M @ M, B, m), strict=True):
+    predicted = freeprob.centred_nfc(X, y, m)
+    assert isinstance(predicted, Prediction)
+    assert predicted.ref.paper == "nfa"
+    top, low1, low2 = predicted.numerator, predicted.denominator1, predicted.denominator2
+    for part, wanted in zip((top, low1, low2), word_parts(M @ M, B, m), strict=True):
         assert part == pytest.approx(wanted, rel=1e-9)
-    assert found.value == pytest.approx(found.numerator / math.sqrt(found.denominator1 * found.denominator2), rel=1e-12)
+    assert predicted.value == pytest.approx(top / math.sqrt(low1 * low2), rel=1e-12)
     assert math.isnan(freeprob.centred_nfc(X, 0 * y, m).value)
 
 
@@ -437,12 +438,12 @@ def test_the_simulated_parts_are_the_words_of_one_network() -> None:
     W = torch.from_numpy(draw.standard_normal((20, 30)) / math.sqrt(20))
     a = torch.from_numpy(draw.standard_normal(20))
     R, M, B = W.T @ torch.diag(a**2) @ W, X.T @ (y * X), X.T @ X
-    A, found = M @ M, freeprob.simulate(X, y, 20, seed=4)
+    A, simulated = M @ M, freeprob.simulate(X, y, 20, seed=4)
     words = [torch.linalg.multi_dot(w).trace().item() / 30 for w in ((A, R, A, R, B, R), (A, R, A, R), (A, R, B, R, A, R, B, R))]
-    for part, wanted in zip((found.numerator, found.denominator1, found.denominator2), words, strict=True):
+    for part, wanted in zip((simulated.numerator, simulated.denominator1, simulated.denominator2), words, strict=True):
         assert part == pytest.approx(wanted, rel=1e-9)
-    assert found.value == pytest.approx(early_time.correlation(X, (2 * a * (X @ W.T))[:, None], -y), abs=1e-10)
-    assert found.value != freeprob.simulate(X, y, 20, seed=5).value
+    assert simulated.value == pytest.approx(early_time.correlation(X, (2 * a * (X @ W.T))[:, None], -y), abs=1e-10)
+    assert simulated.value != freeprob.simulate(X, y, 20, seed=5).value
 
 
 def nfc_errors(n: int, moments: Callable[[int], Any], balances: tuple[float, ...] = BALANCES, **options: Any) -> np.ndarray:
@@ -491,13 +492,13 @@ def test_raw_alignment_reversing_data_at_512() -> None:
 @settings(max_examples=12, deadline=None)
 def test_laws_of_the_centred_nfc(seed: int, n: int, s: float, r: float, width: int) -> None:
     X, y, m = normal(n, 4, seed=seed), normal(n, seed=seed), freeprob.moments(width, 4)
-    found = freeprob.centred_nfc(X, y, m)
-    assert 0 <= found.value <= 1 + 1e-9
+    predicted = freeprob.centred_nfc(X, y, m)
+    assert 0 <= predicted.value <= 1 + 1e-9
     order, Q = torch.from_numpy(np.random.default_rng(seed).permutation(n)), torch.linalg.qr(normal(4, 4, seed=seed))[0]
     for X2, y2, m2 in ((X[order], y[order], m), (X @ Q, y, m), (s * X, -r * y, m), (X, y[:, None], m),
                        (X, y, m * r ** np.arange(1, 5))):
-        assert freeprob.centred_nfc(X2, y2, m2).value == pytest.approx(found.value, rel=1e-8)
-    assert freeprob.centred_nfc(s * X, r * y, m).numerator == pytest.approx(s**10 * r**4 * found.numerator, rel=1e-8)
+        assert freeprob.centred_nfc(X2, y2, m2).value == pytest.approx(predicted.value, rel=1e-8)
+    assert freeprob.centred_nfc(s * X, r * y, m).numerator == pytest.approx(s**10 * r**4 * predicted.numerator, rel=1e-8)
     F, G = freeprob.expected_second_derivatives(X, y, width)
     F2, G2 = freeprob.expected_second_derivatives(s * X[order] @ Q, r * y[order], width)
     torch.testing.assert_close(F2, s**4 * r**2 * Q.T @ F @ Q)
