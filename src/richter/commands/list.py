@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
 from richter.core.text import table
+
+if TYPE_CHECKING:
+    from richter.core import Card
 
 KINDS = ("experiments", "measures", "theories")
 SCALES = ("smoke", "paper")
@@ -42,19 +45,20 @@ def _experiments() -> list[dict[str, Any]]:
 
 def _measures() -> list[dict[str, Any]]:
     from richter.measures import CATALOGUE, DEFAULT
-    facts, titles = CATALOGUE.facts(), _titles()
+    facts, cards = CATALOGUE.facts(), _cards()
     order = [*DEFAULT, *(name for name in facts if name not in DEFAULT)]
-    return [{"name": name, "ref": str(facts[name].get("ref") or ""), "title": titles.get(name, ""), "default": name in DEFAULT}
-            for name in order]
+    return [{"name": name, "ref": str(facts[name].get("ref") or ""), "default": name in DEFAULT,
+             "title": card.title if (card := cards.get(name) or facts[name].get("card")) else "",
+             "sentence": card.sentence if card else ""} for name in order]
 
 
-def _titles() -> dict[str, str]:
-    """The title on each measure's card."""
+def _cards() -> dict[str, Card]:
+    """What people read about each measure that is shipped."""
     try:
         from richter.measures.cards import CARDS  # type: ignore[import-not-found]
     except ImportError:
         return {}
-    return {name: card.title for name, card in CARDS.items()}
+    return dict(CARDS)
 
 
 def _theories() -> list[dict[str, Any]]:
@@ -78,7 +82,7 @@ def _needs(e: Mapping[str, Any]) -> str:
 
 def _measure_table(rows: list[dict[str, Any]]) -> str:
     lines = table([("  measure", "where", "what"),
-                   *((f"{'*' if m['default'] else ' '} {m['name']}", m["ref"], m["title"]) for m in rows)])
+                   *((f"{'*' if m['default'] else ' '} {m['name']}", m["ref"], m["sentence"] or m["title"]) for m in rows)])
     return f"{lines}\n\n* measured by default"
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -120,11 +119,12 @@ def name_of(entry: Any) -> str:
 def modules(package: str) -> dict[str, Path]:
     """Every module in the folder of a package and below it, and its file; only the package itself is imported."""
     def walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
-        for entry in pkgutil.iter_modules([str(folder)]):
-            if entry.ispkg:
-                yield from walk(folder / entry.name, f"{prefix}.{entry.name}")
-            else:
-                yield f"{prefix}.{entry.name}", folder / f"{entry.name}.py"
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".py" and path.stem != "__init__":
+                yield f"{prefix}.{path.stem}", path
+            elif (path / "__init__.py").is_file():
+                yield from walk(path, f"{prefix}.{path.name}")
+
     return {name: path for folder in importlib.import_module(package).__path__ for name, path in walk(Path(folder), package)}
 
 
@@ -136,7 +136,7 @@ def parts(package: str) -> list[str]:
 
 def peek(path: Path, attribute: str, until: str = "") -> list[Facts]:
     """What a file offers under an attribute, from its text: only that statement is parsed, and the constants it names."""
-    text = path.read_text(encoding="utf-8")
+    text = f"\n{path.read_text(encoding='utf-8')}"  # so that a line always begins after a line break
     try:
         node = _assigned(text, attribute, until)
         if node is None:
@@ -149,8 +149,8 @@ def peek(path: Path, attribute: str, until: str = "") -> list[Facts]:
 
 def _assigned(text: str, name: str, until: str = "") -> ast.expr | None:
     """What is assigned to a name at the left margin."""
-    begin = max(f"\n{text}".find(f"\n{name}{after}") for after in " :")
-    if begin < 0 or not ASSIGNS.match(text, begin + len(name)):
+    begin = max(text.find(f"\n{name}{after}") for after in " :") + 1
+    if not begin or not ASSIGNS.match(text, begin + len(name)):
         return None
     end = NEXT.search(text, begin + 1)
     statement = text[begin:end.start() if end else None]
