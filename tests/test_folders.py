@@ -199,11 +199,18 @@ def test_an_experiment_from_outside(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("added")
-def test_a_measure_from_outside() -> None:
-    mine = replace(measures.get("weight_change"), name="mine")
+def test_a_measure_from_outside(capsys: pytest.CaptureFixture[str]) -> None:
+    mine = replace(measures.get("weight_change"), name="mine", card=Card("My own", "What I look at."))
     measures.add(mine)
     assert measures.resolve("mine") == [mine]
     assert "mine" in measures.catalogue()
+    assert cli.main(["list", "measures"]) == 0
+    assert "What I look at." in capsys.readouterr().out
+
+
+def test_what_people_read_about_measures() -> None:
+    assert list(measures.facts()) == list(measures.catalogue())
+    assert all(facts["ref"] == measures.get(name).ref for name, facts in measures.facts().items())
 
 
 @pytest.mark.usefixtures("added")

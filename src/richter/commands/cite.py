@@ -16,8 +16,8 @@ def do(given: argparse.Namespace) -> int:
     from richter.core import unknown
     from richter.core.citations import bibtex, references
     papers = {name: name for name in references()}
-    for catalogue in (measures.CATALOGUE, theory.CATALOGUE, experiments.CATALOGUE):
-        papers = {**{name: facts["ref"].paper for name, facts in catalogue.facts().items() if facts.get("ref")}, **papers}
+    for facts in (measures.facts(), theory.CATALOGUE.facts(), experiments.CATALOGUE.facts()):
+        papers = {**{name: entry["ref"].paper for name, entry in facts.items() if entry.get("ref")}, **papers}
     for name in given.name:
         if name not in papers:
             raise unknown("Richter", "paper, experiment, measure or theory", name, papers)

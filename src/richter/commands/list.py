@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
 from richter.core.text import table
-
-if TYPE_CHECKING:
-    from richter.core import Card
 
 KINDS = ("experiments", "measures", "theories")
 SCALES = ("smoke", "paper")
@@ -44,21 +41,9 @@ def _experiments() -> list[dict[str, Any]]:
 
 
 def _measures() -> list[dict[str, Any]]:
-    from richter.measures import CATALOGUE, DEFAULT
-    facts, cards = CATALOGUE.facts(), _cards()
-    order = [*DEFAULT, *(name for name in facts if name not in DEFAULT)]
-    return [{"name": name, "ref": str(facts[name].get("ref") or ""), "default": name in DEFAULT,
-             "title": card.title if (card := cards.get(name) or facts[name].get("card")) else "",
-             "sentence": card.sentence if card else ""} for name in order]
-
-
-def _cards() -> dict[str, Card]:
-    """What people read about each measure that is shipped."""
-    try:
-        from richter.measures.cards import CARDS  # type: ignore[import-not-found]
-    except ImportError:
-        return {}
-    return dict(CARDS)
+    from richter.measures import DEFAULT, facts
+    return [{"name": name, "ref": str(m["ref"] or ""), "default": name in DEFAULT, "title": m["card"].title if m["card"] else "",
+             "sentence": m["card"].sentence if m["card"] else ""} for name, m in facts().items()]
 
 
 def _theories() -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from richter.core.catalogue import Catalogue, parts
+from richter.core.catalogue import Catalogue, Facts, parts
 from richter.core.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -26,6 +26,18 @@ def catalogue() -> dict[str, Measure]:
     """Every measure by its name; those of the default set first."""
     measures = CATALOGUE.all()
     return {**{name: measures[name] for name in DEFAULT}, **measures}
+
+
+def facts() -> dict[str, Facts]:
+    """What people read about every measure, in the same order: its card and its reference. No measure is imported."""
+    try:
+        from richter.measures.cards import CARDS  # type: ignore[import-not-found]
+    except ImportError:  # they are not written yet
+        CARDS = {}
+    known = CATALOGUE.facts()
+    cards = {name: CARDS.get(name) or known[name].get("card") for name in {**dict.fromkeys(DEFAULT), **known}}
+    return {name: {**known[name], "card": card, "ref": known[name].get("ref") or getattr(card, "ref", None)}
+            for name, card in cards.items()}
 
 
 __getattr__, __dir__, __all__ = lazy_names(
