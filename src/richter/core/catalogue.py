@@ -44,24 +44,24 @@ class Catalogue(Generic[Entry]):
 
     def names(self) -> list[str]:
         """Of all entries: those of the folder by their files, then those that were added."""
-        return [*self._modules, *self._added]
+        return [*self._entries, *self._added]
 
     def facts(self) -> dict[str, Facts]:
         """What is known of every entry without importing it."""
-        return {**{name: facts for name, (_, facts) in self._modules.items()},
+        return {**{name: facts for name, (_, facts) in self._entries.items()},
                 **{name: _facts_of(entry) for name, entry in self._added.items()}}
 
     def files(self) -> dict[str, str]:
         """The file that offers each entry, as a module below the package: {"nfa_fig1": "nfa.fig1"}."""
-        return {name: module.removeprefix(f"{self.package}.") for name, (module, _) in self._modules.items()}
+        return {name: module.removeprefix(f"{self.package}.") for name, (module, _) in self._entries.items()}
 
     def get(self, name: str) -> Entry:
         """The entry of this name; its file is imported now."""
         if name in self._added:
             return self._added[name]
-        if name not in self._modules:
+        if name not in self._entries:
             raise unknown("Richter", self.kind, name, self.names())
-        return self._load(self._modules[name][0])[name]
+        return self._load(self._entries[name][0])[name]
 
     def all(self) -> dict[str, Entry]:
         """Every entry by its name; all files are imported."""
@@ -70,7 +70,7 @@ class Catalogue(Generic[Entry]):
     def add(self, entry: Entry) -> Entry:
         """Make an entry from outside known, and return it. Added again under the same name, it takes the other's place."""
         name = name_of(entry)
-        if name in self._modules:
+        if name in self._entries:
             raise SelectionError(f"{name!r} is a {self.kind} of Richter's own, which others rely on. Choose another name.")
         self._added[name] = entry
         return entry
@@ -82,10 +82,10 @@ class Catalogue(Generic[Entry]):
         del self._added[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._modules or name in self._added
+        return name in self._entries or name in self._added
 
     @cached_property
-    def _modules(self) -> dict[str, tuple[str, Facts]]:
+    def _entries(self) -> dict[str, tuple[str, Facts]]:
         """{name: (module, facts)}, read from the text of the files."""
         entries: dict[str, tuple[str, Facts]] = {}
         for module, path in modules(self.package).items():
@@ -98,7 +98,7 @@ class Catalogue(Generic[Entry]):
 
     @cached_property
     def _shipped(self) -> dict[str, Entry]:
-        return {name: self._load(module)[name] for name, (module, _) in self._modules.items()}
+        return {name: self._load(module)[name] for name, (module, _) in self._entries.items()}
 
     def _load(self, module: str) -> dict[str, Entry]:
         try:
