@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import richter
-from richter.measures import catalogue
+from richter import experiments, measures, theory
+from richter.core.catalogue import Facts
 
 FOLDER = Path(richter.__file__).parent / "experiments"
 PLACES = json.loads((FOLDER / "catalogue.json").read_text(encoding="utf-8"))
@@ -52,23 +54,26 @@ def test_places_are_unique_and_papers_stay_together() -> None:
 
 
 def test_the_numbering_has_no_gaps() -> None:
-    found: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    numbers: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for entry in PLACES:
         if (entry["paper"], entry["place"]) in UNNUMBERED:
             continue
         parsed = re.fullmatch(r"(Fig\.|Table) (?:([0-9A-Z])\.)?([0-9]+)", entry["place"])
         assert parsed, name(entry)
         kind, chapter, number = parsed.groups(default="")
-        found[entry["paper"], kind, chapter].append(int(number))
+        numbers[entry["paper"], kind, chapter].append(int(number))
     expected = {(paper, kind, chapter): [n for n in range(1, last + 1)
                                          if (paper, f"{kind} {chapter}{'.' * bool(chapter)}{n}") not in MISSING]
                 for (paper, kind, chapter), last in LAST.items()}
-    assert found == expected  # in the order of the text too
+    assert numbers == expected  # in the order of the text too
     assert set(UNNUMBERED) <= {(e["paper"], e["place"]) for e in PLACES}
 
 
-def test_every_paper_that_a_measure_names_has_a_reference() -> None:
-    named = {m.ref.paper for m in catalogue().values() if m.ref is not None}
+@pytest.mark.parametrize("facts", [experiments.CATALOGUE.facts, measures.facts, theory.CATALOGUE.facts],
+                         ids=["experiments", "measures", "theories"])
+def test_every_paper_that_is_named_has_a_reference(facts: Callable[[], dict[str, Facts]]) -> None:
+    named = {entry["ref"].paper for entry in facts().values()}
+    assert named
     assert named <= set(REFERENCES)
 
 

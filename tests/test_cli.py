@@ -20,10 +20,10 @@ from richter.instrument.snapshot import Snapshot
 COMMANDS = ("demo", "runs", "report", "serve", "doctor", "export", "list", "run", "check", "ledger", "cite", "data", "completion")
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert cli.main(list(arguments)) == code
-    seen = capsys.readouterr()
-    return seen.out if code == 0 else seen.out + seen.err
+    streams = capsys.readouterr()
+    return streams.out if code == 0 else streams.out + streams.err
 
 
 @pytest.fixture
@@ -69,64 +69,81 @@ def test_every_command_has_examples_that_parse(command: str, capsys: pytest.Capt
 def test_runs_are_listed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (store / "broken").mkdir()
     (store / "broken/run.db").write_bytes(b"not a database at all, but long enough to look at" * 10)
-    shown = said(capsys, "runs", str(store))
+    shown = printed(capsys, "runs", str(store))
     assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
         ["broken", "unreadable"], ["lazy", "finished", "10"], ["rich", "finished", "10"]]
-    found = json.loads(said(capsys, "runs", str(store), "--json"))
-    assert [r["run"] for r in found] == ["broken", "lazy", "rich"]
-    assert found[1]["layers"] == 2
+    rows = json.loads(printed(capsys, "runs", str(store), "--json"))
+    assert [r["run"] for r in rows] == ["broken", "lazy", "rich"]
+    assert rows[1]["layers"] == 2
     (store / "empty").mkdir()
-    assert "no runs in" in said(capsys, "runs", str(store / "empty"))
+    assert "no runs in" in printed(capsys, "runs", str(store / "empty"))
 
 
 def test_a_run_is_diagnosed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Verdict: rich" in said(capsys, "doctor", str(store / "rich"))
-    found = json.loads(said(capsys, "doctor", str(store / "lazy"), "--json"))
-    assert found["layers"]["0"]["verdict"] == "lazy"
+    assert "Verdict: rich" in printed(capsys, "doctor", str(store / "rich"))
+    rows = json.loads(printed(capsys, "doctor", str(store / "lazy"), "--json"))
+    assert rows["layers"]["0"]["verdict"] == "lazy"
 
 
 def test_a_run_is_exported(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.csv"))
+    printed(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.csv"))
     lines = (tmp_path / "rich.csv").read_text().splitlines()
     assert lines[0] == "step,layer,measure,value,error,note"
     assert len(lines) == 1 + 12 + 2
     pytest.importorskip("pyarrow")
-    said(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.parquet"))
+    printed(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.parquet"))
     assert (tmp_path / "rich.parquet").stat().st_size > 0
 
 
 def test_a_report_is_written(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = said(capsys, "report", str(store / "rich"), str(store / "lazy"), "-o", str(tmp_path / "both.html"), "--figures",
+    shown = printed(capsys, "report", str(store / "rich"), str(store / "lazy"), "-o", str(tmp_path / "both.html"), "--figures",
                  str(tmp_path / "figures"))
     assert shown.strip() == str(tmp_path / "both.html")
     HTMLParser().feed((tmp_path / "both.html").read_text())
     assert {p.suffix for p in (tmp_path / "figures").iterdir()} == {".svg", ".pdf"}
-    assert said(capsys, "report", str(store / "rich")).strip() == str(store / "rich/report.html")
+    assert printed(capsys, "report", str(store / "rich")).strip() == str(store / "rich/report.html")
 
 
-def test_experiments_and_measures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = said(capsys, "list")
-    assert all(name in shown for name in (*richter.measures.catalogue(), *richter.experiments.names()))
-    found = json.loads(said(capsys, "list", "experiments", "--json"))
-    assert [e["name"] for e in found["experiments"]] == richter.experiments.names()
-    assert found["measures"] == []
+def test_experiments_measures_and_theories_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "list")
+    catalogues = {"experiments": richter.experiments, "measures": richter.measures, "theories": richter.theory}
+    for what, package in catalogues.items():
+        assert all(name in shown for name in package.names())
+        rows = json.loads(printed(capsys, "list", what, "--json"))
+        assert {row["name"] for row in rows[what]} == set(package.names())
+        assert [rows[other] for other in catalogues if other != what] == [[], []]
+        only = printed(capsys, "list", what)
+        assert only.strip() in shown
+    e = richter.experiments.get("rfm_networks")
+    row = next(r for r in json.loads(printed(capsys, "list", "--json"))["experiments"] if r["name"] == e.name)
+    assert (row["title"], row["ref"], tuple(row["data"]), tuple(row["more_data"])) == (
+        e.title, str(e.ref), e.data, e.more_data)
+    assert "mnist_5k, mnist (paper)" in shown
+
+
+def test_the_default_measures_are_marked_and_first(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "list", "measures")
+    starred = [line.split()[1] for line in shown.splitlines() if line.startswith("* ") and "by default" not in line]
+    assert starred == list(richter.measures.DEFAULT)
+    rows = json.loads(printed(capsys, "list", "measures", "--json"))["measures"]
+    assert [row["name"] for row in rows if row["default"]] == starred == [row["name"] for row in rows][:len(starred)]
 
 
 def test_a_check_prints_a_table_and_exits_by_it(tmp_path: Path, experiment: None, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = said(capsys, "check", "--store", str(tmp_path), "--controls")
+    shown = printed(capsys, "check", "--store", str(tmp_path), "--controls")
     row = next(line for line in shown.splitlines() if line.startswith("distance to the closed form"))
     assert row.split()[-5:] == ["0", "0", "<=", "1e-09", "reproduced"]
     assert shown.count("fails, as it must") == 2
     summary = next(p for p in (tmp_path / "experiments/nfa_tiny").iterdir() if p.name.startswith("smoke-"))
     assert {p.suffix for p in summary.iterdir()} >= {".svg", ".pdf"}
     assert richter.runs.open(summary).claims["growth of the curve"]["verdict"] == "reproduced"
-    found = json.loads(said(capsys, "check", "nfa_*", "--store", str(tmp_path), "--json"))
-    assert found[0]["claims"][0]["holds"] is True
-    assert "starts" in said(capsys, "check", "--scale", "paper", "--start", "--store", str(tmp_path))
+    rows = json.loads(printed(capsys, "check", "nfa_*", "--store", str(tmp_path), "--json"))
+    assert rows[0]["claims"][0]["holds"] is True
+    assert "starts" in printed(capsys, "check", "--scale", "paper", "--start", "--store", str(tmp_path))
 
 
 def test_a_failed_claim_is_exit_code_one(tmp_path: Path, experiment: None, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = said(capsys, "run", "nfa_tiny", "--set", "wrong=yes", "--store", str(tmp_path), code=1)
+    shown = printed(capsys, "run", "nfa_tiny", "--set", "wrong=yes", "--store", str(tmp_path), code=1)
     assert "FAILED" in shown
 
 
@@ -136,11 +153,11 @@ def test_one_that_fails_stops_no_other(tmp_path: Path, experiment: None, monkeyp
     monkeypatch.setattr("richter.experiments.names", lambda: ["nfa_broken", "nfa_tiny"])
     monkeypatch.setattr("richter.experiments.get", lambda name: broken if name == "nfa_broken" else tiny.EXPERIMENT)
     assert cli.main(["check", "--store", str(tmp_path), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert "seed 1 is broken" in found[0]["error"]
-    assert found[1]["claims"][0]["holds"]
-    assert "leave --set or --record out" in said(capsys, "run", "nfa_tiny", "--set", "steps=3", "--record", code=2)
-    assert "nothing to do" in said(capsys, "run", "nfa_tiny", "--set", "seeds=", "--store", str(tmp_path), code=2)
+    rows = json.loads(capsys.readouterr().out)
+    assert "seed 1 is broken" in rows[0]["error"]
+    assert rows[1]["claims"][0]["holds"]
+    assert "leave --set or --record out" in printed(capsys, "run", "nfa_tiny", "--set", "steps=3", "--record", code=2)
+    assert "nothing to do" in printed(capsys, "run", "nfa_tiny", "--set", "seeds=", "--store", str(tmp_path), code=2)
 
 
 def test_an_experiment_without_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -148,30 +165,31 @@ def test_an_experiment_without_its_data(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("RICHTER_DATA", str(tmp_path))
     assert cli.main(["check", "signal_fig7", "--store", str(tmp_path / "store")]) == 1
     assert "signal_fig7: skipped, it needs `richter data fetch fashion_mnist`" in capsys.readouterr().err
-    shown = said(capsys, "run", "signal_fig7", "--store", str(tmp_path / "store"), code=2)
+    shown = printed(capsys, "run", "signal_fig7", "--store", str(tmp_path / "store"), code=2)
     assert "richter data fetch fashion_mnist" in shown
 
 
 def test_citations(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "cite", "nfa_fig1", "nfc", "nfa").count("@") == 1
-    assert said(capsys, "cite", "tangent_cka").startswith("@")
+    assert printed(capsys, "cite", "nfa_fig1", "nfc", "nfa").count("@") == 1
+    assert printed(capsys, "cite", "tangent_cka").startswith("@")
+    assert printed(capsys, "cite", "freeprob.centred_nfc") == printed(capsys, "cite", "nfa")
 
 
 def test_the_data_sets_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RICHTER_DATA", str(tmp_path))
-    found = json.loads(said(capsys, "data", "list", "--json"))
-    assert {"mnist", "fashion_mnist", "cifar10", "shakespeare"} <= {e["name"] for e in found}
-    assert not any(e["cached"] for e in found)
-    assert said(capsys, "data", "where", "mnist").startswith(str(tmp_path))
+    rows = json.loads(printed(capsys, "data", "list", "--json"))
+    assert {"mnist", "fashion_mnist", "cifar10", "shakespeare"} <= {e["name"] for e in rows}
+    assert not any(e["cached"] for e in rows)
+    assert printed(capsys, "data", "where", "mnist").startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "doctor" in said(capsys, "completion", shell)
+    assert "doctor" in printed(capsys, "completion", shell)
 
 
 def test_the_demo_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = said(capsys, "demo", "--steps", "30", "--run", str(tmp_path / "store/demo"))
+    shown = printed(capsys, "demo", "--steps", "30", "--run", str(tmp_path / "store/demo"))
     assert "Verdict:" in shown
     assert "nfc 0" in shown
     report = tmp_path / "store/demo/report.html"
@@ -193,22 +211,22 @@ def test_the_demo_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     (["run", "nfa_fi"], "Close to it: 'nfa_fig"),
     (["check", "zzz"], "no experiment 'zzz'"),
     (["run", "nfa_fig1", "--set", "step=3"], "Close to it: 'steps'"),
-    (["cite", "nobody"], "no paper, experiment or measure 'nobody'"),
+    (["cite", "nobody"], "no paper, experiment, measure or theory 'nobody'"),
     (["data", "fetch", "imagenet"], "imagenet"),
     (["report", "/nonexistent", "-o", "/"], "holds no run"),
     (["serve", __file__], "is a file; a store is a folder of runs"),
 ])
 def test_errors_are_one_sentence_with_what_to_do(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
-    seen = capsys.readouterr()
-    assert sentence in seen.err
-    assert "Traceback" not in seen.err
-    assert len(seen.err.strip().splitlines()) == 1
+    streams = capsys.readouterr()
+    assert sentence in streams.err
+    assert "Traceback" not in streams.err
+    assert len(streams.err.strip().splitlines()) == 1
 
 
 def test_export_needs_a_known_ending(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "must end in .csv or .parquet" in said(capsys, "export", str(store / "rich"), "-o", "x.xlsx", code=2)
-    assert "does not exist" in said(capsys, "export", str(store / "rich"), "-o", "/nonexistent/x.csv", code=2)
+    assert "must end in .csv or .parquet" in printed(capsys, "export", str(store / "rich"), "-o", "x.xlsx", code=2)
+    assert "does not exist" in printed(capsys, "export", str(store / "rich"), "-o", "/nonexistent/x.csv", code=2)
 
 
 def test_a_closed_pipe_is_no_error(store: Path) -> None:

@@ -1021,7 +1021,7 @@ def test_the_examples_of_made_tasks_run() -> None:
     names: dict[str, Any] = {"tasks": tasks, "torch": torch}
     exec(section.split("```python\n")[1].split("```")[0], names)
     assert names["parity"].support == (3, 7)
-    assert all(f"`{name}(" in section for name, where in tasks._WHERE.items() if where == "synthetic")
+    assert all(f"`{name}(" in section for name, where in tasks.CATALOGUE.files().items() if where == "synthetic")
 
 
 # ------------------------------------------------------------------------------------------------ the real sets

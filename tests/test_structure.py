@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "runs": ("core", "runs", "instrument.snapshot"),
     "report": ("core", "report", "runs", "instrument.snapshot", "instrument.verdict"), "tasks": ("core", "tasks"),
     "models": ("core", "models"),
-    "testing": ("core", "experiments", "instrument", "kernels", "layers", "measures", "models"),
+    "testing": ("core", "experiments", "instrument", "kernels", "layers", "measures", "models", "theory"),
     "theory": ("core", "theory"),
     "engine": ("core", "engine", "runs"),
     "experiments.frame": ("core", "experiments.running", "runs"),
@@ -45,8 +45,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "controls": ("core", "controls"),
     "learners": ("core", "kernels.infinite", "learners"),
     "workflows": ("core", "instrument", "measures", "models", "report", "runs", "tasks", "workflows"),
-    "commands": ("core", "commands", "experiments", "instrument.verdict", "measures", "report", "runs", "tasks", "workflows"),
-    "cli": ("__version__", "commands", "core"), "": ("core", "instrument"),
+    "commands": ("__version__", "core", "commands", "experiments", "instrument.verdict", "measures", "report", "runs", "tasks",
+                 "theory", "workflows"),
+    "cli": ("commands", "core"), "": ("core", "instrument"),
 }
 
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from torch import Tensor
 import oracles
 import richter
 from richter import tasks
-from richter.core import Prediction, SelectionError
+from richter.core import Prediction, Ref, SelectionError
 from richter.tasks import synthetic
 from richter.testing import check_theory
 
 with install_import_hook("richter.theory", "checker.typechecked"):
-    from richter.theory import early_time, freeprob
+    from richter.theory import Theory, early_time, freeprob
 
 ROOT = Path(__file__).parent.parent
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "quadratic": torch.square}
@@ -119,15 +120,16 @@ def test_positions_are_rows() -> None:
     assert relative(G, 2 * W_dot.T @ K @ W_dot) < 1e-13
 
 
-def test_the_theory_of_second_derivatives() -> None:
-    cases = [(*small_network(2, seed), name) for seed, name in enumerate(ACTIVATIONS)]
-
-    def predict(weights: list[Tensor], x: Tensor, y: Tensor, name: str, two: float = 2.0) -> Any:
-        F, G = early_time.second_derivatives(*captured(weights, x, y, ACTIVATIONS[name], 0))
-        return two / 2 * F, two / 2 * G
-
-    check_theory(predict, lambda w, x, y, name: early_time.simulate(w, x, y, ACTIVATIONS[name]), cases,
-                 tolerance=1e-7, perturb={"two": 2.001})
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_the_prediction_of_a_network(name: str, layer: int) -> None:
+    """By the chain rule, what autograd says; and the factor in front."""
+    weights, x, y = small_network(3)
+    at = captured(weights, x, y, ACTIVATIONS[name], layer)
+    for a, b, c in zip(early_time.predict(weights, x, y, ACTIVATIONS[name], layer), early_time.second_derivatives(*at),
+                       early_time.second_derivatives(*at, factor=1.0), strict=True):
+        assert relative(a, b) < 1e-13
+        torch.testing.assert_close(b, 2 * c)
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(1, 6), c=st.integers(1, 3), s=st.floats(0.1, 10), t=st.floats(0.1, 10),
@@ -215,12 +217,12 @@ def decaying(decay: float, n: int = 128) -> tuple[Tensor, dict[str, Tensor]]:
 
 def depth_errors(width: int, decays: tuple[float, ...]) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
     """{(activation, task): (predicted, observed)} over decays."""
-    found = {}
+    curves = {}
     for name, task in itertools.product(("quadratic", "relu"), ("low", "high")):
         pairs = [(decaying(a)[0], decaying(a)[1][task]) for a in decays]
-        found[name, task] = ([early_time.predicted_correlation(x, y, name) for x, y in pairs],
+        curves[name, task] = ([early_time.predicted_correlation(x, y, name) for x, y in pairs],
                              [early_time.simulate_correlation(x, y, name, width) for x, y in pairs])
-    return found
+    return curves
 
 
 def mean_error(pair: tuple[list[float], list[float]]) -> float:
@@ -243,8 +245,8 @@ def test_correlation_with_depth_at_width_1024() -> None:
 
 def test_the_theory_of_depth() -> None:
     cases = [(decaying(a)[0][:48], decaying(a)[1]["low"][:48], name) for a in (1.0, 1.5) for name in ("quadratic", "relu")]
-    check_theory(early_time.predicted_correlation, functools.partial(early_time.simulate_correlation, width=512), cases,
-                 tolerance=0.05, perturb={"depth": 4})
+    check_theory(replace(richter.theory.get("early_time.predicted_correlation"), cases=lambda: cases,
+                         simulate=functools.partial(early_time.simulate_correlation, width=512)))
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(2, 6), s=st.floats(0.1, 10), name=st.sampled_from(["quadratic", "relu"]))
@@ -293,8 +295,8 @@ def test_words_by_non_crossing_partitions(symmetric: bool) -> None:
         A, B, R = (Z @ Z.T for Z in (A, B, R))
     m = [float(torch.linalg.matrix_power(R, p).trace()) / 4 for p in (1, 2, 3, 4)]
     exact = free_parts(A, B, R)
-    for found, wanted in zip(word_parts(A, B, m), exact, strict=True):
-        assert found == pytest.approx(wanted, rel=1e-10)
+    for part, wanted in zip(word_parts(A, B, m), exact, strict=True):
+        assert part == pytest.approx(wanted, rel=1e-10)
     lost = (float(B.trace()) / 3) ** 2 * float((centred(A) @ centred(A)).trace()) / 3 * m[1] ** 2
     printed = freeprob.denominator2(A, B, m) - lost
     assert abs(printed / exact[2] - 1) > 0.01
@@ -320,8 +322,8 @@ def test_words_of_large_matrices() -> None:
         ARBR, R2 = AR @ BR, R @ R
         seen += torch.stack([(AR * ARBR.T).sum(), (AR * AR.T).sum(), (ARBR * ARBR.T).sum()]) / d / 12
         m += np.array([R.trace(), R2.trace(), (R * R2).sum(), (R2 * R2).sum()]) / d / 12
-    for found, wanted in zip(word_parts(A, B, m), seen.tolist(), strict=True):
-        assert found == pytest.approx(wanted, rel=0.05)
+    for part, wanted in zip(word_parts(A, B, m), seen.tolist(), strict=True):
+        assert part == pytest.approx(wanted, rel=0.05)
     lost = (float(B.trace()) / d) ** 2 * float((centred(A) ** 2).sum()) / d * m[1] ** 2
     assert (freeprob.denominator2(A, B, m) - lost) / float(seen[2]) < 0.95
 
@@ -358,9 +360,9 @@ def test_sampled_moments_settings() -> None:
 @pytest.mark.parametrize(("width", "d"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)])
 def test_expected_second_derivatives_exactly(width: int, d: int) -> None:
     X, y = normal(3, d), normal(3, seed=1)
-    for found, wanted in zip(freeprob.expected_second_derivatives(X, y, width),
+    for predicted, wanted in zip(freeprob.expected_second_derivatives(X, y, width),
                              oracles.quadratic_expectations(X, y, width), strict=True):
-        assert relative(found, wanted) < 1e-10
+        assert relative(predicted, wanted) < 1e-10
     M, B = X.T @ torch.diag(y) @ X, X.T @ X
     printed = 3 * B.trace() * M @ M + 6 * M @ B @ M
     right = freeprob.expected_second_derivatives(X, y, width)[1]
@@ -383,10 +385,28 @@ def test_expected_second_derivatives_by_sampling() -> None:
         assert np.linalg.norm(seen - predicted) < 0.02 * np.linalg.norm(predicted)
 
 
-def test_the_theory_of_expected_second_derivatives() -> None:
-    X, y = normal(3, 2), normal(3, seed=1)
-    check_theory(lambda X, y, k, add=0: freeprob.expected_second_derivatives(X, y, k + add), oracles.quadratic_expectations,
-                 [(X, y, 1), (X, y, 2)], tolerance=1e-10, perturb={"add": 1})
+@pytest.mark.parametrize(("width", "d"), [(1, 1), (1, 2), (2, 2)])
+def test_the_simulated_expectations_by_their_definition(width: int, d: int) -> None:
+    X, y = normal(3, d), normal(3, seed=1)
+    for seen, wanted in zip(freeprob.simulate_second_derivatives(X, y, width), oracles.quadratic_expectations(X, y, width),
+                            strict=True):
+        assert relative(seen, wanted) < 1e-12
+
+
+def test_other_readouts() -> None:
+    """Read-outs of +-1: R is a Wishart matrix, with the moments of Marchenko and Pastur, and E a^4 = 1."""
+    for width, d in ((7, 7), (1024, 256)):
+        c = d / width
+        wishart = [1, 1 + c, 1 + 3 * c + c**2, 1 + 6 * c + 6 * c**2 + c**3]
+        np.testing.assert_allclose(freeprob.moments(width, d, readout=[1.0] * 4), wishart, rtol=1e-13)
+    assert np.array_equal(freeprob.moments(9, 4, readout=freeprob.GAUSSIAN), freeprob.moments(9, 4))
+    assert freeprob.moments(512, 512, readout=(1.0, 3.0, 15.0, 143.0)).tolist() == [1, 4, 25, 240]
+    X, y = normal(6, 3), normal(6, seed=1)
+    M, B = X.T @ torch.diag(y) @ X, X.T @ X
+    W = normal(40_000, 2, 3) / math.sqrt(2)
+    seen = (W.mT @ W @ B @ W.mT @ W).mean(0)
+    assert relative(M @ seen @ M, freeprob.expected_second_derivatives(X, y, 2, fourth=1.0)[1]) < 0.03
+    assert freeprob.predict(X, y, 4).value == freeprob.centred_nfc(X, y, freeprob.moments(4, 3)).value
 
 
 # ------------------------------------------------------------------------------------------------ the centred NFC
@@ -401,12 +421,13 @@ def test_the_centred_nfc_of_its_parts() -> None:
     X, y = reversing(40, 0.3, 0, scale=1 / 40)
     m = freeprob.moments(40, 40)
     M, B = X.T @ (y * X), X.T @ X
-    found = freeprob.centred_nfc(X, y, m)
-    assert isinstance(found, Prediction)
-    assert found.ref.paper == "nfa"
-    for part, wanted in zip((found.numerator, found.denominator1, found.denominator2), word_parts(M @ M, B, m), strict=True):
+    predicted = freeprob.centred_nfc(X, y, m)
+    assert isinstance(predicted, Prediction)
+    assert predicted.ref.paper == "nfa"
+    top, low1, low2 = predicted.numerator, predicted.denominator1, predicted.denominator2
+    for part, wanted in zip((top, low1, low2), word_parts(M @ M, B, m), strict=True):
         assert part == pytest.approx(wanted, rel=1e-9)
-    assert found.value == pytest.approx(found.numerator / math.sqrt(found.denominator1 * found.denominator2), rel=1e-12)
+    assert predicted.value == pytest.approx(top / math.sqrt(low1 * low2), rel=1e-12)
     assert math.isnan(freeprob.centred_nfc(X, 0 * y, m).value)
 
 
@@ -417,22 +438,12 @@ def test_the_simulated_parts_are_the_words_of_one_network() -> None:
     W = torch.from_numpy(draw.standard_normal((20, 30)) / math.sqrt(20))
     a = torch.from_numpy(draw.standard_normal(20))
     R, M, B = W.T @ torch.diag(a**2) @ W, X.T @ (y * X), X.T @ X
-    A, found = M @ M, freeprob.simulate(X, y, 20, seed=4)
+    A, simulated = M @ M, freeprob.simulate(X, y, 20, seed=4)
     words = [torch.linalg.multi_dot(w).trace().item() / 30 for w in ((A, R, A, R, B, R), (A, R, A, R), (A, R, B, R, A, R, B, R))]
-    for part, wanted in zip((found.numerator, found.denominator1, found.denominator2), words, strict=True):
+    for part, wanted in zip((simulated.numerator, simulated.denominator1, simulated.denominator2), words, strict=True):
         assert part == pytest.approx(wanted, rel=1e-9)
-    assert found.value == pytest.approx(early_time.correlation(X, (2 * a * (X @ W.T))[:, None], -y), abs=1e-10)
-    assert found.value != freeprob.simulate(X, y, 20, seed=5).value
-
-
-def test_generic_data_at_512() -> None:
-    def predict(X: Tensor, y: Tensor, seed: int, m: Any = (1, 4, 25, 202)) -> Prediction:
-        return freeprob.centred_nfc(X, y, m)
-
-    def simulate(X: Tensor, y: Tensor, seed: int) -> Prediction:
-        return freeprob.simulate(X, y, 512, seed)
-
-    check_theory(predict, simulate, [(*generic(512), seed) for seed in range(3)], tolerance=0.03, perturb={"m": (1, 4, 25, 240)})
+    assert simulated.value == pytest.approx(early_time.correlation(X, (2 * a * (X @ W.T))[:, None], -y), abs=1e-10)
+    assert simulated.value != freeprob.simulate(X, y, 20, seed=5).value
 
 
 def nfc_errors(n: int, moments: Callable[[int], Any], balances: tuple[float, ...] = BALANCES, **options: Any) -> np.ndarray:
@@ -481,13 +492,13 @@ def test_raw_alignment_reversing_data_at_512() -> None:
 @settings(max_examples=12, deadline=None)
 def test_laws_of_the_centred_nfc(seed: int, n: int, s: float, r: float, width: int) -> None:
     X, y, m = normal(n, 4, seed=seed), normal(n, seed=seed), freeprob.moments(width, 4)
-    found = freeprob.centred_nfc(X, y, m)
-    assert 0 <= found.value <= 1 + 1e-9
+    predicted = freeprob.centred_nfc(X, y, m)
+    assert 0 <= predicted.value <= 1 + 1e-9
     order, Q = torch.from_numpy(np.random.default_rng(seed).permutation(n)), torch.linalg.qr(normal(4, 4, seed=seed))[0]
     for X2, y2, m2 in ((X[order], y[order], m), (X @ Q, y, m), (s * X, -r * y, m), (X, y[:, None], m),
                        (X, y, m * r ** np.arange(1, 5))):
-        assert freeprob.centred_nfc(X2, y2, m2).value == pytest.approx(found.value, rel=1e-8)
-    assert freeprob.centred_nfc(s * X, r * y, m).numerator == pytest.approx(s**10 * r**4 * found.numerator, rel=1e-8)
+        assert freeprob.centred_nfc(X2, y2, m2).value == pytest.approx(predicted.value, rel=1e-8)
+    assert freeprob.centred_nfc(s * X, r * y, m).numerator == pytest.approx(s**10 * r**4 * predicted.numerator, rel=1e-8)
     F, G = freeprob.expected_second_derivatives(X, y, width)
     F2, G2 = freeprob.expected_second_derivatives(s * X[order] @ Q, r * y[order], width)
     torch.testing.assert_close(F2, s**4 * r**2 * Q.T @ F @ Q)
@@ -537,6 +548,9 @@ ONES = [1.0, 2.0, 3.0, 4.0]
     (lambda: freeprob.sampled_moments(4, 4, 0), "networks=0; a whole number"),
     (lambda: freeprob.sampled_moments(4, 4, seed=-1), "seed=-1; a whole number, at least 0"),
     (lambda: freeprob.expected_second_derivatives(X, Y, True), "width=True; a whole number"),
+    (lambda: freeprob.moments(4, 4, readout=[1.0, 3.0]), "readout has 2 entries; E a\\^2 to E a\\^8 are needed"),
+    (lambda: freeprob.simulate_second_derivatives(X, Y, 3), r"width=3 and d=3 make 12 weights, and 3\^12 networks"),
+    (lambda: early_time.predict([normal(4, 3), normal(1, 5)], X, Y[:, None]), "do not make a network"),
     (lambda: freeprob.alternating_word([torch.eye(3)], [torch.eye(3)]), "C1 has phi = 1; the identities are for centred"),
     (lambda: freeprob.alternating_word([torch.eye(3)], []), "of 1 C and 0 R"),
 ])
@@ -548,33 +562,56 @@ def test_bad_input(call: Callable[[], Any], sentence: str) -> None:
 # ------------------------------------------------------------------------------------------------ check_theory
 
 
-def test_check_theory_sees() -> None:
-    def predict(x: float, g: float = 9.81) -> float:
-        return g * x / 2
+@pytest.mark.parametrize("name", richter.theory.names())
+def test_a_theory_agrees_with_its_simulation(name: str) -> None:
+    theory = richter.theory.get(name)
+    assert theory.name == name
+    check_theory(theory)
 
-    def simulate(x: float) -> float:
-        return sum(9.81 * x * (i + 0.5) / 1000 for i in range(1000)) / 1000
 
-    def lazy(x: float) -> float:
-        return predict(x)
+def fall(x: float, g: float = 9.81) -> float:
+    return g * x / 2
 
-    cases = [(1.0,), (2.0,)]
-    check_theory(predict, simulate, cases, tolerance=1e-3, perturb={"g": 9.9})
-    with pytest.raises(AssertionError, match=r"case 0: prediction and simulation differ by 0\.00"):
-        check_theory(lambda x, g=9.9: predict(x, g), simulate, cases, tolerance=1e-3, perturb={"g": 9.9})
-    with pytest.raises(AssertionError, match=r"with g=9\.82 the prediction still agrees"):
-        check_theory(predict, simulate, cases, tolerance=1e-2, perturb={"g": 9.82})
-    with pytest.raises(AssertionError, match=r"simulate runs what predict runs \(predict\)"):
-        check_theory(predict, lazy, cases, tolerance=1e-3, perturb={"g": 9.9})
-    with pytest.raises(AssertionError, match="differ by nan"):
-        check_theory(lambda x, g=1: float("nan"), simulate, cases, tolerance=1e-3, perturb={"g": 2})
-    with pytest.raises(AssertionError, match="differ by nan"):  # one NaN among good numbers
-        check_theory(lambda x, g=1: (simulate(x), float("nan")), lambda x: (simulate(x), 1.0), cases, tolerance=1e-3,
-                     perturb={"g": 2})
-    with pytest.raises(AssertionError, match="have shapes"):
-        check_theory(lambda x, g=1: np.ones(2), simulate, cases, tolerance=1e-3, perturb={"g": 2})
-    with pytest.raises(AssertionError, match="a constant of predict"):
-        check_theory(predict, simulate, cases, tolerance=1e-3, perturb={})
+
+def fall_in_steps(x: float) -> float:
+    return sum(9.81 * x * (i + 0.5) / 1000 for i in range(1000)) / 1000
+
+
+def copied(x: float) -> float:
+    return fall(x)
+
+
+def drawn(x: float, seed: int) -> float:
+    return fall_in_steps(x) * (1 + 0.1 * seed)
+
+
+FALLING = Theory("falling", Ref("nfa"), "the mean speed of a fall", predict=fall, simulate=fall_in_steps,
+                 cases=lambda: [(1.0,), (2.0,)], tolerance=1e-3, perturb={"g": 9.9})
+
+
+def test_check_theory_passes_what_is_right() -> None:
+    check_theory(FALLING)
+    check_theory(replace(FALLING, simulate=drawn, seeds=(0,)))
+    check_theory(replace(FALLING, simulate=functools.partial(drawn, seed=0)))
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"predict": lambda x, g=9.9: 9.9 * x / 2}, r"falling, case 0: prediction and simulation differ by 0\.00"),
+    ({"tolerance": 1e-2, "perturb": {"g": 9.82}}, r"falling: with g=9\.82 the prediction still agrees"),
+    ({"simulate": copied}, r"simulate runs what predict runs \(fall\)"),
+    ({"simulate": functools.partial(copied)}, r"simulate runs what predict runs \(fall\)"),
+    ({"predict": lambda x, g=1: float("nan")}, "differ by nan"),
+    ({"predict": lambda x, g=1: (fall_in_steps(x), float("nan")), "simulate": lambda x: (fall_in_steps(x), 1.0)},
+     "differ by nan"),  # one NaN among good numbers
+    ({"predict": lambda x, g=1: np.ones(2)}, "have shapes"),
+    ({"perturb": {}}, "a constant of predict"),
+    ({"cases": list}, "a case is needed"),
+    ({"perturb": {"h": 1.0}}, "'h' is to be perturbed, and is no keyword of predict, which has x, g"),
+    ({"simulate": drawn, "seeds": (0, 1)}, r"case 0: prediction and simulation differ by 0\.09"),
+])
+def test_check_theory_sees(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_theory(replace(FALLING, **changes))
 
 
 # ------------------------------------------------------------------------------------------------ tasks
@@ -650,3 +687,5 @@ def test_the_document_runs() -> None:
     for code in (ROOT / "docs/theory.md").read_text().split("```python\n")[1:]:
         exec(code.split("```")[0], names)
     assert abs(names["predicted"].value - names["observed"].value) < 0.03
+    assert richter.theory.get("stone") is names["STONE"]
+    richter.theory.CATALOGUE.remove("stone")

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -27,6 +29,7 @@ from richter.kernels.ntk import ntk
 from richter.layers import View, view_of
 from richter.measures import Measure
 from richter.models import mlp
+from richter.theory import Theory
 
 __all__ = ["check_experiment", "check_layer", "check_measure", "check_theory"]
 
@@ -157,46 +160,53 @@ def check_measure(m: Measure) -> None:
                 _require(same, f"{m.name} of {a.layer!r} changes with {what}: {a.value} and {b.value}.")
 
 
-def check_theory(predict: Callable[..., Any], simulate: Callable[..., Any], cases: Sequence[tuple[Any, ...]], *,
-                 tolerance: float, perturb: Mapping[str, Any]) -> None:
-    """Is the closed form ``predict`` what ``simulate`` shows, and would a wrong one be noticed?
+def check_theory(theory: Theory) -> None:
+    """Is the closed form what the simulation shows, and would a wrong one be noticed?
 
-    Checked: in every case |predict(*case) - simulate(*case)| <= tolerance |simulate(*case)|, for each array that they return
-    (numbers, arrays, tuples of them, or Predictions); ``simulate`` runs no function of a theory that ``predict`` runs; and for
-    every entry of ``perturb``, a keyword of ``predict`` with a wrong value of a constant, predict misses some case.
+    Checked: in every case, and for every seed, |predict - simulate| <= tolerance |simulate| for each array that they return;
+    ``simulate`` runs no function of a theory that ``predict`` runs; and with each keyword of ``perturb`` at its wrong value,
+    ``predict`` misses some case.
     """
-    _require(bool(cases) and bool(perturb), "a case is needed, and a constant of predict with a wrong value for it.")
-    shown, run_by_both = [], set()
+    name, tolerance, cases = theory.name, theory.tolerance, list(theory.cases())
+    _require(bool(cases) and bool(theory.perturb), f"{name}: a case is needed, and a constant of predict with a wrong value.")
+    keywords = inspect.signature(theory.predict).parameters
+    for constant in theory.perturb:
+        _require(constant in keywords, f"{name}: {constant!r} is to be perturbed, and is no keyword of predict, which has "
+                                       f"{', '.join(keywords)}.")
+    simulations, run_by_both = [], set()
     for i, case in enumerate(cases):
-        predicted, ran = _run(predict, case)
-        simulated, ran_too = _run(simulate, case)
-        shown.append(simulated)
-        run_by_both |= {c.co_name for c in ran & ran_too}
-        error = _distance(predicted, simulated)
-        _require(error <= tolerance, f"case {i}: prediction and simulation differ by {error:.3g} (relative); "
-                                      f"{tolerance:g} is allowed.")
-    _require(not run_by_both, f"simulate runs what predict runs ({', '.join(sorted(run_by_both))}): that they agree is no "
-                              f"evidence.")
-    for name, wrong in perturb.items():
-        worst = np.max([_distance(predict(*case, **{name: wrong}), s) for case, s in zip(cases, shown, strict=True)])
-        _require(not worst <= tolerance, f"with {name}={wrong!r} the prediction still agrees within {tolerance:g} (error at most "
-                                         f"{worst:.3g}): the cases do not see this constant, or the tolerance is too wide.")
+        predicted, ran = _run(theory.predict, case)
+        for options in [{"seed": seed} for seed in theory.seeds] or [{}]:
+            simulated, ran_too = _run(theory.simulate, case, **options)
+            simulations.append((case, simulated))
+            run_by_both |= {c.co_name for c in ran & ran_too}
+            error = _distance(predicted, simulated)
+            _require(error <= tolerance, f"{name}, case {i}: prediction and simulation differ by {error:.3g} (relative); "
+                                         f"{tolerance:g} is allowed.")
+    _require(not run_by_both, f"{name}: simulate runs what predict runs ({', '.join(sorted(run_by_both))}): that they agree is "
+                              f"no evidence.")
+    for constant, wrong in theory.perturb.items():
+        worst = np.max([_distance(theory.predict(*case, **{constant: wrong}), simulated) for case, simulated in simulations])
+        _require(not worst <= tolerance, f"{name}: with {constant}={wrong!r} the prediction still agrees within {tolerance:g} "
+                                         f"(error at most {worst:.3g}): the cases do not see this constant, or the tolerance is "
+                                         f"too wide.")
 
 
-def _run(function: Callable[..., Any], case: tuple[Any, ...]) -> tuple[Any, set[CodeType]]:
+def _run(function: Callable[..., Any], case: tuple[Any, ...], **options: Any) -> tuple[Any, set[CodeType]]:
     """What a function returns, and the functions of theories that it ran (reading arguments apart)."""
     seen: set[CodeType] = set()
+    own = function.func.__module__ if isinstance(function, functools.partial) else function.__module__
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         module = frame.f_globals.get("__name__", "")
-        if event == "call" and (module == function.__module__ or module.startswith("richter.theory.")) \
+        if event == "call" and (module == own or module.startswith("richter.theory.")) \
                 and module != "richter.theory.arrays" and not frame.f_code.co_name.startswith("__"):
             seen.add(frame.f_code)
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        return function(*case), seen
+        return function(*case, **options), seen
     finally:
         sys.setprofile(before)
 

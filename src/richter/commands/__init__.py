@@ -1,34 +1,19 @@
-"""The commands, by what they are about. Each module adds its parsers and imports what is heavy when it is called."""
+"""The commands, one file for each: it offers ``COMMAND`` and imports what is heavy when it is called.
+
+    richter.commands.add(Command("mine", "Say hello.", do=hello))        # one of your own, before richter.cli.main()
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-Commands = Any  # argparse's own type for what add_subparsers returns is private
+from richter.core.catalogue import Catalogue
+from richter.core.lazy import lazy_names
 
+if TYPE_CHECKING:
+    from richter.commands.frame import Command
 
-def command(commands: Commands, name: str, help: str, do: Callable[[argparse.Namespace], int],
-            examples: Sequence[str]) -> argparse.ArgumentParser:
-    """A parser with examples."""
-    text = "examples:\n" + "\n".join(f"  {line}" for line in examples)
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=help, description=f"{help[0].upper()}{help[1:]}.", epilog=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(do=do)
-    return parser
+CATALOGUE: Catalogue[Command] = Catalogue(__name__, "COMMAND", "command")
+names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
-
-def as_json(found: Any) -> str:
-    """For machines: NaN and infinities become null."""
-    return json.dumps(_finite(found), indent=1)
-
-
-def _finite(v: Any) -> Any:
-    if isinstance(v, dict):
-        return {k: _finite(w) for k, w in v.items()}
-    if isinstance(v, (list, tuple)):
-        return [_finite(w) for w in v]
-    return None if isinstance(v, float) and (v != v or v in (float("inf"), float("-inf"))) else v
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"Command": "frame"})

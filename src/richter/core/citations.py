@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from richter.core.errors import unknown
@@ -14,7 +14,7 @@ from richter.core.errors import unknown
 @cache
 def references() -> dict[str, dict[str, Any]]:
     """Every paper by its short name: title, authors, year, venue, bibtex."""
-    return dict(json.loads((resources.files("richter.core") / "references.json").read_text(encoding="utf-8")))
+    return dict(json.loads(Path(__file__).with_name("references.json").read_text(encoding="utf-8")))
 
 
 def reference(name: str) -> dict[str, Any]:

@@ -1,33 +1,23 @@
 """Every figure and table of the source papers as an experiment with claims: ``richter list``, ``richter check``.
 
 >>> richter.experiments.get("nfa_fig1").run("smoke")["nfm_agop"].mean()
+
+A folder for each paper, a file for each figure or table, which offers ``EXPERIMENT``: nfa/fig1.py is "nfa_fig1". One of your own
+is made known by ``richter.experiments.add(EXPERIMENT)``.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from typing import TYPE_CHECKING
 
-from richter.core import RichterError, unknown
-from richter.core.citations import references
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.core.catalogue import Catalogue, parts
+from richter.core.lazy import lazy_names
 
-__all__ = ["Claim", "Control", "Experiment", "Results", "get", "names"]
+if TYPE_CHECKING:
+    from richter.experiments.frame import Claim, Control, Experiment, Results  # noqa: F401
 
+CATALOGUE: Catalogue[Experiment] = Catalogue(__name__, "EXPERIMENT", "experiment", until="claims")
+names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
-def names() -> list[str]:
-    """Of all experiments, by their files: <paper>/<figure>.py is <paper>_<figure>."""
-    papers = [m.name for m in pkgutil.iter_modules(__path__) if m.ispkg and m.name in references()]
-    return sorted(f"{paper}_{m.name}" for paper in papers for m in pkgutil.iter_modules([f"{__path__[0]}/{paper}"]))
-
-
-def get(name: str) -> Experiment:
-    if name not in names():
-        raise unknown("Richter", "experiment", name, names())
-    try:
-        found = importlib.import_module(f"richter.experiments.{name.replace('_', '.', 1)}").EXPERIMENT
-    except (ImportError, AttributeError, SyntaxError) as why:
-        raise RichterError(f"the experiment {name} cannot be loaded: {type(why).__name__}: {why}.") from why
-    assert isinstance(found, Experiment)
-    assert found.name == name
-    return found
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, dict.fromkeys(("Claim", "Control", "Experiment", "Results"), "frame"), parts(__name__))

@@ -6,15 +6,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from richter.core import Interval, show_bytes
 from richter.core.citations import reference
-from richter.experiments.frame import SCALES, Experiment
 
-FOLDER = Path(str(resources.files("richter"))) / "experiments" / "records"
+if TYPE_CHECKING:  # `richter list` reads the records, and starts at once
+    from richter.experiments.frame import Experiment
+
+FOLDER = Path(__file__).parent / "records"
 VERDICTS = {"reproduced": "reproduced", "reduced": "reproduced at reduced size", "differs": "differs",
             "absent": "not run here", "unwritten": "no experiment yet"}
 
@@ -64,7 +65,7 @@ def _judged(paper: str, place: str, title: str, e: Experiment | None,
             found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Place:
     if e is None:
         return Place(paper, place, title, "unwritten", "")
-    record = next((found[e.name, scale] for scale in reversed(SCALES) if (e.name, scale) in found), None)
+    record = next((found[e.name, scale] for scale in ("paper", "smoke") if (e.name, scale) in found), None)
     if record is None:
         return Place(paper, place, title, "absent", f"{e.absent or 'not yet run'}: `richter run {e.name} --scale paper`")
     claims = [c for c in record["claims"] if place in c.get("places", [place])]

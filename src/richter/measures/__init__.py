@@ -2,26 +2,43 @@
 
     MINE = Measure("mine", lambda A, B: (A - B).norm().item(), needs=(NFM, AGOP))
     richter.measure(model, probe, measures=["nfc", MINE])
+    richter.measures.add(MINE)                             # now known by its name, to `list` and to `cite`
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from richter.core.catalogue import Catalogue, Facts, parts
 from richter.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from richter.measures.measure import Measure, quotient, resolve  # noqa: F401
+
+CATALOGUE: Catalogue[Measure] = Catalogue(__name__, "MEASURES", "measure")
+names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
 DEFAULT = ("nfc", "cnfc", "c_uc_ratio", "weight_change",
            "tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
 
 
 def catalogue() -> dict[str, Measure]:
-    """Every measure that is shipped, by name."""
-    from richter.measures import alignment, fact, nfa
-    return {m.name: m for family in (nfa, alignment, fact) for m in family.MEASURES}
+    """Every measure by its name; those of the default set first."""
+    measures = CATALOGUE.all()
+    return {**{name: measures[name] for name in DEFAULT}, **measures}
 
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, dict.fromkeys(("Measure", "quotient", "resolve"), "measure"),
-                                           ("alignment", "fact", "nfa"))
+def facts() -> dict[str, Facts]:
+    """What people read about every measure, in the same order: its card and its reference. No measure is imported."""
+    try:
+        from richter.measures.cards import CARDS  # type: ignore[import-not-found]
+    except ImportError:  # they are not written yet
+        CARDS = {}
+    known = CATALOGUE.facts()
+    cards = {name: CARDS.get(name) or known[name].get("card") for name in {**dict.fromkeys(DEFAULT), **known}}
+    return {name: {**known[name], "card": card, "ref": known[name].get("ref") or getattr(card, "ref", None)}
+            for name, card in cards.items()}
+
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, dict.fromkeys(("Measure", "quotient", "resolve"), "measure"), parts(__name__))

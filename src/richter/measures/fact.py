@@ -111,14 +111,15 @@ COSINE, POSITIVE = Interval(-1.0, 1.0), Interval(low=0.0)
 REF = Ref("fact", "Theorem (FACT)")
 BACKWARD = Ref("fact", "Theorem (FACT), backward")
 MEASURES = (
-    Measure("fact", fact, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, REF, COSINE, unconverged),
-    Measure("fact_backward", fact_backward, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, BACKWARD, COSINE,
-            unconverged_backward),
-    Measure("fact_error", fact_error, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, REF, POSITIVE, needs_decay),
-    Measure("fact_backward_error", fact_backward_error, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, BACKWARD, POSITIVE,
-            needs_decay),
-    Measure("fact_stationarity", fact_stationarity, (MATRIX, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, REF, POSITIVE,
-            needs_decay),
+    Measure("fact", fact, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=REF, bounds=COSINE, remark=unconverged),
+    Measure("fact_backward", fact_backward, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=BACKWARD, bounds=COSINE,
+            remark=unconverged_backward),
+    Measure("fact_error", fact_error, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=REF, bounds=POSITIVE,
+            remark=needs_decay),
+    Measure("fact_backward_error", fact_backward_error, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=BACKWARD,
+            bounds=POSITIVE, remark=needs_decay),
+    Measure("fact_stationarity", fact_stationarity, (MATRIX, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=REF,
+            bounds=POSITIVE, remark=needs_decay),
     Measure("nfc_sqrt", nfc_sqrt, (NFM, AGOP), ref=Ref("fact", "the ansatz with s = 1/2"), bounds=Interval(0.0, 1.0),
             remark=sketched),
 )

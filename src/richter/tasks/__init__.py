@@ -2,35 +2,30 @@
 
     data = richter.tasks.mnist(n=5000, n_test=1000)     # after `richter data fetch mnist`
     data.x, data.y, data.x_test, data.y_test
+
+A file that offers ``TASKS = (mnist, ...)`` is found here; a function of your own is made known by ``richter.tasks.add(spirals)``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from richter.core.catalogue import Catalogue, parts
 from richter.core.lazy import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, {
-    "Images": "images", "Split": "images", "split": "images", "digits": "images", "mnist": "images", "mnist_5k": "images",
-    "fashion_mnist": "images", "cifar10": "images",
-    "shakespeare": "text", "corpus": "text", "analogies": "text", "tables": "tabular", "table_names": "tabular",
-    "chain_monomial": "synthetic", "alignment_reversing": "synthetic", "gaussian": "synthetic",
-    "power_law_gaussian": "synthetic", "quadratic": "synthetic", "sparse_parity": "synthetic",
-    "modular_arithmetic": "synthetic",
-}, ("augment", "files", "registry", "store"))  # so that the registry and the store need no torch
+if TYPE_CHECKING:  # what type checkers see of the names that are found
+    from richter.tasks.images import *  # noqa: F403
+    from richter.tasks.synthetic import *  # noqa: F403
+    from richter.tasks.tabular import *  # noqa: F403
+    from richter.tasks.text import *  # noqa: F403
 
-if TYPE_CHECKING:  # what type checkers see of the lazy names
-    from richter.tasks import augment, files, registry, store  # noqa: F401
-    from richter.tasks.images import Images, Split, cifar10, digits, fashion_mnist, mnist, mnist_5k, split  # noqa: F401
-    from richter.tasks.synthetic import (  # noqa: F401
-        alignment_reversing,
-        chain_monomial,
-        gaussian,
-        modular_arithmetic,
-        power_law_gaussian,
-        quadratic,
-        sparse_parity,
-    )
-    from richter.tasks.tabular import table_names, tables  # noqa: F401
-    from richter.tasks.text import analogies, corpus, shakespeare  # noqa: F401
+CATALOGUE: Catalogue[Callable[..., Any]] = Catalogue(__name__, "TASKS", "task")
+names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
+_lazy, __dir__, __all__ = lazy_names(__name__, {
+    **CATALOGUE.files(), "Images": "images", "Split": "images", "split": "images", "table_names": "tabular"}, parts(__name__))
+
+
+def __getattr__(name: str) -> Any:
+    return get(name) if name in CATALOGUE else _lazy(name)  # also what was added

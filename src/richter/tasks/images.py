@@ -161,3 +161,6 @@ def _labels(path: Path, n: int) -> NDArray[np.int64]:
     if y.shape != (n,):
         raise DataError(f"{path} holds labels of shape {y.shape}, expected ({n},). Run `richter data fetch cifar10`.")
     return y
+
+
+TASKS: tuple = (digits, mnist, mnist_5k, fashion_mnist, cifar10)

@@ -236,3 +236,6 @@ def modular_arithmetic(p: int, seed: int = 0, *, operation: Literal["add", "subt
     one = torch.eye(p, dtype=dtype)
     x, y = torch.cat([one[a], one[b]], 1), one[labels]
     return ModularArithmetic(x[:n], y[:n], labels[:n], x[n:], y[n:], labels[n:])
+
+
+TASKS: tuple = (chain_monomial, gaussian, power_law_gaussian, quadratic, alignment_reversing, sparse_parity, modular_arithmetic)

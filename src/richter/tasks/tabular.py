@@ -165,3 +165,6 @@ def _floats(column: Column) -> NDArray[np.float64] | None:
 def _standardised(x: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[np.float64]:
     deviation = x[rows].std(0)
     return (x - x[rows].mean(0)) / np.where(deviation > 0, deviation, 1)
+
+
+TASKS: tuple = (tables,)

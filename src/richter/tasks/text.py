@@ -143,3 +143,6 @@ def _json(name: str, file: str) -> Any:
 
 def _damaged(name: str, file: str, error: object) -> DataError:
     return DataError(f"{file} of {name} is damaged ({error}). Run `richter data fetch {name}`: it is checked and replaced.")
+
+
+TASKS: tuple = (shakespeare, corpus, analogies)

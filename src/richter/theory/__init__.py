@@ -1,11 +1,24 @@
 """Solvable theory: what a measurement should be. Pure functions of arrays (numpy or torch in, the same kind out, float64).
 
-Each module offers a closed form and a ``simulate`` that builds the actual system and never calls the closed form, so that
-their agreement is evidence (``richter.testing.check_theory``). Theory imports no instrument, and no instrument theory.
+Each file offers ``THEORIES``: closed forms, each with a simulation that builds the actual system and never calls the closed form,
+so that their agreement is evidence (``richter.testing.check_theory``). Theory imports no instrument, and no instrument theory.
+
+    richter.theory.names()                                    # of all theories, without importing one
+    richter.theory.get("freeprob.centred_nfc").predict        # the closed form
+    richter.theory.add(Theory("mine", ...))                   # one of your own, known to `list` and `cite`
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from richter.core.catalogue import Catalogue, parts
 from richter.core.lazy import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, {}, ("early_time", "freeprob"))
+if TYPE_CHECKING:
+    from richter.theory.frame import Theory
+
+CATALOGUE: Catalogue[Theory] = Catalogue(__name__, "THEORIES", "theory")
+names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"Theory": "frame"}, parts(__name__))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from richter.core import SelectionError
-from richter.core.arrays import to_tensor
+from richter.core.arrays import Array, to_tensor
 
 
 def read(**given: tuple[Any, str]) -> list[Tensor]:
@@ -30,6 +32,17 @@ def read(**given: tuple[Any, str]) -> list[Tensor]:
     return out
 
 
+def network(weights: Sequence[Array], X: Array, y: Array, layer: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """The weights [d_out, d_in] of a network, first layer first, with its inputs and labels; ``layer`` is one of its layers."""
+    X_, y_ = read(X=(X, "n d"), y=(y, "n c"))
+    W_ = [read(**{f"weights[{i}]": (W, "d_out d_in")})[0].to(X_.device) for i, W in enumerate(weights)]
+    sizes = [X_.shape[1], *(W.shape[0] for W in W_)]
+    if not W_ or [W.shape[1] for W in W_] != sizes[:-1] or sizes[-1] != y_.shape[1] or not 0 <= layer < len(W_):
+        raise SelectionError(f"weights {[tuple(W.shape) for W in W_]} [d_out, d_in], X {tuple(X_.shape)}, y {tuple(y_.shape)} "
+                             f"and layer={layer} do not make a network: each layer reads what the one before it writes.")
+    return W_, X_, y_
+
+
 def column(y: Any) -> Any:
     """Labels [n, 1] as [n]; anything else as it is."""
     return y[:, 0] if getattr(y, "ndim", 0) == 2 and y.shape[1] == 1 else y
@@ -45,3 +58,8 @@ def whole(least: int = 1, **given: Any) -> None:
 def like(result: Tensor, given: Any) -> Any:
     """``result`` as numpy, unless a tensor was given."""
     return result if isinstance(given, Tensor) else result.cpu().numpy()
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers for the cases of a theory; another shape or seed, other numbers."""
+    return torch.from_numpy(np.random.default_rng((seed, *shape)).standard_normal(shape))

@@ -7,33 +7,46 @@ closed forms of X, J, dL. Here K = sum_{n,c} J J^T, not divided by n.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import SelectionError, unknown
+from richter.core import Ref, unknown
 from richter.core.arrays import Array
-from richter.theory.arrays import column, like, read, whole
+from richter.theory.arrays import column, like, network, normal, read, whole
+from richter.theory.frame import Theory
 
 Matrices = tuple[Float[Tensor, "d_in d_in"], Float[Tensor, "d_in d_in"]]
 
 # ------------------------------------------------------------------------------------------------ predict
 
 
-def second_derivatives(X: Array, J: Array, dL: Array) -> tuple[Array, Array]:
+def second_derivatives(X: Array, J: Array, dL: Array, *, factor: float = 2.0) -> tuple[Array, Array]:
     """d^2/dt^2 (V^T V) = 2 W'^T W' and d^2/dt^2 (V^T K V) = 2 W'^T K W' at t = 0, both [d_in, d_in].  [nfa, Prop. 3, Eq. (5)]
 
     W' = -sum_{n,c} dL[n,c] J[n,c] X[n]^T is gradient flow; for c = 1 these are 2 X^T L P L X and 2 X^T L P^2 L X with
     P = J J^T [n,n] and L = diag(dL). K's own motion does not enter: it multiplies V = 0. A layer used at positions s is
-    the same with (n s) in place of n and dL repeated along s.
+    the same with (n s) in place of n and dL repeated along s. ``factor``: the 2 in front, from d^2/dt^2 t^2; with 1 they are
+    the coefficients of t^2.
     """
     X_, J_, dL_ = read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c"))
-    nfm_dd, agop_dd = _second_derivatives(X_, J_, dL_)
+    nfm_dd, agop_dd = _second_derivatives(X_, J_, dL_, factor=factor)
+    return like(nfm_dd, X), like(agop_dd, X)
+
+
+def predict(weights: Sequence[Array], X: Array, y: Array, activation: Callable[[Tensor], Tensor] = torch.relu, layer: int = 0, *,
+            factor: float = 2.0) -> tuple[Array, Array]:
+    """``second_derivatives`` of one layer of the network that ``simulate`` trains: X and J are followed through its weights by
+    the chain rule, dL = f - y."""
+    W, X_, y_ = network(weights, X, y, layer)
+    nfm_dd, agop_dd = _second_derivatives(*_at_layer(W, X_, y_, activation, layer), factor=factor)
     return like(nfm_dd, X), like(agop_dd, X)
 
 
@@ -63,10 +76,28 @@ def predicted_correlation(X: Array, y: Array, activation: str, depth: int = 2) -
     return _cosine(X_.T @ (y_[:, None] * A), A.T @ A)
 
 
-def _second_derivatives(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"], dL: Float[Tensor, "n c"]) -> Matrices:
+def _second_derivatives(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"], dL: Float[Tensor, "n c"],
+                        *, factor: float = 2.0) -> Matrices:
     W_dot = -torch.einsum("nc,nco,ni->oi", dL, J, X)
-    asked = torch.einsum("nco,oi->nci", J, W_dot).flatten(0, 1)  # W'^T K W' = asked^T asked: K is not formed
-    return 2 * W_dot.T @ W_dot, 2 * asked.T @ asked
+    response = torch.einsum("nco,oi->nci", J, W_dot).flatten(0, 1)  # W'^T K W' = response^T response: K is not formed
+    return factor * W_dot.T @ W_dot, factor * response.T @ response
+
+
+def _at_layer(weights: list[Tensor], X: Float[Tensor, "n d"], y: Float[Tensor, "n c"], activation: Callable[[Tensor], Tensor],
+              layer: int) -> tuple[Float[Tensor, "n d_in"], Float[Tensor, "n c d_out"], Float[Tensor, "n c"]]:
+    """What a layer reads, df/dz of it, and dL/df = f - y."""
+    reads, slopes = [X], []
+    for W in weights[:-1]:
+        with torch.enable_grad():
+            z = (reads[-1] @ W.T).detach().requires_grad_()
+            h = activation(z)
+        slopes.append(torch.autograd.grad(h.sum(), z)[0])
+        reads.append(h.detach())
+    f = reads[-1] @ weights[-1].T
+    J = torch.eye(f.shape[1], dtype=X.dtype, device=X.device).expand(len(X), -1, -1)
+    for W, slope in zip(reversed(weights[layer + 1:]), reversed(slopes[layer:]), strict=True):
+        J = (J @ W) * slope[:, None]
+    return reads[layer], J, f - y
 
 
 def _cosine(A: Float[Tensor, "a b"], B: Float[Tensor, "a b"]) -> float:
@@ -118,12 +149,7 @@ def simulate(weights: Sequence[Array], X: Array, y: Array, activation: Callable[
     The flow is integrated (Runge-Kutta) to the times +-t and +-t/2 at which the fastest layer has moved by ``movement`` of its
     norm; C(t) = C'' t^2/2 + O(t^3) gives C'' up to O(t^4).
     """
-    X_, y_ = read(X=(X, "n d"), y=(y, "n c"))
-    start = [read(**{f"weights[{i}]": (W, "d_out d_in")})[0].to(X_.device) for i, W in enumerate(weights)]
-    sizes = [X_.shape[1], *(W.shape[0] for W in start)]
-    if not start or [W.shape[1] for W in start] != sizes[:-1] or sizes[-1] != y_.shape[1] or not 0 <= layer < len(start):
-        raise SelectionError(f"weights {[tuple(W.shape) for W in start]} [d_out, d_in], X {tuple(X_.shape)}, y {tuple(y_.shape)} "
-                             f"and layer={layer} do not make a network: each layer reads what the one before it writes.")
+    start, X_, y_ = network(weights, X, y, layer)
     nfm_dd, agop_dd = _from_flow(start, X_, y_, activation, layer, movement)
     return like(nfm_dd, X), like(agop_dd, X)
 
@@ -199,3 +225,35 @@ def _jacobian(weights: list[Tensor], X: Tensor, activation: Callable[[Tensor], T
     with torch.enable_grad():
         f, z = _forward([W.detach().requires_grad_() for W in weights], X, activation)
         return torch.stack([torch.autograd.grad(f[:, c].sum(), z[layer], retain_graph=True)[0] for c in range(f.shape[1])], 1)
+
+
+# ------------------------------------------------------------------------------------------------ theories
+
+
+def _small_networks() -> list[tuple[Any, ...]]:
+    """Three layers of widths 5, 6 and 2, each activation, each layer."""
+    cases = []
+    for seed, activation in enumerate((torch.relu, torch.tanh, torch.square)):
+        weights = [normal(o, i, seed=seed) / math.sqrt(i) for i, o in itertools.pairwise((4, 5, 6, 2))]
+        cases += [(weights, normal(7, 4, seed=seed + 1), normal(7, 2, seed=seed + 2), activation, layer) for layer in range(3)]
+    return cases
+
+
+def _decaying_spectra() -> list[tuple[Any, ...]]:
+    """Inputs with a spectrum 1/(1 + k^decay), labels that are a polynomial of the first five directions."""
+    cases = []
+    for decay, activation in itertools.product((1.0, 1.5), ("quadratic", "relu")):
+        X = normal(48, 128) / (1 + torch.arange(1.0, 129.0, dtype=torch.float64) ** decay).sqrt()
+        cases.append((X, sum(X[:, i] * X[:, (i + 1) % 5] for i in range(5)), activation))
+    return cases
+
+
+THEORIES = (
+    Theory("early_time.second_derivatives", ref=Ref("nfa", "Prop. 3, Eq. (5)"),
+           title="how the centred NFM and AGOP of a layer leave zero under gradient flow",
+           predict=predict, simulate=simulate, cases=_small_networks, tolerance=1e-7, perturb={"factor": 2.001}),
+    Theory("early_time.predicted_correlation", ref=Ref("nfa", "Sec. 4.1, Fig. 7"),
+           title="the early centred correlation of the first of several wide layers, from the data alone",
+           predict=predicted_correlation, simulate=functools.partial(simulate_correlation, width=1024), cases=_decaying_spectra,
+           tolerance=0.05, perturb={"depth": 4}, seeds=(0,)),
+)

@@ -11,9 +11,11 @@ and R is asymptotically free of {A, B}, so each of the three words is a polynomi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,10 @@ from torch import Tensor
 
 from richter.core import Prediction, Ref, SelectionError
 from richter.core.arrays import Array
-from richter.theory.arrays import column, like, read, whole
+from richter.theory.arrays import column, like, normal, read, whole
+from richter.theory.frame import Theory
+
+GAUSSIAN = (1.0, 3.0, 15.0, 105.0)  # E a^2, E a^4, E a^6, E a^8 of read-outs a ~ N(0, 1)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,13 @@ def centred_nfc(X: Array, y: Array, moments: Array | Sequence[float]) -> Centred
     a, b = size[0] ** 2, size[1]
     return CentredNFC(words[0] / math.sqrt(words[1] * words[2]), Ref("nfa", "App. E"),
                       words[0] * a**2 * b, words[1] * a**2, words[2] * a**2 * b**2)
+
+
+def predict(X: Array, y: Array, width: int, *, readout: Sequence[float] = GAUSSIAN) -> CentredNFC:
+    """The centred NFC of the networks that ``simulate`` draws: with the moments of R as n, d and width grow in proportion.
+    ``readout``: E a^2 to E a^8 of the read-outs."""
+    (X_,) = read(X=(X, "n d"))
+    return centred_nfc(X, y, moments(width, X_.shape[1], readout=readout))
 
 
 def numerator(A: Array, B: Array, moments: Array | Sequence[float]) -> float:
@@ -112,20 +124,23 @@ def alternating_word(C: Sequence[Array], R: Sequence[Array]) -> float:
             + r[1] * r[3] * joint(0, 2) * pair(1, 2) * pair(0, 3))
 
 
-def moments(width: int, d: int, order: int = 4) -> np.ndarray:
+def moments(width: int, d: int, order: int = 4, *, readout: Sequence[float] | None = None) -> np.ndarray:
     """m_1..m_order of R as width and d grow in proportion: 1, 4, 25, 202 for width = d.
 
     R is a free compound Poisson element with free cumulants kappa_p = (d/width)^(p-1) E a^(2p), E a^(2p) = (2p-1)!!, and
     m_p = sum_s kappa_s [z^(p-s)] (1 + sum_q m_q z^q)^s.  [Marchenko and Pastur 1967; Nica and Speicher 2006, Lectures 11, 12]
+    ``readout``: E a^2, E a^4, ... of read-outs that are not N(0, 1).
     """
     whole(width=width, d=d, order=order)
+    if readout is not None and len(readout) < order:
+        raise SelectionError(f"readout has {len(readout)} entries; E a^2 to E a^{2 * order} are needed for m_1 to m_{order}.")
     series = np.zeros(order + 1)
     series[0] = 1.0
     for p in range(1, order + 1):
         power = np.ones(1)
         for s in range(1, p + 1):
             power = np.convolve(power, series)[:order + 1]
-            kappa = (d / width) ** (s - 1) * math.prod(range(1, 2 * s, 2))
+            kappa = (d / width) ** (s - 1) * (math.prod(range(1, 2 * s, 2)) if readout is None else readout[s - 1])
             series[p] += kappa * power[p - s]  # holds m_q of q < p only, as s >= 1
     return series[1:]
 
@@ -151,17 +166,18 @@ def sampled_moments(width: int, d: int, networks: int = 30, seed: int = 0) -> np
     return total / networks
 
 
-def expected_second_derivatives(X: Array, y: Array, width: int) -> tuple[Array, Array]:
+def expected_second_derivatives(X: Array, y: Array, width: int, *, fourth: float = 3.0) -> tuple[Array, Array]:
     """E[W'^T W'] = M^2 and E[W'^T K W'] = (3/k) Tr(B) M^2 + (1 + 5/k) M B M over random networks, exact at every width k and
     size of data; half of d^2/dt^2, and with the 2 of d(h^2) left out (with it: times 4 and 16).  [nfa, Prop. 8, corrected]
 
     Printed are 3 Tr(B) M^2 + 6 M B M, which hold for k = 1 only: of E[R B R] = sum_{s,t} E[a_s^2 a_t^2 w_s (w_s . B w_t) w_t^T]
-    the k terms s = t give (3/k)(Tr(B) + 2 B), and the k(k-1) terms s != t, forgotten there, (1 - 1/k) B.
+    the k terms s = t give (3/k)(Tr(B) + 2 B), and the k(k-1) terms s != t, forgotten there, (1 - 1/k) B. The 3 is ``fourth``,
+    E a^4 of the read-outs.
     """
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
     whole(width=width)
     M, B = X_.T @ (y_[:, None] * X_), X_.T @ X_
-    agop_dd = 3 / width * B.trace() * M @ M + (1 + 5 / width) * M @ B @ M
+    agop_dd = fourth / width * B.trace() * M @ M + (1 + (2 * fourth - 1) / width) * M @ B @ M
     return like(M @ M, X), like(agop_dd, X)
 
 
@@ -217,14 +233,62 @@ def simulate(X: Array, y: Array, width: int, seed: int = 0) -> CentredNFC:
     draw = np.random.default_rng((seed, 11))
     W = torch.from_numpy(draw.standard_normal((width, X_.shape[1])) / math.sqrt(width)).to(X_).requires_grad_()
     a = torch.from_numpy(draw.standard_normal(width)).to(X_)
-    with torch.enable_grad():
-        h = X_ @ W.T
-        f = h.square() @ a / 2
-        (J,) = torch.autograd.grad(f.sum(), h, retain_graph=True)
-        (W_dot,) = torch.autograd.grad(f, W, grad_outputs=y_)  # f - (f(0) + y) as a number would lose y beside a large f
-    asked = J @ W_dot
-    F, G = W_dot.T @ W_dot, asked.T @ asked
+    F, G = _first_moment(X_, y_, W, a)
     top, low1, low2 = ((U * V).sum().item() for U, V in ((F, G), (F, F), (G, G)))
     value = ((F / F.norm()) * (G / G.norm())).sum().item()
     d = X_.shape[1]
     return CentredNFC(value, Ref("nfa", "App. E"), top / d, low1 / d, low2 / d)
+
+
+def simulate_second_derivatives(X: Array, y: Array, width: int) -> tuple[Array, Array]:
+    """The means of W'^T W' and W'^T K W' over random networks, without chance: every weight takes the three nodes of
+    Gauss-Hermite quadrature, which is exact because no weight enters with a power above 5. Small networks only."""
+    X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    whole(width=width)
+    d, weights = X_.shape[1], width * (X_.shape[1] + 1)
+    if weights > 10:
+        raise SelectionError(f"width={width} and d={d} make {weights} weights, and 3^{weights} networks to go through. Take "
+                             f"width (d + 1) <= 10.")
+    node, chance = (-math.sqrt(3), 0.0, math.sqrt(3)), (1 / 6, 2 / 3, 1 / 6)
+    F, G = X_.new_zeros(d, d), X_.new_zeros(d, d)
+    for picks in itertools.product(range(3), repeat=weights):
+        values = X_.new_tensor([node[i] for i in picks])
+        W = (values[:width * d].reshape(width, d) / math.sqrt(width)).requires_grad_()
+        share = math.prod(chance[i] for i in picks)
+        F_one, G_one = _first_moment(X_, y_, W, values[width * d:])
+        F, G = F + share * F_one, G + share * G_one
+    return like(F, X), like(G, X)
+
+
+def _first_moment(X: Float[Tensor, "n d"], y: Float[Tensor, " n"], W: Float[Tensor, "k d"], a: Float[Tensor, " k"]
+                  ) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d d"]]:
+    """W'^T W' and W'^T K W' of f = a . (W x)^2 / 2 at the residual -y."""
+    with torch.enable_grad():
+        h = X @ W.T
+        f = h.square() @ a / 2
+        (J,) = torch.autograd.grad(f.sum(), h, retain_graph=True)
+        (W_dot,) = torch.autograd.grad(f, W, grad_outputs=y)  # f - (f(0) + y) as a number would lose y beside a large f
+    response = J @ W_dot
+    return W_dot.T @ W_dot, response.T @ response
+
+
+# ------------------------------------------------------------------------------------------------ theories
+
+
+def _generic() -> list[tuple[Any, ...]]:
+    """Data in which every term of the words counts."""
+    d = 512
+    return [(normal(d, d) * torch.linspace(0.2, 2, d, dtype=torch.float64) / math.sqrt(d), normal(d, seed=2) + 0.5, d)]
+
+
+THEORIES = (
+    Theory("freeprob.centred_nfc", ref=Ref("nfa", "App. E, Eq. (8)"),
+           title="the early centred correlation of one quadratic layer, by free probability",
+           predict=predict, simulate=simulate, cases=_generic, tolerance=0.03, perturb={"readout": (1.0, 3.0, 15.0, 143.0)},
+           seeds=(0, 1, 2)),  # 143: a fourth moment of R of 240 instead of 202
+    Theory("freeprob.expected_second_derivatives", ref=Ref("nfa", "Prop. 8, corrected"),
+           title="the mean early growth of NFM and AGOP over random networks of one quadratic layer, at every width",
+           predict=expected_second_derivatives, simulate=simulate_second_derivatives,
+           cases=lambda: [(normal(3, 2), normal(3, seed=1), width) for width in (1, 2)], tolerance=1e-10,
+           perturb={"fourth": 3.001}),
+)

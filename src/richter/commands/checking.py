@@ -1,0 +1,89 @@
+"""What `run` and `check` share: experiments are run, and every claim is held against its bar."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from richter.commands import options
+from richter.commands.frame import as_json
+from richter.core.text import table
+
+if TYPE_CHECKING:
+    from richter.experiments.frame import Experiment
+    from richter.experiments.running import Checked, Finding
+
+
+def arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--scale", choices=("smoke", "paper"), default="smoke", help="a minute at most, or the paper's own sizes")
+    p.add_argument("--store", type=Path, help="where runs are kept (default: RICHTER_RUNS, or runs)")
+    p.add_argument("--workers", type=int, default=1, help="processes")
+    p.add_argument("--fresh", action="store_true", help="run again what was finished before")
+    options.machine(p)
+
+
+def check_all(experiments: Iterable[Experiment], given: argparse.Namespace, changes: Mapping[str, Any], *, lenient: bool,
+              with_controls: bool = False) -> int:
+    """Run experiments and print what became of their claims; the exit code. ``lenient``: one that lacks its data is skipped, one
+    that breaks is reported, and the others go on."""
+    from richter.core import RichterError
+    failed, reports = False, list[dict[str, Any]]()
+    for e in experiments:
+        if lenient and (missing := lacking(e, given.scale)):
+            print(f"{e.name}: skipped, {missing}", file=sys.stderr)
+            reports.append({"experiment": e.name, "skipped": missing})
+            continue
+        try:
+            holds, report = _checked(e, given, changes, with_controls)
+        except RichterError as why:
+            if not lenient:
+                raise
+            print(f"{e.name}: FAILED. {why}", file=sys.stderr)
+            holds, report = False, {"experiment": e.name, "error": str(why)}
+        failed |= not holds
+        reports.append(report)
+    if given.json:
+        print(as_json(reports))
+    return int(failed or all("skipped" in report for report in reports))  # what was not checked has not passed
+
+
+def _checked(e: Experiment, given: argparse.Namespace, changes: Mapping[str, Any], with_controls: bool
+             ) -> tuple[bool, dict[str, Any]]:
+    """Whether every claim of one experiment holds (and fails on its control), and the record of it."""
+    from richter.experiments.ledger import keep
+    from richter.experiments.running import check, controls, summarise
+    store = options.chosen_store(given)
+    checked = check(e, given.scale, store, workers=given.workers, fresh=given.fresh, changes=changes)
+    against = controls(e, given.scale, store, workers=given.workers) if with_controls else []
+    folder = summarise(checked, store)
+    if not given.json:
+        print(_shown(checked, against) + f"\n{folder}: {', '.join(f'{k}.svg' for k in e.figures) or 'no figure'}\n")
+    if given.record:
+        keep(checked.record)
+    report = {**checked.record, "controls": [{**f.record, "control": f.claim.control.text} for f in against]}
+    return not (checked.failed or any(f.holds for f in against)), report
+
+
+def lacking(e: Experiment, scale: str) -> str:
+    """What has to be fetched before it can run."""
+    from richter.tasks import store
+    cached = {entry.name for entry in store.available() if entry.cached}
+    missing = [name for name in (*e.data, *(e.more_data if scale == "paper" else ())) if name not in cached]
+    return f"it needs `richter data fetch {' '.join(missing)}`" if missing else ""
+
+
+def _shown(c: Checked, against: Iterable[Finding]) -> str:
+    from richter.experiments.ledger import shown
+    rows = [("claim", "paper", "ours", "bar", "verdict")]
+    for f in c.findings:
+        rows.append((f.claim.text, f.claim.paper, shown(f.value), str(f.claim.expect), f.verdict))
+    for f in against:
+        rows.append((f"  control: {f.claim.control.text}", "", shown(f.value), str(f.claim.expect),
+                     "HOLDS, and must not" if f.holds else "fails, as it must"))
+    head = f"{c.experiment.name}  [{c.experiment.ref}]  {c.experiment.title}"
+    tasks = f"{c.record['tasks']} task{'s' * (c.record['tasks'] != 1)}"
+    cost = f"{c.scale} scale, {tasks}, {c.record['cpu_minutes']:.2f} CPU-minutes"
+    return f"{head}\n{cost}\n{table(rows, right=(2,))}"

@@ -1,0 +1,20 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", nargs="?", type=Path, help="a folder (default: RICHTER_RUNS, or runs)")
+
+
+def chosen_store(given: argparse.Namespace) -> Path:
+    """The store that was named, or the default."""
+    from richter.runs import default_store
+    return given.store or default_store()

@@ -1,0 +1,197 @@
+"""A folder is its catalogue: what lies in it is found there, and what people read about it is known without importing it.
+
+    CATALOGUE = Catalogue("richter.theory", "THEORIES", "theory")      # every file of the folder that says THEORIES = ...
+    CATALOGUE.facts()["freeprob.centred_nfc"]["ref"]                   # read from the text of the file
+    CATALOGUE.get("freeprob.centred_nfc")                              # imported now
+    CATALOGUE.add(MINE)                                                # one from outside, known like the others
+
+A file offers one entry (``EXPERIMENT = Experiment(name="nfa_fig1", ...)``) or a tuple of them (``MEASURES = (Measure("nfc", ...),
+...)``); an entry is a call whose first argument, or ``name=``, is its name, or a function of the file (``TASKS = (mnist, ...)``).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from richter.core.errors import RichterError, SelectionError, unknown
+from richter.core.values import Card, Interval, Ref
+
+Entry = TypeVar("Entry")
+Facts = dict[str, Any]  # the name of an entry and those of its keyword arguments that are written out as values
+
+VALUES: dict[str, Callable[..., Any]] = {"Card": Card, "Interval": Interval, "Ref": Ref}  # may be written inside an entry
+
+ASSIGNS = re.compile(r"[^=\n(]*=[^=]")  # what follows the name of an assignment, annotated or not
+NEXT = re.compile(r"^[^\s)\]}#]", re.MULTILINE)  # a line of code that begins at the left margin and closes no bracket
+
+
+class Catalogue(Generic[Entry]):
+    """The entries that the files of a package offer under one attribute, and those that were added from outside.
+
+    ``kind`` is the word for an entry in sentences. ``until``: the argument at which reading stops, where what follows is long
+    and no value (the claims of an experiment)."""
+
+    def __init__(self, package: str, attribute: str, kind: str, until: str = "") -> None:
+        self.package, self.attribute, self.kind, self.until = package, attribute, kind, until
+        self._added: dict[str, Entry] = {}
+
+    def names(self) -> list[str]:
+        """Of all entries: those of the folder by their files, then those that were added."""
+        return [*self._entries, *self._added]
+
+    def facts(self) -> dict[str, Facts]:
+        """What is known of every entry without importing it."""
+        return {**{name: facts for name, (_, facts) in self._entries.items()},
+                **{name: _facts_of(entry) for name, entry in self._added.items()}}
+
+    def files(self) -> dict[str, str]:
+        """The file that offers each entry, as a module below the package: {"nfa_fig1": "nfa.fig1"}."""
+        return {name: module.removeprefix(f"{self.package}.") for name, (module, _) in self._entries.items()}
+
+    def get(self, name: str) -> Entry:
+        """The entry of this name; its file is imported now."""
+        if name in self._added:
+            return self._added[name]
+        if name not in self._entries:
+            raise unknown("Richter", self.kind, name, self.names())
+        return self._load(self._entries[name][0])[name]
+
+    def all(self) -> dict[str, Entry]:
+        """Every entry by its name; all files are imported."""
+        return {**self._shipped, **self._added}
+
+    def add(self, entry: Entry) -> Entry:
+        """Make an entry from outside known, and return it. Added again under the same name, it takes the other's place."""
+        name = name_of(entry)
+        if name in self._entries:
+            raise SelectionError(f"{name!r} is a {self.kind} of Richter's own, which others rely on. Choose another name.")
+        self._added[name] = entry
+        return entry
+
+    def remove(self, name: str) -> None:
+        """Forget an entry that was added."""
+        if name not in self._added:
+            raise unknown("what was added to Richter", self.kind, name, self._added)
+        del self._added[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in self._added
+
+    @cached_property
+    def _entries(self) -> dict[str, tuple[str, Facts]]:
+        """{name: (module, facts)}, read from the text of the files."""
+        entries: dict[str, tuple[str, Facts]] = {}
+        for module, path in modules(self.package).items():
+            for facts in peek(path, self.attribute, self.until):
+                name = facts["name"]
+                if name in entries:
+                    raise RichterError(f"{entries[name][0]} and {module} both offer the {self.kind} {name!r}. Rename one.")
+                entries[name] = module, facts
+        return entries
+
+    @cached_property
+    def _shipped(self) -> dict[str, Entry]:
+        return {name: self._load(module)[name] for name, (module, _) in self._entries.items()}
+
+    def _load(self, module: str) -> dict[str, Entry]:
+        try:
+            offered = getattr(importlib.import_module(module), self.attribute)
+        except (ImportError, AttributeError, SyntaxError) as why:
+            raise RichterError(f"the {self.kind} of {module} cannot be loaded: {type(why).__name__}: {why}.") from why
+        return {name_of(entry): entry for entry in (offered if isinstance(offered, tuple) else (offered,))}
+
+
+def name_of(entry: Any) -> str:
+    """A value has a name, a function is known by its own."""
+    name = getattr(entry, "name", None) or getattr(entry, "__name__", None)
+    if not isinstance(name, str):
+        raise SelectionError(f"{entry!r} has no name, so it could not be asked for: give it one, or define it as a function.")
+    return name
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Every module in the folder of a package and below it, and its file; only the package itself is imported."""
+    def walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".py" and path.stem != "__init__":
+                yield f"{prefix}.{path.stem}", path
+            elif (path / "__init__.py").is_file():
+                yield from walk(path, f"{prefix}.{path.name}")
+
+    return {name: path for folder in importlib.import_module(package).__path__ for name, path in walk(Path(folder), package)}
+
+
+def parts(package: str) -> list[str]:
+    """The modules of a folder by their own names, for ``lazy_names``; those in folders below it are not among them."""
+    below = (name.removeprefix(f"{package}.") for name in modules(package))
+    return [name for name in below if "." not in name]
+
+
+def peek(path: Path, attribute: str, until: str = "") -> list[Facts]:
+    """What a file offers under an attribute, from its text: only that statement is parsed, and the constants it names."""
+    text = f"\n{path.read_text(encoding='utf-8')}"  # so that a line always begins after a line break
+    try:
+        node = _assigned(text, attribute, until)
+        if node is None:
+            return []
+        return [_facts(entry, text) for entry in (node.elts if isinstance(node, ast.Tuple) else [node])]
+    except (SyntaxError, ValueError) as why:
+        raise RichterError(f"{path}: {attribute} cannot be read without importing the file ({why}). Write it at the left margin, "
+                           f"each entry as a call with its name, e.g. {attribute} = Entry('name', ...).") from why
+
+
+def _assigned(text: str, name: str, until: str = "") -> ast.expr | None:
+    """What is assigned to a name at the left margin."""
+    begin = max(text.find(f"\n{name}{after}") for after in " :") + 1
+    if not begin or not ASSIGNS.match(text, begin + len(name)):
+        return None
+    end = NEXT.search(text, begin + 1)
+    statement = text[begin:end.start() if end else None]
+    if until and (cut := statement.find(f" {until}=")) >= 0:
+        statement = f"{statement[:cut]})"
+    tree = ast.parse(statement).body[0]
+    return tree.value if isinstance(tree, (ast.Assign, ast.AnnAssign)) else None
+
+
+def _facts(entry: ast.expr, text: str) -> Facts:
+    if isinstance(entry, ast.Name):
+        assigned = _assigned(text, entry.id)
+        return {"name": entry.id} if assigned is None else _facts(assigned, text)
+    if not isinstance(entry, ast.Call):
+        raise ValueError(f"line {entry.lineno} of the statement is neither a call nor a name")
+    facts: Facts = {}
+    for key, node in [*(("name", a) for a in entry.args[:1]), *((k.arg, k.value) for k in entry.keywords if k.arg)]:
+        try:
+            facts[key] = _value(node, text)
+        except ValueError:
+            continue  # a function, a lambda, settings: known when it is imported
+    if not isinstance(facts.get("name"), str):
+        raise ValueError("an entry has no name that is written out")
+    return facts
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    """A literal, a tuple of values, a constant of the same file, or one of VALUES."""
+    if isinstance(node, ast.Name):
+        assigned = _assigned(text, node.id)
+        if assigned is None:
+            raise ValueError(node.id)
+        return _value(assigned, text)
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(part, text) for part in node.elts)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in VALUES:
+        return VALUES[node.func.id](*(_value(a, text) for a in node.args),
+                                    **{k.arg: _value(k.value, text) for k in node.keywords if k.arg})
+    return ast.literal_eval(node)
+
+
+def _facts_of(entry: Any) -> Facts:
+    fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)} if dataclasses.is_dataclass(entry) else {}
+    return {**fields, "name": name_of(entry)}
