@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,25 @@ ROOT = Path(richter.__file__).parent
 
 # module -> the parts of richter it may import (a prefix allows what is below it)
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "core": ("core",), "layers": ("core", "layers"),
+    "core": ("core",), "linalg": ("core",), "layers": ("core", "layers"),
+    "instrument.snapshot": ("core",), "instrument.cotangents": ("core",),
     "instrument.capture": ("core", "layers", "instrument.capture"),
-    "instrument.captures": ("core", "layers", "instrument.capture"),
-    "instrument.checks": ("core",), "instrument.cotangents": ("core",), "instrument.snapshot": ("core",),
-    "instrument.survey": ("core", "layers", "instrument.capture", "instrument.captures", "instrument.survey"),
+    "instrument.checks": ("core", "instrument.capture"),
+    "instrument.survey": ("core", "layers", "instrument.capture", "instrument.survey"),
+    "instrument.captures": ("core", "layers", "instrument.capture", "instrument.survey"),
     "instrument.probe": ("core", "instrument.captures"), "instrument.objective": ("core", "instrument.probe"),
-    "instrument.statistics": ("core", "instrument.captures"),
-    "kernels.spectra": ("core",), "kernels.infinite": ("core",),
-    "kernels.contract": ("instrument.captures",),
-    "kernels.planning": ("core", "instrument.capture", "instrument.captures", "kernels.contract"),
-    "kernels.ntk": ("core", "instrument.capture", "instrument.captures", "instrument.checks", "instrument.survey",
-                    "instrument.cotangents", "kernels"),
-    "kernels": ("kernels",),
-    "measures": ("core", "instrument.cotangents", "instrument.statistics", "measures", "kernels.spectra"),
+    "instrument.stream": ("core", "instrument.capture", "instrument.captures", "instrument.survey"),
+    "kernels.spectra": ("core", "linalg"), "kernels.infinite": ("core",), "kernels.operations": (),
+    "kernels": ("core", "kernels", "linalg", "instrument.capture", "instrument.captures", "instrument.checks",
+                "instrument.cotangents", "instrument.stream", "instrument.survey"),
+    "instrument.statistics": ("core", "kernels", "linalg", "instrument.capture", "instrument.captures", "instrument.cotangents",
+                              "instrument.statistics", "instrument.stream", "instrument.survey"),
+    "measures.cards": ("core",),
+    "measures": ("core", "linalg", "instrument.cotangents", "instrument.statistics", "measures", "kernels.spectra"),
+    "instrument.subject": ("core", "kernels.planning", "instrument.capture", "instrument.captures", "instrument.cotangents",
+                           "instrument.objective", "instrument.probe", "instrument.statistics", "instrument.stream",
+                           "instrument.survey"),
+    "instrument.evaluate": ("core", "measures", "instrument.cotangents", "instrument.statistics", "instrument.subject"),
     "instrument.verdict": ("core", "instrument.snapshot"),
     "instrument": ("core", "layers", "kernels", "measures", "runs", "instrument"),
     "runs": ("core", "runs", "instrument.snapshot"),
@@ -56,9 +62,17 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All but what only type checkers read."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield node
+            yield from nodes(node)
+
+
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("richter"):
             below = node.module.removeprefix("richter").strip(".")
             found |= {below} if below else {alias.name for alias in node.names}
@@ -82,6 +96,33 @@ def test_imports_point_downwards(path: Path) -> None:
 def test_import_is_light(code: str) -> None:
     check = f"{code}\nimport sys\nassert not [m for m in ('torch', 'pandas', 'matplotlib', 'sklearn') if m in sys.modules]"
     subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
+KINDS = {"Cotangents", "Derived", "Features", "Gathering", "Gradient", "Gram", "HeldOut", "Initial", "Measure", "Moment", "OfProbe",
+         "OfWeight", "Operator", "Previous", "RandomOutputs", "Statistic"}
+
+
+@pytest.mark.parametrize("name", ["evaluate", "observe"])
+def test_statistics_cotangents_and_measures_are_asked_not_looked_at(name: str) -> None:
+    """No isinstance of one, and no question whether it is this or that one: a new kind changes nothing there."""
+    for node in ast.walk(ast.parse((ROOT / "instrument" / f"{name}.py").read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            assert not {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)} & KINDS, ast.unparse(node)
+        if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+            other = ast.unparse(node.comparators[0])
+            assert other == "None" or other.startswith("Mark."), ast.unparse(node)
+
+
+LINES, SCREEN = 400, 60
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: module_of(p) or "richter")
+def test_a_file_has_one_subject_and_a_function_fits_a_screen(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert (node.end_lineno or 0) - node.lineno < SCREEN, f"{node.name} has {(node.end_lineno or 0) - node.lineno} lines"
 
 
 def test_hooks_live_in_one_file() -> None:
