@@ -98,8 +98,8 @@ def test_import_is_light(code: str) -> None:
     subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
 
 
-KINDS = {"Cotangents", "Derived", "Features", "Gathering", "Gradient", "Gram", "HeldOut", "Initial", "Measure", "Moment", "OfProbe",
-         "OfWeight", "Operator", "Previous", "RandomOutputs", "Statistic"}
+KINDS = {"Cotangents", "Derived", "Features", "Gathering", "Gradient", "Gram", "HeldOut", "Initial", "Measure", "Moment",
+         "OfProbe", "OfWeight", "Operator", "Previous", "RandomOutputs", "Statistic"}
 
 
 @pytest.mark.parametrize("name", ["evaluate", "observe"])

@@ -219,7 +219,7 @@ class Observer:
             writer.describe(model=type(self.model).__name__, parameters=sum(p.numel() for p in self.model.parameters()),
                             examples=self.probe.n, budget=self.budget, measures=[m.name for m in self.measures])
         except BaseException:
-            if writer is not run:
+            if self._owns:
                 writer.close()
             raise
         return writer
