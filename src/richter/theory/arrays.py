@@ -1,4 +1,4 @@
-"""What every theory does with its arguments: read arrays as float64 tensors whose axes fit, give back the kind it was given."""
+"""What every theory does with its arguments: read arrays as float64 tensors whose axes fit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from richter.core import SelectionError
-from richter.core.arrays import to_tensor
+from richter.core.arrays import ArrayLike, to_tensor
 
 
-def read(**given: tuple[Any, str]) -> list[Tensor]:
+def read(**given: tuple[ArrayLike, str]) -> list[Tensor]:
     """``X, y = read(X=(X, "n d"), y=(y, "n"))``: real, finite, not empty, and axes of one name of one length."""
     lengths: dict[str, tuple[int, str]] = {}
     out: list[Tensor] = []
@@ -30,9 +30,10 @@ def read(**given: tuple[Any, str]) -> list[Tensor]:
     return out
 
 
-def column(y: Any) -> Any:
-    """Labels [n, 1] as [n]; anything else as it is."""
-    return y[:, 0] if getattr(y, "ndim", 0) == 2 and y.shape[1] == 1 else y
+def column(y: ArrayLike) -> Tensor:
+    """Labels [n, 1] as [n]; of any other shape as they are."""
+    t = to_tensor(y, "y")
+    return t[:, 0] if t.dim() == 2 and t.shape[1] == 1 else t
 
 
 def whole(least: int = 1, **given: Any) -> None:
@@ -40,8 +41,3 @@ def whole(least: int = 1, **given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise SelectionError(f"{name}={value!r}; a whole number, at least {least}, is needed.")
-
-
-def like(result: Tensor, given: Any) -> Any:
-    """``result`` as numpy, unless a tensor was given."""
-    return result if isinstance(given, Tensor) else result.cpu().numpy()
