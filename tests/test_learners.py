@@ -49,8 +49,9 @@ from richter.learners import (
     fact,
     tabular,
 )
+from richter.learners.distances import squared_distances
 from richter.learners.features import FEATURES, next_metric
-from richter.learners.kernels import squared_distances
+from richter.learners.fit import Rows
 from richter.learners.logistic import solve_logistic
 from richter.learners.problem import Problem, problem
 from richter.learners.solvers import SingularKernelError, solve, solve_blocks
@@ -151,7 +152,7 @@ def test_a_point_is_at_distance_zero_of_its_copy(kernel: Any, shift: float, dtyp
     own = torch.tensor([[(a == b).all() for b in x] for a in x])
     assert copies.any()
     assert own.sum() == len(x) + 2
-    for found, same, other in ((kernel.values(kernel.geometry(x)), own, x), (kernel.values(kernel.geometry(x, z)), copies, z)):
+    for found, same, other in ((kernel.values(kernel.geometry(x, x)), own, x), (kernel.values(kernel.geometry(x, z)), copies, z)):
         assert (found[same] == 1).all()
         assert (found[~same] < 1).all()
         expected = oracles.kernel_values(kernel, x.double(), other.double())
@@ -178,7 +179,7 @@ def test_squared_distances_far_from_the_origin_and_at_all_scales() -> None:
     """Pairs as close as 1e-6 and as far as 1e3, about a point at 1e4: eleven digits of each."""
     x = torch.cat([normal(6, 3) * 10.0 ** s for s in range(-6, 4)]) + 1e4
     exact = (x[:, None] - x[None]).square().sum(-1)
-    D = squared_distances(x)
+    D = squared_distances(x, x)
     assert ((D - exact).abs() <= 1e-10 * exact).all()
 
 
@@ -299,7 +300,7 @@ def test_less_memory_means_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     geometry = Laplace.geometry
 
-    def spy(self: Laplace, x: Tensor, z: Tensor | None = None) -> Tensor:
+    def spy(self: Laplace, x: Tensor, z: Tensor) -> Tensor:
         sizes.append(len(x))
         return geometry(self, x, z)
 
@@ -565,7 +566,7 @@ def test_a_fit_that_fails_leaves_the_model_that_was_there(model: Any) -> None:
 def test_memory_bounds_folds_and_kernels_of_several_arrays(kernel: Kernel, select: int) -> None:
     X, y, w, bound = normal(600, 5).numpy(), normal(600, 1, seed=1).numpy(), np.ones(600), 12 * 2 ** 20
     whole, random = problem(X, y, w, np.random.RandomState(0)), np.random.RandomState(0)
-    views = RFMRegressor()._views(X, y, w, whole, None, select, [kernel], bound, random)
+    views = Rows(X, y, w, folds=select).views(whole, [kernel], bound, random)
     for view in views:
         view.geometry(kernel), list(view.others(kernel))
     held = sum(g.untyped_storage().nbytes() for view in views for g in view._known.values())
@@ -716,7 +717,7 @@ def test_conjugate_gradients_agree_with_the_dense_solution(kernel: Kernel, inter
     counted: list[int] = []
     geometry = type(kernel).geometry
 
-    def spy(self: Any, u: Tensor, v: Tensor | None = None) -> Tensor:
+    def spy(self: Any, u: Tensor, v: Tensor) -> Tensor:
         counted.append(len(u))
         return geometry(self, u, v)
 
@@ -1333,7 +1334,7 @@ def test_little_memory_takes_the_other_route(learner: Any, monkeypatch: pytest.M
         taken.append(1)
         return solve_blocks(*args, **options)
 
-    monkeypatch.setattr("richter.learners.learner.solve_blocks", spy)
+    monkeypatch.setattr("richter.learners.fit.solve_blocks", spy)
     options = {"kernel": Laplace(5.0), "ridge": 1.0, "iterations": 1}
     enough = learner(**options).fit(X, target)
     assert not taken
@@ -1346,7 +1347,7 @@ def test_little_memory_takes_the_other_route(learner: Any, monkeypatch: pytest.M
 
 def test_random_state_draws_the_rows_that_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, _ = table()
-    monkeypatch.setattr("richter.learners.learner.JUDGED", 10)
+    monkeypatch.setattr("richter.learners.fit.JUDGED", 10)
     models = [KernelRidge(Laplace(3.0), ridge=0.1, select="loo", random_state=seed).fit(X, y) for seed in (0, 0, 1)]
     found = [losses(m)[0] for m in models]
     assert found[0] == found[1] != found[2]
@@ -1362,7 +1363,7 @@ def test_device_is_where_it_computes(device: str, monkeypatch: pytest.MonkeyPatc
         seen.append(found.x.device)
         return found
 
-    monkeypatch.setattr("richter.learners.learner.problem", spy)
+    monkeypatch.setattr("richter.learners.fit.problem", spy)
     model = RFMRegressor(**BASE, device=device).fit(X, y)
     assert {d.type for d in seen} == {device}
     assert_close(model.predict(X), RFMRegressor(**BASE).fit(X, y).predict(X), 1e-6)
