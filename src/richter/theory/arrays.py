@@ -1,4 +1,4 @@
-"""What every theory does with its arguments: read arrays as float64 tensors whose axes fit."""
+"""What every theory does with its arguments: read arrays as float64 tensors whose axes fit, give back the kind it was given."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from richter.core import SelectionError
 from richter.core.arrays import ArrayLike, to_tensor
+from richter.core.arrays import like as like  # for the theories, which all give back the kind of array they are given
 
 
 def read(**given: tuple[ArrayLike, str]) -> list[Tensor]:
