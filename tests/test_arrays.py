@@ -55,8 +55,9 @@ def test_the_kind_that_goes_in_comes_out(name: str, device: str) -> None:
     assert isinstance(found, Tensor)
     assert found.device.type == device
     np.testing.assert_allclose(found.cpu().numpy(), expected, rtol=1e-12, atol=1e-12)
-    mixed = function(torch.from_numpy(given[0]), *(a.tolist() for a in given[1:]))
+    mixed = function(torch.from_numpy(given[0]).to(device), *(a.tolist() for a in given[1:]))
     assert isinstance(mixed, Tensor)  # the first array decides
+    assert mixed.device.type == device
 
 
 @pytest.mark.parametrize("name", NUMBERS)

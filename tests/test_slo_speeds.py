@@ -15,6 +15,7 @@ import richter
 from descents import batch, close, richness_of, small, train
 from oracles import adaptive_speeds, slo_step
 from richter.controls import SLO, AdaptiveSLO, slo_groups
+from richter.core import Mark
 from richter.models import GPT, mlp
 from richter.workflows.richness import nfc_by_layer
 
@@ -141,7 +142,7 @@ def test_a_measurement_that_fails_leaves_the_optimiser_as_it_was() -> None:
 
 def measured(model: nn.Module, probe: richter.Probe, **options: Any) -> dict[str, float]:
     snap = richter.measure(model, probe, ["nfc"], **options)
-    return {r.layer: r.value for r in snap.rows if not r.note.startswith("trivial")}
+    return {r.layer: r.value for r in snap.rows if r.mark is not Mark.TRIVIAL}
 
 
 class Net(nn.Module):

@@ -21,7 +21,8 @@ def _square(K: Tensor, name: str = "K") -> Tensor:
 def alignment(K: ArrayLike, y: ArrayLike) -> float:
     """A(K, y) = y^T K y / (|K|_F |y|^2), uncentred; for y [n,k] the mean over its columns that are not zero.
     [rapid, Sec. 2]"""
-    K, y = _square(to_tensor(K, "K")), to_tensor(y, "y")
+    K = _square(to_tensor(K, "K"))
+    y = to_tensor(y, "y").to(K.device)
     y = y[:, None] if y.dim() == 1 else y
     if y.dim() != 2 or y.shape[0] != K.shape[0]:
         raise SelectionError(f"y has shape {tuple(y.shape)} for a kernel of {K.shape[0]} examples; [n] or [n, k] is needed.")
@@ -110,7 +111,8 @@ def power_law(values: ArrayLike, first: int = 5, last: int | None = None) -> flo
 def specialisation(K_diagonal: ArrayLike, Y: ArrayLike) -> Array:
     """KSM[c, c'] = A(K^cc, y^c') / mean over c'' of A(K^c''c'', y^c'): rows are kernels [k,n,n], columns labels [n,k].
     Each column has mean 1.  [rapid, Sec. 15]"""
-    K, y = to_tensor(K_diagonal, "K_diagonal"), to_tensor(Y, "Y")
+    K = to_tensor(K_diagonal, "K_diagonal")
+    y = to_tensor(Y, "Y").to(K.device)
     if K.dim() != 3 or y.dim() != 2 or K.shape[1] != K.shape[2] or y.shape[0] != K.shape[1]:
         raise SelectionError(f"kernels {tuple(K.shape)} and labels {tuple(y.shape)}: [k, n, n] and [n, k] are needed.")
     A = torch.einsum("na,cnm,ma->ca", y, K, y) / (K.flatten(1).norm(dim=1)[:, None] * (y * y).sum(0))
