@@ -185,7 +185,7 @@ class _Check:
         for outputs in (1, n):  # row by row; from pairs, if the kernel has slopes
             A = _normal(n, outputs, seed=2)
             J = torch.einsum("jc,ijd->icd", A, G)
-            for memory in ("1GiB", 100 * n):
+            for memory in ("1GiB", 400 * n):
                 self.require(_near(torch.as_tensor(agop(self.kernel, x, A, M, memory=memory)), _outer(J)),
                              f"the AGOP of {outputs} outputs is not that of the gradients: pull() or slopes() adds them up "
                              f"wrongly.", M)

@@ -86,9 +86,10 @@ class Kernel(ABC):
             return sum(each, torch.zeros_like(x))
         B = weights @ C.T
         a, b = self.slopes(g, x.shape[1])
-        a = a * B
-        P = (b * B).sum(1) if isinstance(b, Tensor) else b * a.sum(1)
-        return (a @ z).add_(P[:, None] * x)
+        P = (b * B).sum(1) if isinstance(b, Tensor) else None
+        aB = B.mul_(a)  # not into a, which may be the geometry itself
+        P = b * aB.sum(1) if P is None else P
+        return (aB @ z).add_(P[:, None] * x)
 
     def __call__(self, x: ArrayLike, z: ArrayLike = None, metric: ArrayLike = None) -> Array:
         """k(x_i, z_j) [n, m], in float64; torch for torch, else numpy."""
