@@ -28,8 +28,8 @@ from torch import Tensor
 
 from richter.core import parse_bytes, show_bytes
 from richter.learners import Laplace, RFMClassifier, RFMRegressor
-from richter.learners.features import _by_pairs, _by_rows, between, gradient_outer, residual_outer
-from richter.learners.kernels import stretch
+from richter.learners.features import _by_pairs, _by_rows, gradient_outer, residual_outer
+from richter.learners.metric import between, stretch
 
 SIZES = ((1000, 1, 20), (300, 1, 10), (1437, 10, 64), (480, 31, 62), (1000, 100, 200), (4000, 1, 50))  # n, c, d
 GOALS = {(1000, 1, 20): 0.9, (1000, 100, 200): 10.0}  # how many times as fast
@@ -75,7 +75,7 @@ class Machine:
     def agop_at_hand(self) -> Callable[[], Tensor]:
         """With the distances that solving the system left behind."""
         u, w = stretch(self.x, self.R), self.x.new_ones(len(self.x))
-        g = self.kernel.geometry(u)
+        g = self.kernel.geometry(u, u)
         return lambda: between(gradient_outer(self.kernel, u, self.A, w, lambda rows: g[rows]), self.R)
 
     def xrfm(self) -> Tensor:

@@ -39,16 +39,16 @@ def walk() -> tuple[list[str], Counter[tuple[str, str]], int]:
         if caller is not None and caller.f_code.co_filename.startswith(str(ROOT)):
             calls[caller.f_code.co_filename, frame.f_code.co_filename] += 1
 
-    with tempfile.TemporaryDirectory() as folder:
-        with richter.Observer(model, richter.Probe(x, y), run=Path(folder) / "run", when=1, budget=None) as watch:
-            watch(0, loss=1.0)
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimiser.step()
-            sys.setprofile(look)
-            try:
-                watch(1, loss=0.5)
-            finally:
-                sys.setprofile(None)
+    with (tempfile.TemporaryDirectory() as folder,
+          richter.Observer(model, richter.Probe(x, y), run=Path(folder) / "run", when=1, budget=None) as watch):
+        watch(0, loss=1.0)
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+        sys.setprofile(look)
+        try:
+            watch(1, loss=0.5)
+        finally:
+            sys.setprofile(None)
     name = {path: str(Path(path).relative_to(ROOT)) for path in files}
     between = Counter({(name[a], name[b]): n for (a, b), n in calls.items() if a != b})
     return list(name.values()), between, len(functions)

@@ -40,7 +40,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "runs": ("core", "runs", "instrument.snapshot"),
     "report": ("core", "report", "runs", "instrument.snapshot", "instrument.verdict"), "tasks": ("core", "tasks"),
     "models": ("core", "models"),
-    "testing": ("core", "experiments", "instrument", "kernels", "layers", "measures", "models", "theory"),
+    "testing": ("core", "experiments", "instrument", "kernels", "layers", "learners", "measures", "models", "theory"),
     "theory": ("core", "theory"),
     "engine": ("core", "engine", "runs"),
     "experiments.frame": ("core", "experiments.running", "runs"),

@@ -1,4 +1,4 @@
-"""Conformance tests for people who extend Richter: ``check_layer``, ``check_measure``, ``check_theory`` and
+"""Conformance tests for people who extend Richter: ``check_layer``, ``check_measure``, ``check_theory``, ``check_kernel`` and
 ``check_experiment`` raise AssertionError with a sentence that says what is wrong."""
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from richter.instrument.probe import Probe
 from richter.instrument.survey import survey
 from richter.kernels.ntk import ntk
 from richter.layers import View, view_of
+from richter.learners.checking import check_kernel
 from richter.measures import Measure
 from richter.models import mlp
 from richter.theory import Theory
 
-__all__ = ["check_experiment", "check_layer", "check_measure", "check_theory"]
+__all__ = ["check_experiment", "check_kernel", "check_layer", "check_measure", "check_theory"]
 
 
 def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> None:

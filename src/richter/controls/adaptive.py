@@ -95,9 +95,9 @@ class AdaptiveSLO(SLO):
 
 def _positive(every: Any) -> int:
     try:
-        found = operator.index(every)
+        steps = operator.index(every)
     except TypeError:
-        found = 0
-    if found < 1:
+        steps = 0
+    if steps < 1:
         raise SelectionError(f"every={every!r}: a positive number of steps is needed.")
-    return found
+    return steps

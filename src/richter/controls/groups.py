@@ -24,18 +24,20 @@ def slo_groups(model: nn.Module, speeds: Mapping[str, float] | None = None, defa
     """
     if speeds is not None and not isinstance(speeds, Mapping):
         raise SelectionError(f"speeds={speeds!r}: a mapping from layers to speeds is needed, e.g. {{'0': 500.0, '2': 0.002}}.")
-    asked = dict(speeds or {})
-    for name, speed in [*asked.items(), ("default", default)]:
-        number(speed, f"slo_groups: the speed of {name!r}")
-    owned = owners(model)
-    for pattern in asked:
-        if not any(matches(name, pattern) for name in owned):
-            raise unknown("the model", "layer", str(pattern), owned)
-    return [{"params": params, "layer": name, "speed": _speed(name, asked, default)} for name, params in owned.items()]
+    by_pattern = dict(speeds or {})
+    for pattern, speed in [*by_pattern.items(), ("default", default)]:
+        number(speed, f"slo_groups: the speed of {pattern!r}")
+    layers = owners(model)
+    for pattern in by_pattern:
+        if not any(matches(name, pattern) for name in layers):
+            raise unknown("the model", "layer", str(pattern), layers)
+    return [{"params": params, "layer": name, "speed": _speed(name, by_pattern, default)} for name, params in layers.items()]
 
 
-def _speed(name: str, asked: dict[str, float], default: float) -> float:
-    return asked[name] if name in asked else next((s for k, s in reversed(asked.items()) if matches(name, k)), default)
+def _speed(name: str, by_pattern: dict[str, float], default: float) -> float:
+    if name in by_pattern:
+        return by_pattern[name]
+    return next((speed for pattern, speed in reversed(by_pattern.items()) if matches(name, pattern)), default)
 
 
 def owners(model: nn.Module) -> dict[str, list[Tensor]]:
@@ -43,15 +45,15 @@ def owners(model: nn.Module) -> dict[str, list[Tensor]]:
     if not isinstance(model, nn.Module):
         raise SelectionError(f"the model is a {type(model).__name__}; a torch.nn.Module is needed.")
     seen: set[Tensor] = set()
-    found: dict[str, list[Tensor]] = {}
+    layers: dict[str, list[Tensor]] = {}
     for name, module in inner(model).named_modules():
         own = [p for p in module.parameters(recurse=False) if p not in seen]
         seen.update(own)
         if own:
-            found[name] = own
-    if not found:
+            layers[name] = own
+    if not layers:
         raise SelectionError("the model has no parameters, so there is no layer to give a speed.")
-    return found
+    return layers
 
 
 def inner(model: nn.Module) -> nn.Module:

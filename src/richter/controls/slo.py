@@ -75,27 +75,27 @@ class SLO(torch.optim.Optimizer):
 
     def _alike(self, moves: Collection[Tensor]) -> list[tuple[list[Tensor], dict[str, Any]]]:
         """Parameters that move together: of one device, dtype and settings, whatever their groups (one for each layer, often)."""
-        found: dict[tuple[Any, ...], tuple[list[Tensor], dict[str, Any]]] = {}
+        sets: dict[tuple[Any, ...], tuple[list[Tensor], dict[str, Any]]] = {}
         for group in self.param_groups:
             settings = tuple(group[k] for k in SETTINGS)
             for p in group["params"]:
                 if p in moves:
-                    found.setdefault((p.device, p.dtype, *settings), ([], group))[0].append(p)
-        return list(found.values())
+                    sets.setdefault((p.device, p.dtype, *settings), ([], group))[0].append(p)
+        return list(sets.values())
 
     def _choose(self) -> None:
         """Before a step: speeds that depend on how training goes (AdaptiveSLO)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Groups with their speeds, and the base's state under ``base``."""
-        found = super().state_dict()
-        return found if self._direction is None else {**found, "base": self._direction.optimiser.state_dict()}
+        state = super().state_dict()
+        return state if self._direction is None else {**state, "base": self._direction.optimiser.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if ("base" in state_dict) != (self._direction is not None):
-            there, here = ("has", "none was given here") if "base" in state_dict else ("has not", "one was given here")
-            raise SelectionError(f"load_state_dict: the state {there} a base optimiser, and {here}. Make SLO with the same base= "
-                                 f"as the one that was saved.")
+            saved, given = ("has", "none was given here") if "base" in state_dict else ("has not", "one was given here")
+            raise SelectionError(f"load_state_dict: the state {saved} a base optimiser, and {given}. Make SLO with the same "
+                                 f"base= as the one that was saved.")
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "base"})
         if self._direction is not None:
             self._direction.optimiser.load_state_dict(state_dict["base"])

@@ -1,7 +1,9 @@
-"""numpy or torch in, the same kind out; arithmetic in float64."""
+"""One rule for functions of arrays: torch in, torch out, on the device of the first array; anything else that is array-like
+(numpy, lists, data frames) in, numpy out. Arithmetic is in float64."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,26 +12,32 @@ from torch import Tensor
 
 from richter.core.errors import SelectionError
 
-Array = Tensor | np.ndarray
+Array = Tensor | np.ndarray  # what comes out
+ArrayLike = Any  # what may go in: a tensor, or whatever numpy makes an array of
 
 
-def to_tensor(a: Any, name: str = "the array") -> Tensor:
+def to_tensor(a: ArrayLike, name: str = "the array") -> Tensor:
     """A float64 tensor of anything array-like, real and finite (on the CPU where the device has no float64)."""
     try:
-        t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))
-    except (TypeError, ValueError) as error:
+        t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(_writable(np.asarray(a)))
+    except (TypeError, ValueError, RuntimeError) as error:
         raise SelectionError(f"{name} is a {type(a).__name__} that cannot be read as numbers ({error}).") from error
     if t.is_complex() or not torch.isfinite(t).all():
         raise SelectionError(f"{name} is complex." if t.is_complex() else f"{name} contains NaN or Inf.")
     return (t.cpu() if t.device.type == "mps" else t).double()
 
 
-def like(result: Tensor, *given: Any) -> Array:
-    """``result`` as numpy when what was given is (a tuple or dict of) numpy."""
-    found = given[0]
-    while isinstance(found, (tuple, list, dict)) and len(found):
-        found = next(iter(found.values() if isinstance(found, dict) else found))
-    return result.cpu().numpy() if isinstance(found, np.ndarray) else result
+def _writable(a: np.ndarray) -> np.ndarray:
+    """An array that torch can share; a copy of one that is read-only or runs backwards."""
+    return a if a.flags.writeable and all(stride >= 0 for stride in a.strides) else a.copy()
+
+
+def like(result: Tensor, *given: ArrayLike) -> Array:
+    """``result`` as the rule has it: the first array of the first argument, which may lie in tuples, lists or dicts, decides."""
+    first = given[0]
+    while isinstance(first, (tuple, list, Mapping)) and len(first):
+        first = next(iter(first.values() if isinstance(first, Mapping) else first))
+    return result if isinstance(first, Tensor) else result.cpu().numpy()
 
 
 def as_tensors(x: Any, dtype: torch.dtype) -> Any:

@@ -20,12 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import SelectionError, unknown
-from richter.core.arrays import Array, like, to_tensor
+from richter.core.arrays import Array, ArrayLike, like, to_tensor
 
 Dual = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # c, q1, q2 -> k, k'; elementwise, and symmetric in q1, q2
 
 
-def ntk(x: Array, x2: Array | None = None, *, depth: int, activation: str | Dual = "relu", weight_var: float = 1.0,
+def ntk(x: ArrayLike, x2: ArrayLike | None = None, *, depth: int, activation: str | Dual = "relu", weight_var: float = 1.0,
         bias_var: float = 0.0) -> Array:
     """The neural tangent kernel [n,m] of one output, of inputs x [n,d] and x2 [m,d] (x itself if None), in float64.
 
@@ -35,7 +35,7 @@ def ntk(x: Array, x2: Array | None = None, *, depth: int, activation: str | Dual
     return _kernel(x, x2, depth, activation, weight_var, bias_var, "ntk")
 
 
-def nngp(x: Array, x2: Array | None = None, *, depth: int, activation: str | Dual = "relu", weight_var: float = 1.0,
+def nngp(x: ArrayLike, x2: ArrayLike | None = None, *, depth: int, activation: str | Dual = "relu", weight_var: float = 1.0,
          bias_var: float = 0.0) -> Array:
     """E[f(x) f(x')] [n,m] of one output at initialisation, where the network is a Gaussian process; arguments as of ``ntk``."""
     return _kernel(x, x2, depth, activation, weight_var, bias_var, "nngp")
@@ -121,7 +121,7 @@ def _determinant(c: Tensor, q1: Tensor, q2: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ arguments
 
 
-def _kernel(x: Array, x2: Array | None, depth: int, activation: str | Dual, weight_var: float, bias_var: float,
+def _kernel(x: ArrayLike, x2: ArrayLike | None, depth: int, activation: str | Dual, weight_var: float, bias_var: float,
             kind: Literal["ntk", "nngp"]) -> Array:
     a = _inputs(to_tensor(x, "x"), "x")
     b = a if x2 is None else _inputs(to_tensor(x2, "x2"), "x2").to(a.device)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import SelectionError
-from richter.core.arrays import Array, like, to_tensor
+from richter.core.arrays import Array, ArrayLike, like, to_tensor
 
 
 def _square(K: Tensor, name: str = "K") -> Tensor:
@@ -18,10 +18,11 @@ def _square(K: Tensor, name: str = "K") -> Tensor:
     return K
 
 
-def alignment(K: Array, y: Array) -> float:
+def alignment(K: ArrayLike, y: ArrayLike) -> float:
     """A(K, y) = y^T K y / (|K|_F |y|^2), uncentred; for y [n,k] the mean over its columns that are not zero.
     [rapid, Sec. 2]"""
-    K, y = _square(to_tensor(K, "K")), to_tensor(y, "y")
+    K = _square(to_tensor(K, "K"))
+    y = to_tensor(y, "y").to(K.device)
     y = y[:, None] if y.dim() == 1 else y
     if y.dim() != 2 or y.shape[0] != K.shape[0]:
         raise SelectionError(f"y has shape {tuple(y.shape)} for a kernel of {K.shape[0]} examples; [n] or [n, k] is needed.")
@@ -35,7 +36,7 @@ def centre(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     return K - K.mean(0, keepdim=True) - K.mean(1, keepdim=True) + K.mean()
 
 
-def cka(K: Array, L: Array) -> float:
+def cka(K: ArrayLike, L: ArrayLike) -> float:
     """<CKC, CLC> / (|CKC| |CLC|): centred kernel alignment."""
     A, B = centre(_square(to_tensor(K, "K"))), centre(_square(to_tensor(L, "L"), "L"))
     if A.shape != B.shape:
@@ -84,7 +85,7 @@ def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
     return top_eigenpair(lambda q: K @ q, anywhere(len(K), K))[0]
 
 
-def stable_rank(K: Array) -> float:
+def stable_rank(K: ArrayLike) -> float:
     """R(K) = |K|_F^2 / |K|_2^2 = sum lambda^2 / lambda_1^2, on the kernel as it is given.  [signal, Sec. 4]"""
     K = _square(to_tensor(K, "K"))
     symmetric = (K - K.T).norm() <= 1e-12 * K.norm()
@@ -92,7 +93,7 @@ def stable_rank(K: Array) -> float:
     return ((K / top).norm() ** 2).item() if top else float("nan")
 
 
-def power_law(values: Array, first: int = 5, last: int | None = None) -> float:
+def power_law(values: ArrayLike, first: int = 5, last: int | None = None) -> float:
     """The exponent b of values_k ~ k^-b: minus the log-log slope over ranks first..last (1-based; default 0.6 of all).
     [rapid, Sec. 12]"""
     v = to_tensor(values, "values").flatten().sort(descending=True).values
@@ -107,10 +108,11 @@ def power_law(values: Array, first: int = 5, last: int | None = None) -> float:
     return -((x * y).sum() / (x * x).sum()).item()
 
 
-def specialisation(K_diagonal: Array, Y: Array) -> Array:
+def specialisation(K_diagonal: ArrayLike, Y: ArrayLike) -> Array:
     """KSM[c, c'] = A(K^cc, y^c') / mean over c'' of A(K^c''c'', y^c'): rows are kernels [k,n,n], columns labels [n,k].
     Each column has mean 1.  [rapid, Sec. 15]"""
-    K, y = to_tensor(K_diagonal, "K_diagonal"), to_tensor(Y, "Y")
+    K = to_tensor(K_diagonal, "K_diagonal")
+    y = to_tensor(Y, "Y").to(K.device)
     if K.dim() != 3 or y.dim() != 2 or K.shape[1] != K.shape[2] or y.shape[0] != K.shape[1]:
         raise SelectionError(f"kernels {tuple(K.shape)} and labels {tuple(y.shape)}: [k, n, n] and [n, k] are needed.")
     A = torch.einsum("na,cnm,ma->ca", y, K, y) / (K.flatten(1).norm(dim=1)[:, None] * (y * y).sum(0))

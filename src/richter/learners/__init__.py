@@ -4,10 +4,12 @@
     model.predict(X_new); model.feature_importances_; model.feature_matrix_
 """
 
+from richter.learners.distances import distances, squared_distances
 from richter.learners.features import agop, fact
-from richter.learners.kernels import NNGP, NTK, Exponential, Gaussian, Kernel, Laplace, LaplaceL1, Quadratic
+from richter.learners.kernel import Kernel, Tunable
+from richter.learners.kernels import NNGP, NTK, Exponential, Gaussian, Laplace, LaplaceL1, Quadratic, Radial
 from richter.learners.pipeline import tabular
 from richter.learners.rfm import KernelRidge, RFMClassifier, RFMRegressor
 
 __all__ = ["NNGP", "NTK", "Exponential", "Gaussian", "Kernel", "KernelRidge", "Laplace", "LaplaceL1", "Quadratic",
-           "RFMClassifier", "RFMRegressor", "agop", "fact", "tabular"]
+           "RFMClassifier", "RFMRegressor", "Radial", "Tunable", "agop", "distances", "fact", "squared_distances", "tabular"]

@@ -1,6 +1,10 @@
-"""Feature matrices of kernel machines in closed form: for f(x) = sum_j A_j k(x, x_j), with nothing of size (n, c, d) held.
+"""Feature matrices of fitted kernel machines in closed form: for f(x) = sum_j A_j k(x, x_j), with nothing of size (n, c, d)
+held.
 
     AGOP = 1/n sum_i sum_c grad f_c(x_i) grad f_c(x_i)^T          FACT = sum_i sum_c A_ic grad f_c(x_i) x_i^T
+
+These are matrices of a function of its inputs, known by its coefficients A. Of a layer of a network, known by what was captured
+of it, the same names are the statistics and measures of ``richter.instrument`` and ``richter.measures``.
 
 FACT is -1/(n lambda) sum_i grad l_i x_i^T at the solution of kernel ridge (or logistic) regression, where the residual is
 ridge A; it equals the metric M at a fixed point.  [fact, Sec. 1; theory/FACT: both families of kernels]
@@ -10,68 +14,76 @@ With grad_x k(x_i, x_j) = a_ij x_j + b_ij x_i, P = b A and weights w of the exam
     sum_i w_i sum_c grad f_c grad f_c^T = X^T [ (A A^T) o (a^T w a) + S + S^T + diag(w |P|^2) ] X,   S_ji = a_ij w_i A_j . P_i
 
 which takes n^3 + n^2 (c + d) operations and n^2 numbers; the gradients themselves, row by row, take n^2 c d operations. The
-cheaper one is used, if it fits and no two inputs nearly meet at a kink.
+cheaper one is used, if the kernel has slopes a and b, if it fits and if no two inputs nearly meet at a kink.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import SelectionError, parse_bytes
-from richter.core.arrays import Array, like, to_tensor
-from richter.learners.kernels import Geometry, Kernel, LaplaceL1, checked_metric, own, power, root, stretch
+from richter.core.arrays import Array, ArrayLike, like, to_tensor
+from richter.learners.kernel import Geometry, Kernel, along_x
+from richter.learners.metric import between, checked_metric, left, power, root, stretch
 
 Features = Literal["agop", "agop_centred", "fact", "fact_geometric"]
 FEATURES: tuple[Features, ...] = ("agop", "agop_centred", "fact", "fact_geometric")
-Pairs = Callable[[slice], Geometry]  # the geometry of some rows with all
+Pairs = Callable[[slice], Geometry]  # the geometry of a slice of the rows with all of them
 
 
-def agop(kernel: Kernel, x: Any, coefficients: Any, metric: Any = None, *, weights: Any = None, centred: bool = False,
-         memory: str | float = "1GiB") -> Array:
-    """The average gradient outer product [d, d] of f(x) = sum_j A_j k_M(x, x_j) over its own points; ``centred``: after the mean
-    gradient of each output is subtracted.
+def agop(kernel: Kernel, x: ArrayLike, coefficients: ArrayLike, metric: ArrayLike = None, *, weights: ArrayLike = None,
+         centred: bool = False, memory: str | float = "1GiB") -> Array:
+    """The average gradient outer product [d, d] of the kernel machine f(x) = sum_j A_j k_M(x, x_j), over its own points x [n, d]
+    with coefficients A [n, c] (or [n]); ``weights`` [n] of the points; ``centred``: after the mean gradient of each output is
+    subtracted.
 
     >>> agop(Laplace(3.0), X, A, metric=M)
+
+    It differentiates by the machine's inputs. The measure ``nfc`` compares the AGOP of a network's layer, by what that layer
+    reads, W^T K W: ``richter.measure(model, probe, ["nfc"])``.
     """
-    X, A, R = _inputs(kernel, x, coefficients, metric)
+    X, A, R = _inputs(x, coefficients, metric)
     w = torch.ones(len(X), dtype=X.dtype, device=X.device) if weights is None else to_tensor(weights, "weights").to(X)
     if w.shape != (len(X),) or (w < 0).any() or not w.any():
         raise SelectionError(f"weights of shape {tuple(w.shape)}: one number of at least 0 for each of {len(X)} rows is needed, "
                              f"and not only zeros.")
     u = stretch(X, R)
-    G = gradient_outer(kernel, u, A, w, lambda rows: kernel.geometry(u[rows], u), centred=centred, memory=parse_bytes(memory))
+    G = gradient_outer(kernel, u, A, w, geometry_of(kernel, u), centred=centred, memory=parse_bytes(memory))
     return like(between(G, R), x)
 
 
-def fact(kernel: Kernel, x: Any, coefficients: Any, metric: Any = None, *, memory: str | float = "1GiB") -> Array:
-    """The FACT matrix [d, d] of f(x) = sum_j A_j k_M(x, x_j). Neither symmetric nor positive away from a fixed point; FACT M is
-    symmetric for every kernel but ``LaplaceL1``."""
-    X, A, R = _inputs(kernel, x, coefficients, metric)
+def fact(kernel: Kernel, x: ArrayLike, coefficients: ArrayLike, metric: ArrayLike = None, *,
+         memory: str | float = "1GiB") -> Array:
+    """The FACT matrix [d, d] of the kernel machine f(x) = sum_j A_j k_M(x, x_j) with points x [n, d] and coefficients A [n, c]
+    (or [n]): what the metric M equals at a fixed point. Neither symmetric nor positive elsewhere; FACT M is symmetric for every
+    kernel with slopes.
+
+    >>> fact(Laplace(3.0), X, A, metric=M)
+
+    The coefficients of a fit are its residuals over the ridge, so that neither labels nor ridge are needed. The measure ``fact``
+    is a correlation of W^T W with the FACT matrix of a network's layer, from the gradient of its loss:
+    ``richter.measure(model, probe, ["fact"])``.
+    """
+    X, A, R = _inputs(x, coefficients, metric)
     u = stretch(X, R)
-    F = residual_outer(kernel, u, X, A, lambda rows: kernel.geometry(u[rows], u), parse_bytes(memory))
-    return like(F if R is None else R[:, None] * F if R.dim() == 1 else R @ F, x)
+    return like(left(R, residual_outer(kernel, u, X, A, geometry_of(kernel, u), parse_bytes(memory))), x)
 
 
-def _inputs(kernel: Kernel, x: Any, coefficients: Any, metric: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+def geometry_of(kernel: Kernel, u: Float[Tensor, "n d"]) -> Pairs:
+    return lambda rows: kernel.geometry(u[rows], u)
+
+
+def _inputs(x: ArrayLike, coefficients: ArrayLike, metric: ArrayLike) -> tuple[Tensor, Tensor, Tensor | None]:
     X, A = to_tensor(x, "x"), to_tensor(coefficients, "coefficients")
     A = A[:, None] if A.dim() == 1 else A
     if X.dim() != 2 or A.dim() != 2 or len(A) != len(X):
         raise SelectionError(f"x has shape {tuple(X.shape)} and coefficients {tuple(A.shape)}; [n, d] and [n, c] are needed.")
     return X, A.to(X.device), None if metric is None else root(checked_metric(metric, X))
-
-
-def between(G: Tensor, R: Tensor | None) -> Tensor:
-    """R G R, of a matrix or of a diagonal."""
-    if R is None:
-        return G
-    if R.dim() == 1:
-        return G * R * R if G.dim() == 1 else R[:, None] * G * R
-    return R @ G @ R
 
 
 def _slices(n: int, per_row: float, memory: int, pairs: int = 2 ** 19) -> Iterator[slice]:
@@ -84,11 +96,12 @@ def gradient_outer(kernel: Kernel, u: Float[Tensor, "n d"], A: Float[Tensor, "n 
                    centred: bool = False, diagonal: bool = False, memory: int = 2 ** 30) -> Tensor:
     """AGOP in the coordinates u that the kernel sees, with weights w; its diagonal alone if asked for."""
     (n, d), c = u.shape, A.shape[1]
-    if isinstance(kernel, LaplaceL1) or c * d <= n or 2 * u.element_size() * n * n > memory or _kinked(kernel, u, pairs, memory):
-        G = _by_rows(kernel, u, A, w, pairs, centred, diagonal, memory)
-    else:
+    cheaper, fits = n < c * d, 2 * u.element_size() * n * n <= memory
+    if kernel.sloped and cheaper and fits and not _kinked(kernel, u, pairs, memory):
         G = _by_pairs(kernel, u, A, w, pairs, centred, memory)
         G = G.diagonal() if diagonal else G
+    else:
+        G = _by_rows(kernel, u, A, w, pairs, centred, diagonal, memory)
     return G / w.sum()
 
 
@@ -99,13 +112,14 @@ def _kinked(kernel: Kernel, u: Tensor, pairs: Pairs, memory: int) -> bool:
 
 
 def _by_rows(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, diagonal: bool, memory: int) -> Tensor:
+    """sum_i w_i sum_c grad f_c grad f_c^T from the gradients themselves."""
     (n, d), c = u.shape, A.shape[1]
     total, mean = u.new_zeros(d) if diagonal else u.new_zeros(d, d), u.new_zeros(c, d)
     outputs = max(1, int(memory / (32 * n * d)))  # at a time
     for rows in _slices(n, 4 * n + 3 * min(c, outputs) * d, memory // 2):
         g, root_w = pairs(rows), w[rows].sqrt()[:, None, None]
         for k in range(0, c, outputs):
-            J = kernel.pull(u[rows], u, g, A[:, k:k + outputs]).mul_(root_w)  # "rows outputs d"
+            J = kernel.pull(u[rows], u, g, A[:, k:k + outputs]) * root_w  # "rows outputs d"
             if centred:
                 mean[k:k + outputs] += (root_w * J).sum(0)
             J = J.flatten(0, 1)
@@ -116,6 +130,7 @@ def _by_rows(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, cent
 
 
 def _by_pairs(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, memory: int) -> Tensor:
+    """The same from the slopes of pairs, by the formula above."""
     (n, d), c = u.shape, A.shape[1]
     squares, cross = u.new_zeros(n, n), u.new_zeros(d, d)  # a^T w a, from its diagonal up
     share, mine = u.new_zeros(n), u.new_zeros(d, d)  # sum_i w_i a_ij; the term of P alone
@@ -127,7 +142,7 @@ def _by_pairs(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, cen
             squares[:k + step, k:k + step].addmm_(a[:, :k + step].T, wa[:, k:k + step])
         share += wa.sum(0)
         if isinstance(b, Tensor) or b:
-            P = own(a, b, A)
+            P = along_x(a, b, A)
             mean += (w[rows, None] * P).T @ u[rows]
             cross += (u.T @ (A @ P.T).mul_(wa.T)) @ u[rows]
             mine += u[rows].T @ ((w[rows] * P.square().sum(1))[:, None] * u[rows])
@@ -147,9 +162,9 @@ def residual_outer(kernel: Kernel, u: Float[Tensor, "n d"], x: Float[Tensor, "n 
     F = u.new_zeros(u.shape[1], x.shape[1])
     for rows in _slices(len(u), 6 * len(u), memory):
         if A.shape[1] == 1:
-            J = kernel.pull(u[rows], u, pairs(rows), A)[:, 0].mul_(A[rows])
+            J = kernel.pull(u[rows], u, pairs(rows), A)[:, 0] * A[rows]
         else:
-            J = kernel.pull_pairs(u[rows], u, pairs(rows), A[rows] @ A.T)
+            J = kernel.pull_weighted(u[rows], u, pairs(rows), A[rows], A)
         F += J.T @ x[rows]
     return F
 
@@ -169,8 +184,7 @@ def next_metric(features: Features, kernel: Kernel, u: Float[Tensor, "n d"], x: 
             return (M.diagonal() if M.dim() == 2 else M) ** exponent
         return M if exponent == 1 else power(M, exponent)
     if features == "fact":
-        F = residual_outer(kernel, u, x, A, pairs, memory)
-        F = F if R is None else R[:, None] * F if R.dim() == 1 else R @ F
+        F = left(R, residual_outer(kernel, u, x, A, pairs, memory))
         if diagonal:
             return F.diagonal().abs() ** exponent
         U, s, _ = torch.linalg.svd(F)

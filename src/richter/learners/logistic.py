@@ -54,17 +54,17 @@ def solve_logistic(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, inte
         theta = torch.linalg.solve_triangular(C.T, phi, upper=True)
         value, G = likelihood(L @ theta + b, data.y, data.w)
         back = torch.linalg.solve_triangular(C, L.T @ G + ridge * theta, upper=False)
-        found = torch.cat([back.flatten(), G.sum(0)]) if intercept else back.flatten()
-        return value + ridge / 2 * theta.square().sum().item(), found.cpu().numpy()
+        gradient = torch.cat([back.flatten(), G.sum(0)]) if intercept else back.flatten()
+        return value + ridge / 2 * theta.square().sum().item(), gradient.cpu().numpy()
 
     start = np.zeros(n * c + (c if intercept else 0))
-    found = minimize(objective, start, jac=True, method="L-BFGS-B",
-                     options={"maxiter": 1000, "maxfun": 2000, "gtol": (1e-8 if final else 1e-6) * float(data.w.sum()),
-                              "ftol": 1e-14 if final else 1e-9})
-    if final and not found.success:
+    minimum = minimize(objective, start, jac=True, method="L-BFGS-B",
+                       options={"maxiter": 1000, "maxfun": 2000, "gtol": (1e-8 if final else 1e-6) * float(data.w.sum()),
+                                "ftol": 1e-14 if final else 1e-9})
+    if final and not minimum.success:
         warnings.warn(f"the logistic loss of {n} points with ridge={ridge:g} was not minimised to the last digits "
-                      f"({found.message}). A larger ridge makes it easier.", ConvergenceWarning, stacklevel=2)
-    phi, b = unpack(found.x)
+                      f"({minimum.message}). A larger ridge makes it easier.", ConvergenceWarning, stacklevel=2)
+    phi, b = unpack(minimum.x)
     theta = torch.linalg.solve_triangular(C.T, phi, upper=True)
     f = L @ theta  # = K A
     A = -likelihood(f + b, data.y, data.w)[1] / ridge  # at the minimum, and well determined also where K is singular

@@ -33,12 +33,12 @@ class Problem:
         return Problem(self.x.to(dtype), self.y.to(dtype), self.w.to(dtype), self.point, self.rows.to(dtype),
                        self.weight.to(dtype))
 
-    def some(self, n: int) -> Problem:
+    def last(self, n: int) -> Problem:
         """The problem of the last n points only."""
         return self.take(torch.arange(len(self), device=self.x.device) >= len(self) - n)
 
     def take(self, kept: Bool[Tensor, " n"]) -> Problem:
-        """The problem of some points only."""
+        """The problem of the points that are ``kept`` only."""
         rows = kept[self.point]
         place = kept.cumsum(0) - 1
         return Problem(self.x[kept], self.y[kept], self.w[kept], place[self.point[rows]], self.rows[rows], self.weight[rows])
@@ -51,8 +51,8 @@ class Problem:
     def folds(self, k: int) -> Int[Tensor, " n"]:
         """A fold 0..k-1 for each point: copies of a row are never apart, and every fold has its share of each class, or of small
         and large targets."""
-        of = self.y.argmax(1) if self.y.shape[1] > 1 else self.y[:, 0]
-        order = torch.argsort(of, stable=True)
+        target = self.y.argmax(1) if self.y.shape[1] > 1 else self.y[:, 0]
+        order = torch.argsort(target, stable=True)
         fold = torch.empty_like(order)
         fold[order] = torch.arange(len(self), device=order.device) % k
         return fold

@@ -14,7 +14,8 @@ from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from richter.core import SelectionError, unknown
 from richter.learners import scores
-from richter.learners.learner import Array, Learner, folds_of, held_out, kept_stages, look_at_size, restored, row_weights
+from richter.learners.checks import chosen_folds, held_out, look_at_size, row_weights
+from richter.learners.learner import Array, Learner, restored
 from richter.learners.logistic import solve_logistic
 from richter.learners.solvers import solve
 
@@ -90,19 +91,19 @@ class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
             look_at_size(Y, "targets")
             weight = row_weights(sample_weight, X)
             self._flat = y.ndim == 1
-            held = None if validation is None else held_out(self, validation, lambda v: _like(y, v))
-            self._fit(X, Y, weight, held, scores.unexplained, folds=None if held else folds_of(self, X, y, False))
+            held = None if validation is None else held_out(self, validation, lambda v: _targets_like(y, v))
+            self._fit(X, Y, weight, held, scores.unexplained, folds=None if held else chosen_folds(self, X, y, False))
         return self
 
     def predict(self, X: Any) -> Array:
-        found = self._outputs(X)
-        return found[:, 0] if self._flat else found
+        f = self._outputs(X)
+        return f[:, 0] if self._flat else f
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
         """The prediction after each iteration; needs keep="all"."""
-        for i in kept_stages(self):
-            found = self._outputs(X, i)
-            yield found[:, 0] if self._flat else found
+        for i in self._kept_stages():
+            f = self._outputs(X, i)
+            yield f[:, 0] if self._flat else f
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -111,12 +112,12 @@ class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
         return tags
 
 
-def _like(y: Array, v: Any) -> Array:
+def _targets_like(y: Array, given: Any) -> Array:
     """Targets to choose by [n, c], with as many outputs as those to fit."""
-    found = check_array(v, dtype=np.float64, ensure_2d=False)
-    if found.shape[1:] != y.shape[1:]:
-        raise SelectionError(f"validation has targets of shape {found.shape}; those to fit have {y.shape}.")
-    return found.reshape(len(found), -1)
+    targets = check_array(given, dtype=np.float64, ensure_2d=False)
+    if targets.shape[1:] != y.shape[1:]:
+        raise SelectionError(f"validation has targets of shape {targets.shape}; those to fit have {y.shape}.")
+    return targets.reshape(len(targets), -1)
 
 
 class KernelRidge(RFMRegressor):
@@ -165,7 +166,7 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
             held = None if validation is None else held_out(self, validation, lambda v: self._targets(self._known(v)))
             f, t, w = self._fit(X, self._targets(ids), weight, held, scores.cross_entropy,
                                 solve if self.loss == "squared" else solve_logistic,
-                                None if held else folds_of(self, X, y, True))
+                                None if held else chosen_folds(self, X, y, True))
             self.temperature_ = scores.temperature(f, t, w)[0]
         return self
 
@@ -182,12 +183,12 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> Array:
         """The outputs: [n] for two classes, else [n, k]."""
-        found = self._outputs(X)
-        return found[:, 0] if found.shape[1] == 1 else found
+        f = self._outputs(X)
+        return f[:, 0] if f.shape[1] == 1 else f
 
     def predict(self, X: Any) -> Array:
-        found = self._outputs(X)
-        return self.classes_[scores.classes(torch.from_numpy(found)).numpy()]
+        f = torch.from_numpy(self._outputs(X))
+        return self.classes_[scores.classes(f).numpy()]
 
     def predict_proba(self, X: Any) -> Array:
         """softmax(T f) with the temperature T that suits rows the model has not seen."""
@@ -196,5 +197,5 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
         """The prediction after each iteration; needs keep="all"."""
-        for i in kept_stages(self):
+        for i in self._kept_stages():
             yield self.classes_[scores.classes(torch.from_numpy(self._outputs(X, i))).numpy()]

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from richter.core import MemoryBudgetError, RichterError, show_bytes
-from richter.learners.kernels import Kernel
+from richter.core.progress import progress
+from richter.learners.kernel import Kernel
 from richter.learners.problem import Problem
 
 
@@ -55,10 +55,9 @@ def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bo
             f"function fits the data equally well, and rounding would choose. Give a larger ridge (e.g. "
             f"{max(1e-8 * K.diagonal().mean().item(), 10 * ridge):.1g}), or ridge=None to have one chosen.")
     y = torch.cat([data.y, torch.ones_like(data.y[:, :1])], 1) if intercept else data.y
-    found = torch.cholesky_solve(y, L)
-    A, b = found, data.y.new_zeros(data.y.shape[1])
+    A, b = torch.cholesky_solve(y, L), data.y.new_zeros(data.y.shape[1])
     if intercept:
-        A, u = found[:, :-1], found[:, -1]
+        A, u = A[:, :-1], A[:, -1]
         b = A.sum(0) / u.sum()
         A = A - u[:, None] * b
     if not judged:
@@ -111,8 +110,8 @@ class Blocks:
 def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"], rank: int) -> Callable[[Tensor], Tensor]:
     """v -> (C C^T + shift)^-1 v, where C C^T is the Nystrom approximation of K from the first ``rank`` points, which are a random
     sample because points are in random order."""
-    s = u[:rank]
-    K = kernel.values(kernel.geometry(s.double()))
+    s, exact = u[:rank], u[:rank].double()
+    K = kernel.values(kernel.geometry(exact, exact))
     K.diagonal().add_(1e-6 * K.diagonal().mean())
     L = torch.linalg.cholesky(K)
     C = u.new_empty(len(u), rank)
@@ -127,8 +126,8 @@ def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"],
     def apply(v: Tensor) -> Tensor:
         scaled = v / shift[:, None]
         t = inner.new_zeros(rank, v.shape[1])
-        for part, of in zip(C.split(step), scaled.split(step), strict=True):
-            t += part.double().T @ of  # in float64: all but a millionth cancels where K is large
+        for part, rows in zip(C.split(step), scaled.split(step), strict=True):
+            t += part.double().T @ rows  # in float64: all but a millionth cancels where K is large
         t = torch.cholesky_solve(t, factor)
         return scaled - torch.cat([part.double() @ t for part in C.split(step)]) / shift[:, None]
 
@@ -150,13 +149,28 @@ def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: 
     if others + 8 * size * n > memory:
         raise MemoryBudgetError(f"memory={show_bytes(memory)} cannot hold one row of the kernel of {n} points and what solves a "
                                 f"system with {c} outputs. The smallest that works is {show_bytes(others + 8 * size * n)}.")
-    H = Blocks(kernel, u, shift, memory - others)
-    P = nystrom(kernel, u, shift, rank)
+    H, P = Blocks(kernel, u, shift, memory - others), nystrom(kernel, u, shift, rank)
+    v, residual, steps = conjugate_gradients(H, P, y, tolerance, most)
+    if not residual <= 10 * tolerance:
+        raise SingularKernelError(f"conjugate gradients left a residual of {residual:.1e} of the targets after {steps} steps, "
+                                  f"with ridge={ridge:g} on {n} points. A larger ridge, or more memory=, makes the system "
+                                  f"easier.")
+    if not intercept:
+        return Solution(v, y.new_zeros(c))
+    A, one = v[:, :-1], v[:, -1]
+    b = A.sum(0) / one.sum()
+    return Solution(A - one[:, None] * b, b)
+
+
+def conjugate_gradients(H: Blocks, P: Callable[[Tensor], Tensor], y: Float[Tensor, "n c"], tolerance: float,
+                        most: int) -> tuple[Float[Tensor, "n c"], float, int]:
+    """H^-1 y with the preconditioner P, in at most ``most`` steps; the largest residual that is left, relative to y, and the
+    steps that were done."""
     v, r = torch.zeros_like(y), y.clone()
     z = P(r)
     p, rz, first = z, (r * z).sum(0), r.norm(dim=0)
-    left, done = 1.0, 0
-    with tqdm(total=most, desc=f"kernel system of {n} points", delay=2, leave=False, disable=None) as bar:
+    residual, steps = 1.0, 0
+    with progress(total=most, title=f"kernel system of {len(y)} points") as bar:
         for _ in range(most):
             Hp = H @ p
             curvature = (p * Hp).sum(0)
@@ -165,19 +179,12 @@ def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: 
             alpha = rz / curvature.clamp(min=1e-300)
             v += alpha * p
             r -= alpha * Hp
-            left, done = (r.norm(dim=0) / first.clamp(min=1e-300)).max().item(), done + 1
-            bar.set_postfix_str(f"residual {left:.1e}")
+            residual, steps = (r.norm(dim=0) / first.clamp(min=1e-300)).max().item(), steps + 1
+            bar.set_postfix_str(f"residual {residual:.1e}")
             bar.update()
-            if left <= tolerance:
+            if residual <= tolerance:
                 break
             z = P(r)
             rz, old = (r * z).sum(0), rz
             p = z + rz / old.clamp(min=1e-300) * p
-    if not left <= 10 * tolerance:
-        raise SingularKernelError(f"conjugate gradients left a residual of {left:.1e} of the targets after {done} steps, with "
-                                  f"ridge={ridge:g} on {n} points. A larger ridge, or more memory=, makes the system easier.")
-    if not intercept:
-        return Solution(v, y.new_zeros(c))
-    A, one = v[:, :-1], v[:, -1]
-    b = A.sum(0) / one.sum()
-    return Solution(A - one[:, None] * b, b)
+    return v, residual, steps

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from richter.core import SelectionError
-from richter.core.arrays import Array, to_tensor
+from richter.core.arrays import ArrayLike, to_tensor
+from richter.core.arrays import like as like  # for the theories, which all give back the kind of array they are given
 
 
-def read(**given: tuple[Any, str]) -> list[Tensor]:
+def read(**given: tuple[ArrayLike, str]) -> list[Tensor]:
     """``X, y = read(X=(X, "n d"), y=(y, "n"))``: real, finite, not empty, and axes of one name of one length."""
     lengths: dict[str, tuple[int, str]] = {}
     out: list[Tensor] = []
@@ -32,7 +33,7 @@ def read(**given: tuple[Any, str]) -> list[Tensor]:
     return out
 
 
-def network(weights: Sequence[Array], X: Array, y: Array, layer: int) -> tuple[list[Tensor], Tensor, Tensor]:
+def network(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, layer: int) -> tuple[list[Tensor], Tensor, Tensor]:
     """The weights [d_out, d_in] of a network, first layer first, with its inputs and labels; ``layer`` is one of its layers."""
     X_, y_ = read(X=(X, "n d"), y=(y, "n c"))
     W_ = [read(**{f"weights[{i}]": (W, "d_out d_in")})[0].to(X_.device) for i, W in enumerate(weights)]
@@ -43,9 +44,10 @@ def network(weights: Sequence[Array], X: Array, y: Array, layer: int) -> tuple[l
     return W_, X_, y_
 
 
-def column(y: Any) -> Any:
-    """Labels [n, 1] as [n]; anything else as it is."""
-    return y[:, 0] if getattr(y, "ndim", 0) == 2 and y.shape[1] == 1 else y
+def column(y: ArrayLike) -> Tensor:
+    """Labels [n, 1] as [n]; of any other shape as they are."""
+    t = to_tensor(y, "y")
+    return t[:, 0] if t.dim() == 2 and t.shape[1] == 1 else t
 
 
 def whole(least: int = 1, **given: Any) -> None:
@@ -53,11 +55,6 @@ def whole(least: int = 1, **given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise SelectionError(f"{name}={value!r}; a whole number, at least {least}, is needed.")
-
-
-def like(result: Tensor, given: Any) -> Any:
-    """``result`` as numpy, unless a tensor was given."""
-    return result if isinstance(given, Tensor) else result.cpu().numpy()
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import Ref, unknown
-from richter.core.arrays import Array
+from richter.core.arrays import Array, ArrayLike
 from richter.theory.arrays import column, like, network, normal, read, whole
 from richter.theory.frame import Theory
 
@@ -28,7 +28,7 @@ Matrices = tuple[Float[Tensor, "d_in d_in"], Float[Tensor, "d_in d_in"]]
 # ------------------------------------------------------------------------------------------------ predict
 
 
-def second_derivatives(X: Array, J: Array, dL: Array, *, factor: float = 2.0) -> tuple[Array, Array]:
+def second_derivatives(X: ArrayLike, J: ArrayLike, dL: ArrayLike, *, factor: float = 2.0) -> tuple[Array, Array]:
     """d^2/dt^2 (V^T V) = 2 W'^T W' and d^2/dt^2 (V^T K V) = 2 W'^T K W' at t = 0, both [d_in, d_in].  [nfa, Prop. 3, Eq. (5)]
 
     W' = -sum_{n,c} dL[n,c] J[n,c] X[n]^T is gradient flow; for c = 1 these are 2 X^T L P L X and 2 X^T L P^2 L X with
@@ -41,7 +41,8 @@ def second_derivatives(X: Array, J: Array, dL: Array, *, factor: float = 2.0) ->
     return like(nfm_dd, X), like(agop_dd, X)
 
 
-def predict(weights: Sequence[Array], X: Array, y: Array, activation: Callable[[Tensor], Tensor] = torch.relu, layer: int = 0, *,
+def predict(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike,
+            activation: Callable[[Tensor], Tensor] = torch.relu, layer: int = 0, *,
             factor: float = 2.0) -> tuple[Array, Array]:
     """``second_derivatives`` of one layer of the network that ``simulate`` trains: X and J are followed through its weights by
     the chain rule, dL = f - y."""
@@ -50,12 +51,12 @@ def predict(weights: Sequence[Array], X: Array, y: Array, activation: Callable[[
     return like(nfm_dd, X), like(agop_dd, X)
 
 
-def correlation(X: Array, J: Array, dL: Array) -> float:
+def correlation(X: ArrayLike, J: ArrayLike, dL: ArrayLike) -> float:
     """The limit of the centred NFC as t -> 0: the cosine of the two second derivatives; NaN where one is zero.  [nfa, Eq. (6)]"""
     return _cosine(*_second_derivatives(*read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c"))))
 
 
-def expected_kernel(X: Array, activation: str, depth: int = 2) -> Array:
+def expected_kernel(X: ArrayLike, activation: str, depth: int = 2) -> Array:
     """E[P] [n,n] of the first layer of an infinitely wide network with ``depth`` hidden layers and one output, where
     P(x,z) = df/dh(x) . df/dh(z) and all weights are N(0, 1/fan_in).  [nfa, App. D]
 
@@ -68,7 +69,7 @@ def expected_kernel(X: Array, activation: str, depth: int = 2) -> Array:
     return like(_expected_kernel(X_, activation, depth), X)
 
 
-def predicted_correlation(X: Array, y: Array, activation: str, depth: int = 2) -> float:
+def predicted_correlation(X: ArrayLike, y: ArrayLike, activation: str, depth: int = 2) -> float:
     """The centred NFC of the first layer as t -> 0: Eq. (6) with P -> E[P] and P^2 -> E[P]^2, outputs 0 at the start, squared
     loss. Exact as the width grows with n and d fixed; at width n it is still close.  [nfa, Sec. 4.1, Fig. 7]"""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
@@ -141,7 +142,7 @@ _EXPECTED: dict[str, Callable[[Tensor, int], Tensor]] = {"quadratic": _quadratic
 # ------------------------------------------------------------------------------------------------ simulate
 
 
-def simulate(weights: Sequence[Array], X: Array, y: Array, activation: Callable[[Tensor], Tensor] = torch.relu,
+def simulate(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, activation: Callable[[Tensor], Tensor] = torch.relu,
              layer: int = 0, movement: float = 1e-4) -> tuple[Array, Array]:
     """The same two second derivatives of one layer, from the training of an actual network: f(x) = W_L phi(... phi(W_0 x)),
     all layers under gradient flow on sum |f - y|^2 / 2, y [n,c].
@@ -173,7 +174,7 @@ def _from_flow(start: list[Tensor], X: Tensor, y: Tensor, activation: Callable[[
     return both[0], both[1]
 
 
-def simulate_correlation(X: Array, y: Array, activation: str, width: int, depth: int = 2, seed: int = 0) -> float:
+def simulate_correlation(X: ArrayLike, y: ArrayLike, activation: str, width: int, depth: int = 2, seed: int = 0) -> float:
     """The centred NFC of the first layer just after the start, in one random network of ``depth`` hidden layers: weights
     N(0, 1/fan_in), its first outputs added to y, so that training starts from the residual -y."""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))

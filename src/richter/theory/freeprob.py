@@ -24,7 +24,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from richter.core import Prediction, Ref, SelectionError
-from richter.core.arrays import Array
+from richter.core.arrays import Array, ArrayLike
 from richter.theory.arrays import column, like, normal, read, whole
 from richter.theory.frame import Theory
 
@@ -43,7 +43,7 @@ class CentredNFC(Prediction):
 # ------------------------------------------------------------------------------------------------ predict
 
 
-def centred_nfc(X: Array, y: Array, moments: Array | Sequence[float]) -> CentredNFC:
+def centred_nfc(X: ArrayLike, y: ArrayLike, moments: ArrayLike | Sequence[float]) -> CentredNFC:
     """The centred NFC as t -> 0 of a network whose R has the ``moments`` m_1..m_4: ``moments(width, d)`` in the limit of large
     n, d and width, or ``sampled_moments(width, d)``.  [nfa, Eq. (8) with exponents +1/2, (18), (20), (26) corrected]"""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
@@ -60,27 +60,27 @@ def centred_nfc(X: Array, y: Array, moments: Array | Sequence[float]) -> Centred
                       words[0] * a**2 * b, words[1] * a**2, words[2] * a**2 * b**2)
 
 
-def predict(X: Array, y: Array, width: int, *, readout: Sequence[float] = GAUSSIAN) -> CentredNFC:
+def predict(X: ArrayLike, y: ArrayLike, width: int, *, readout: Sequence[float] = GAUSSIAN) -> CentredNFC:
     """The centred NFC of the networks that ``simulate`` draws: with the moments of R as n, d and width grow in proportion.
     ``readout``: E a^2 to E a^8 of the read-outs."""
     (X_,) = read(X=(X, "n d"))
     return centred_nfc(X, y, moments(width, X_.shape[1], readout=readout))
 
 
-def numerator(A: Array, B: Array, moments: Array | Sequence[float]) -> float:
+def numerator(A: Array, B: Array, moments: ArrayLike | Sequence[float]) -> float:
     """phi(A R A R B R) = phi(A)^2 phi(B) m3 + 2 phi(A) m1 m2 phi(_A _B) + phi(B) m1 m2 phi(_A^2) + m1^3 phi(_A^2 _B)
     for R free of {A, B}; _A = A - phi(A).  [nfa, Eq. (18)]"""
     t, (m1, m2, m3, _) = _traces(A, B), _four(moments)
     return t.A**2 * t.B * m3 + 2 * t.A * m1 * m2 * t.AB + t.B * m1 * m2 * t.AA + m1**3 * t.AAB
 
 
-def denominator1(A: Array, moments: Array | Sequence[float]) -> float:
+def denominator1(A: Array, moments: ArrayLike | Sequence[float]) -> float:
     """phi(A R A R) = phi(A^2) m1^2 + phi(A)^2 m2 - phi(A)^2 m1^2 for R free of A.  [nfa, Eq. (20)]"""
     t, (m1, m2, _, _) = _traces(A, A), _four(moments)
     return (t.AA + t.A**2) * m1**2 + t.A**2 * m2 - t.A**2 * m1**2
 
 
-def denominator2(A: Array, B: Array, moments: Array | Sequence[float]) -> float:
+def denominator2(A: Array, B: Array, moments: ArrayLike | Sequence[float]) -> float:
     """phi(A R B R A R B R) for R free of {A, B}.  [nfa, Eq. (26), corrected]
 
     m1^4 phi((_A _B)^2) + 2 m1^2 (m2 - m1^2) phi(_A _B)^2 + 2 m1^2 m2 [phi(B) phi(_A^2 _B) + phi(A) phi(_A _B^2)]
@@ -94,7 +94,7 @@ def denominator2(A: Array, B: Array, moments: Array | Sequence[float]) -> float:
             + t.A**2 * t.BB * m2**2 + t.B**2 * t.AA * m2**2)
 
 
-def alternating_word(C: Sequence[Array], R: Sequence[Array]) -> float:
+def alternating_word(C: Sequence[ArrayLike], R: Sequence[ArrayLike]) -> float:
     """phi(C1 R1 C2 R2 ...) of up to four centred C (phi(C) = 0) and as many R that are free of them.  [nfa, Eqs. (10)-(13)]
 
     Four: r1 r2 r3 r4 phi(C1 C2 C3 C4) + r1 r3 phi(_R2 _R4) phi(C1 C2) phi(C3 C4) + r2 r4 phi(_R1 _R3) phi(C2 C3) phi(C1 C4),
@@ -166,7 +166,7 @@ def sampled_moments(width: int, d: int, networks: int = 30, seed: int = 0) -> np
     return total / networks
 
 
-def expected_second_derivatives(X: Array, y: Array, width: int, *, fourth: float = 3.0) -> tuple[Array, Array]:
+def expected_second_derivatives(X: ArrayLike, y: ArrayLike, width: int, *, fourth: float = 3.0) -> tuple[Array, Array]:
     """E[W'^T W'] = M^2 and E[W'^T K W'] = (3/k) Tr(B) M^2 + (1 + 5/k) M B M over random networks, exact at every width k and
     size of data; half of d^2/dt^2, and with the 2 of d(h^2) left out (with it: times 4 and 16).  [nfa, Prop. 8, corrected]
 
@@ -214,7 +214,7 @@ def _phi(Z: Float[Tensor, "d d"]) -> float:
     return (Z.trace() / len(Z)).item()
 
 
-def _four(moments: Array | Sequence[float]) -> list[float]:
+def _four(moments: ArrayLike | Sequence[float]) -> list[float]:
     (m,) = read(moments=(moments, "order"))
     if len(m) < 4:
         raise SelectionError(f"moments has {len(m)} entries; m_1 to m_4 of R are needed: moments(width, d).")
@@ -224,7 +224,7 @@ def _four(moments: Array | Sequence[float]) -> list[float]:
 # ------------------------------------------------------------------------------------------------ simulate
 
 
-def simulate(X: Array, y: Array, width: int, seed: int = 0) -> CentredNFC:
+def simulate(X: ArrayLike, y: ArrayLike, width: int, seed: int = 0) -> CentredNFC:
     """What one random network shows: f(x) = a . (W x)^2 / 2 (the half takes the 2 of d(h^2) away), its first outputs taken off so
     that the residual is -y, W' and df/dh from autograd, and the three traces of W'^T W' and W'^T K W'."""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
@@ -240,7 +240,7 @@ def simulate(X: Array, y: Array, width: int, seed: int = 0) -> CentredNFC:
     return CentredNFC(value, Ref("nfa", "App. E"), top / d, low1 / d, low2 / d)
 
 
-def simulate_second_derivatives(X: Array, y: Array, width: int) -> tuple[Array, Array]:
+def simulate_second_derivatives(X: ArrayLike, y: ArrayLike, width: int) -> tuple[Array, Array]:
     """The means of W'^T W' and W'^T K W' over random networks, without chance: every weight takes the three nodes of
     Gauss-Hermite quadrature, which is exact because no weight enters with a power above 5. Small networks only."""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
