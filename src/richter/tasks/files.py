@@ -84,16 +84,16 @@ def mat(path: PathLike, image: str = "X", label: str = "y") -> Images:
         raise DataError(f"{path} is not a MATLAB file of version 5{later}.")
     from scipy.io import loadmat
     try:
-        found = loadmat(io.BytesIO(data), variable_names=[image, label])
+        arrays = loadmat(io.BytesIO(data), variable_names=[image, label])
     except Exception as error:  # whatever a damaged file makes the reader stumble over
         raise DataError(f"{path} cannot be read ({type(error).__name__}: {error}): it is damaged. Download it again.") from error
     for name in (image, label):
-        if not isinstance(found.get(name), np.ndarray):
+        if not isinstance(arrays.get(name), np.ndarray):
             raise DataError(f"{path} has no array {name!r}. Name the two arrays with image= and label=.")
-    x, y = found[image], found[label].reshape(-1)
+    x, y = arrays[image], arrays[label].reshape(-1)
     if x.ndim != 4 or x.dtype != np.uint8 or y.shape != x.shape[3:] or y.dtype.kind not in "iuf":
-        raise DataError(f"{path}: {image} has shape {x.shape} ({x.dtype}) and {label} {found[label].shape} ({y.dtype}); expected "
-                        f"[h,w,c,n] of uint8 and n numbers.")
+        raise DataError(f"{path}: {image} has shape {x.shape} ({x.dtype}) and {label} {arrays[label].shape} ({y.dtype}); "
+                        f"expected [h,w,c,n] of uint8 and n numbers.")
     if y.size and y.min() >= 1 and y.max() == 10:
         y = y % 10
     return _checked(x.transpose(3, 2, 0, 1), y, (), path)

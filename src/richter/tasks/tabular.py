@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -15,8 +15,9 @@ from richter.core import DataError, SelectionError
 from richter.tasks.images import Split
 from richter.tasks.store import need
 
-Column = list[str]
+Column = pd.Series  # of the words and numbers as they are written
 
+MISSING = ("", "?", "<null>", "NA")
 REPAIR = "It is damaged: run `richter data fetch keel` or `richter data fetch regression`, which check and replace it."
 
 
@@ -109,7 +110,7 @@ def tables(name: str, test: float = 0.2, seed: int = 0, *, standardise: bool = T
     X = torch.from_numpy(x[order]).to(dtype)
     if classify:
         numbers = _floats(target)
-        Y = torch.from_numpy(np.unique(target if numbers is None else numbers, return_inverse=True)[1].reshape(-1)[order]).long()
+        Y = torch.from_numpy(pd.factorize(target if numbers is None else numbers, sort=True)[0][order]).long()
     else:
         y = _numbers(target, recipe)
         Y = torch.from_numpy((_standardised(y, order[:cut]) if standardise else y)[order]).to(dtype)
@@ -123,40 +124,34 @@ def _columns(path: Path, recipe: Recipe) -> tuple[list[Column], Column]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}). {REPAIR}") from error
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("@", "#", "%"))][recipe.header:]
-    if recipe.separator == " ":
-        rows = [line.split() for line in lines]
-    else:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO("\n".join(lines)), delimiter=recipe.separator)]
-    widths = {len(row) for row in rows}
+    try:  # this engine leaves a gap where a row is too short; the other fills it
+        frame = pd.read_csv(io.StringIO("\n".join(lines)), sep=r"\s+" if recipe.separator == " " else recipe.separator,
+                            header=None, dtype=str, na_filter=False, engine="python")
+    except ValueError as error:
+        raise DataError(f"{path}: {error}; all rows must have as many columns. {REPAIR}") from error
+    widths = frame.notna().sum(axis=1).unique()
     if len(widths) != 1:
-        raise DataError(f"{path}: rows of {sorted(widths)} columns were read; all must have as many. {REPAIR}")
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    target = recipe.target % len(columns)
-    kept = [i for i, column in enumerate(columns) if i not in recipe.drop and sum(map(_missing, column)) < len(rows) / 2]
-    whole = [r for r in range(len(rows)) if not any(_missing(columns[i][r]) for i in kept)]
-    complete = {i: [columns[i][r] for r in whole] for i in kept}
+        raise DataError(f"{path}: rows of {sorted(widths.tolist())} columns were read; all must have as many. {REPAIR}")
+    frame = frame.apply(lambda column: column.str.strip())
+    missing = frame.isin(MISSING)
+    kept = [i for i in frame if i not in recipe.drop and missing[i].sum() < len(frame) / 2]
+    complete = frame.loc[~missing[kept].any(axis=1)]
+    target = recipe.target % frame.shape[1]
     return [complete[i] for i in kept if i != target], complete[target]
-
-
-def _missing(cell: str) -> bool:
-    return cell in ("", "?", "<null>", "NA")
 
 
 def _numbers(column: Column, recipe: Recipe) -> NDArray[np.float64]:
     """[n,1] of numbers; [n, values] of zeros and ones for words."""
     if recipe.decimal != ".":
-        column = [cell.replace(recipe.decimal, ".") for cell in column]
+        column = column.str.replace(recipe.decimal, ".", regex=False)
     numbers = _floats(column)
-    if numbers is not None:
-        return numbers[:, None]
-    values, ids = np.unique(column, return_inverse=True)
-    return np.eye(len(values))[ids.reshape(-1)]
+    return pd.get_dummies(column, dtype=np.float64).to_numpy() if numbers is None else numbers[:, None]
 
 
 def _floats(column: Column) -> NDArray[np.float64] | None:
-    """The numbers of a column; None if one of its values is a word."""
+    """The numbers of a column, each to the last digit; None if one of its values is a word."""
     try:
-        numbers = np.array(column, dtype=np.float64)
+        numbers = np.array(column.tolist(), dtype=np.float64)  # pandas' own reader rounds the last digit
     except ValueError:
         return None
     return numbers if np.isfinite(numbers).all() else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -78,9 +81,9 @@ def corpus(name: str, seed: int = 0) -> Corpus:
     """"imdb": the distinct film reviews (negative 0, positive 1), shuffled by ``seed``, so that any cut is a fair split.
     "kjv": the verses of the King James Bible in their order, with their books as classes."""
     if name == "imdb":
-        found = _json("imdb", "reviews.json")
+        reviews = _json("imdb", "reviews.json")
         try:
-            distinct = {str(review["t"]): int(review["s"]) for review in found}
+            distinct = {str(review["t"]): int(review["s"]) for review in reviews}
         except (TypeError, KeyError, ValueError) as error:
             raise _damaged("imdb", "reviews.json", error) from error
         texts = list(distinct)
@@ -88,10 +91,10 @@ def corpus(name: str, seed: int = 0) -> Corpus:
         y = torch.tensor([distinct[texts[i]] for i in order])
         return Corpus(tuple(texts[i] for i in order), y, ("negative", "positive"))
     if name == "kjv":
-        found = _json("kjv", "verses-1769.json")
+        verses = _json("kjv", "verses-1769.json")
         try:
-            books = [place.rpartition(" ")[0] for place in found]
-            texts = [str(verse) for verse in found.values()]
+            books = [place.rpartition(" ")[0] for place in verses]
+            texts = [str(verse) for verse in verses.values()]
         except AttributeError as error:
             raise _damaged("kjv", "verses-1769.json", error) from error
         classes = tuple(dict.fromkeys(books))
@@ -116,15 +119,13 @@ def analogies() -> Analogies:
 
 
 def _pairs(file: str) -> tuple[tuple[str, str, float], ...]:
-    found = []
-    for line in _read("analogies", file).splitlines():
-        if line.strip() and not line.startswith("#"):
-            try:
-                a, b, likeness = line.split("\t")[:3]
-                found.append((a, b, float(likeness)))
-            except ValueError as error:
-                raise _damaged("analogies", file, error) from error
-    return tuple(found)
+    text = _read("analogies", file)
+    try:
+        frame = pd.read_csv(io.StringIO(text), sep="\t", comment="#", header=None, usecols=[0, 1, 2], dtype=str, na_filter=False,
+                            quoting=csv.QUOTE_NONE)
+        return tuple((a, b, float(likeness)) for a, b, likeness in frame.itertuples(index=False, name=None))
+    except ValueError as error:
+        raise _damaged("analogies", file, error) from error
 
 
 def _read(name: str, file: str) -> str:
