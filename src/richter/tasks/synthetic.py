@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from richter.core import SelectionError, unknown
+from richter.linalg import haar
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +80,7 @@ def gaussian(n: int, d: int, spectrum: Sequence[float] | Tensor | np.ndarray, se
     if tuple(values.shape) != (d,) or not bool((torch.isfinite(values) & (values >= 0)).all()) or n < 1 or n_test < 1 or seed < 0:
         raise SelectionError(f"gaussian(n={n}, d={d}, spectrum of shape {tuple(values.shape)}, seed={seed}, n_test={n_test}): d "
                              f"eigenvalues, finite and not negative, one example at least and a seed from 0 on are needed.")
-    Q, R = torch.linalg.qr(torch.from_numpy(np.random.default_rng((seed, 2)).standard_normal((d, d))))
-    root = Q * R.diagonal().sign() * values.sqrt()  # with these signs Q is Haar
+    root = torch.from_numpy(haar(d, np.random.default_rng((seed, 2)))) * values.sqrt()
     x, x_test = (torch.from_numpy(np.random.default_rng((seed, part)).standard_normal((m, d))) @ root.T
                  for part, m in enumerate((n, n_test)))
     return Gaussian(x.to(dtype), x_test.to(dtype), (root @ root.T).to(dtype))

@@ -15,6 +15,7 @@ from richter.core import Interval, Ref
 from richter.core.cosine import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.kernels import ptk_covariance
+from richter.linalg import haar
 from richter.models import mlp
 from richter.runs import Writer
 from richter.tasks import chain_monomial
@@ -77,12 +78,6 @@ def work(task: Task, run: Writer) -> Mapping[str, ArrayLike]:
     return {"egop": egop, "nfm": nfm, "agop": agop, "scrambled": scrambled[0], "eigenvalues": values[::-1],
             "nfm_agop": cosine(nfm, agop), "nfm_scrambled": np.mean([cosine(nfm, Q) for Q in scrambled]),
             "nfm_egop": cosine(nfm, egop), "agop_egop": cosine(agop, egop), "spread": values.std() / values.mean()}
-
-
-def haar(k: int, draw: np.random.Generator) -> NDArray[Any]:
-    """A uniformly random orthogonal matrix: the Q of a Gaussian matrix, its signs made those of R's diagonal."""
-    Q, R = np.linalg.qr(draw.standard_normal((k, k)))
-    return np.asarray(Q * np.sign(np.diag(R)))
 
 
 def _with(values: NDArray[Any], vectors: NDArray[Any]) -> NDArray[Any]:

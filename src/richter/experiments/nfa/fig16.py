@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike
 
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.nfa.fig1 import haar
 from richter.experiments.training import accuracy, epochs
 from richter.kernels import ptk_covariance
+from richter.linalg import haar
 from richter.models import mlp
 from richter.runs import Writer
 from richter.tasks import fashion_mnist

@@ -25,7 +25,8 @@ from richter.kernels.contract import mirror
 from richter.kernels.ntk import Block, Job, kernels
 from richter.kernels.operations import Outputs
 from richter.kernels.planning import Request, Unit, least
-from richter.kernels.spectra import anywhere, centre, top_eigenpair, top_eigenvalue
+from richter.kernels.spectra import centre
+from richter.linalg import top_eigenvalue, top_of_each, without_each
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
@@ -312,15 +313,10 @@ def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], grou
     """The same with each group of examples left out, from sums over blocks: no submatrix is copied."""
     inside = torch.nn.functional.one_hot(torch.arange(len(Y)) % groups, groups).to(Y)  # row, group
     mine = inside * Y.T[:, :, None]
-    quadratic = _without_each(mine.mT @ K @ mine)
-    square = _without_each(torch.stack([inside.T @ (Kc * Kc) @ inside for Kc in K]))
+    quadratic = without_each(mine.mT @ K @ mine)
+    square = without_each(torch.stack([inside.T @ (Kc * Kc) @ inside for Kc in K]))
     energy = (mine * mine).sum(1)
     return [SameOutput(quadratic[:, g], square[:, g].clamp(min=0).sqrt(), energy.sum(1) - energy[:, g]) for g in range(groups)]
-
-
-def _without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
-    """The sum of all blocks without the row and the column of each group."""
-    return blocks.sum((1, 2))[:, None] - blocks.sum(1) - blocks.sum(2) + blocks.diagonal(dim1=1, dim2=2)
 
 
 class CentredKernel:
@@ -367,49 +363,14 @@ def centred_kernel_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: 
     K, y, example = flat(K, labels)
     inside = torch.nn.functional.one_hot(example % groups, groups).to(K)  # row, group
     keep = 1 - inside.T
-    squares = _without_each((inside.T @ (K * K) @ inside)[None])[0]
+    squares = without_each((inside.T @ (K * K) @ inside)[None])[0]
     size = keep.sum(1)
     K1 = (keep @ K) * keep
     norms = (squares - 2 * K1.square().sum(1) / size + (K1.sum(1) / size) ** 2).clamp(min=0).sqrt()
-    tops = _top_leaving(K, keep)
+    tops = top_of_each(K, keep)
     labelled: list[tuple[float, float] | None] = [None] * groups
     if y is not None:
         Y = (y - ((keep @ y) / size)[:, None]) * keep
         quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
         labelled = [(q.item(), e.item()) for q, e in zip(quadratics, energies, strict=True)]
     return [CentredKernel(norms[g].item(), labelled[g], tops[g].item()) for g in range(groups)]
-
-
-def _top_leaving(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int = 20) -> Float[Tensor, " g"]:
-    """The largest eigenvalue of the centred kernel of each set of rows: Lanczos on all sets side by side, from the whole
-    kernel's vector."""
-    def centred(X: Tensor) -> Tensor:
-        return (X - ((X * keep).sum(1) / keep.sum(1))[:, None]) * keep
-
-    def unit(X: Tensor) -> tuple[Tensor, Tensor]:
-        size = X.norm(dim=1)
-        return X / torch.where(size > 0, size, 1.0)[:, None], size
-
-    start = top_eigenpair(lambda q: _centred(K @ _centred(q)), anywhere(len(K), K), 1e-2)[1]
-    X = unit(centred(start.expand_as(keep)))[0]
-    Q, most = X[:, None], min(steps, len(K))  # set, vector, row
-    T = K.new_zeros(len(keep), most, most)
-    for j in range(most):
-        W = centred(Q[:, -1] @ K)
-        T[:, j, j] = (W * Q[:, -1]).sum(1)
-        for _ in range(2):
-            W = W - ((Q @ W[:, :, None]).mT @ Q)[:, 0]
-        X, size = unit(W)
-        size = torch.where(size > 1e-13 * T[:, 0, 0].abs(), size, 0.0)
-        if j % 4 == 3 or j + 1 == most or not size.any():
-            values, vectors = torch.linalg.eigh(T[:, :j + 1, :j + 1])
-            off = size * vectors[:, -1, -1].abs()  # |K u - top u|; the error is about its square
-            if j + 1 == most or bool((off <= 1e-4 * values[:, -1].abs()).all()):
-                break
-        T[:, j, j + 1] = T[:, j + 1, j] = size
-        Q = torch.cat([Q, (X * (size > 0)[:, None])[:, None]], 1)
-    return values[:, -1]
-
-
-def _centred(q: Tensor) -> Tensor:
-    return q - q.mean()

@@ -1,0 +1,157 @@
+"""Linear algebra that several parts share: largest eigenvalues by Lanczos, traces and norms by Hutch++, sums with groups of rows
+left out, random rotations. Symmetric matrices may be given by their products alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+DENSE = 256  # rows up to which all eigenvalues of a matrix are as quick as one
+
+# ------------------------------------------------------------------------------------------------ largest eigenvalues
+
+
+def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"],
+                  tolerance: float = 1e-12) -> tuple[float, Tensor, Tensor]:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products, its vector, and the basis
+    in which it was found: Lanczos with full re-orthogonalisation, until the residual (which bounds the error) is below
+    ``tolerance`` of it."""
+    Q = [start / start.norm()]
+    alpha: list[float] = []
+    beta: list[float] = []
+    top, y = 0.0, torch.ones(1, dtype=torch.float64)
+    most = min(len(start), 300)
+    for step in range(1, most + 1):
+        w = times(Q[-1])
+        alpha.append((w @ Q[-1]).item())
+        basis = torch.stack(Q)
+        for _ in range(2):
+            w = w - basis.T @ (basis @ w)
+        size = w.norm().item()
+        if step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):  # looking costs as much as a product
+            a, b = torch.tensor(alpha, dtype=torch.float64), torch.tensor(beta, dtype=torch.float64)
+            values, vectors = torch.linalg.eigh(torch.diag(a) + torch.diag(b, 1) + torch.diag(b, -1))
+            top, y = values[-1].item(), vectors[:, -1]
+            if size * abs(y[-1].item()) <= max(tolerance, 1e-14) * abs(top):
+                break
+        beta.append(size)
+        Q.append(w / size)
+    basis = torch.stack(Q[:len(y)]).T
+    return top, basis @ y.to(start), basis
+
+
+def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
+    """A fixed vector that is unlikely to be orthogonal to an eigenvector."""
+    return torch.arange(1, n + 1, dtype=like.dtype, device=like.device).square().sin()
+
+
+def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix: dense for small ones, else by Lanczos."""
+    if len(K) <= DENSE:
+        return torch.linalg.eigvalsh(K)[-1].item()
+    return top_eigenpair(lambda q: K @ q, anywhere(len(K), K))[0]
+
+
+# ------------------------------------------------------------------------------------------------ with groups left out
+
+
+def without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
+    """The sum of all blocks without the row and the column of each group."""
+    return blocks.sum((1, 2))[:, None] - blocks.sum(1) - blocks.sum(2) + blocks.diagonal(dim1=1, dim2=2)
+
+
+def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int = 20) -> Float[Tensor, " g"]:
+    """The largest eigenvalue of C K C on each set of rows (``keep`` is 1 on its rows and 0 elsewhere; C removes their mean):
+    Lanczos on all sets side by side, from the vector of the whole matrix. For standard errors, which need few digits: after
+    at most ``steps`` steps it is right to about six."""
+    def centred(X: Tensor) -> Tensor:
+        return (X - ((X * keep).sum(1) / keep.sum(1))[:, None]) * keep
+
+    def unit(X: Tensor) -> tuple[Tensor, Tensor]:
+        size = X.norm(dim=1)
+        return X / torch.where(size > 0, size, 1.0)[:, None], size
+
+    def without_mean(q: Tensor) -> Tensor:
+        return q - q.mean()
+
+    start = top_eigenpair(lambda q: without_mean(K @ without_mean(q)), anywhere(len(K), K), 1e-2)[1]
+    X = unit(centred(start.expand_as(keep)))[0]
+    Q, most = X[:, None], min(steps, len(K))  # set, vector, row
+    T = K.new_zeros(len(keep), most, most)
+    for j in range(most):
+        W = centred(Q[:, -1] @ K)
+        T[:, j, j] = (W * Q[:, -1]).sum(1)
+        for _ in range(2):
+            W = W - ((Q @ W[:, :, None]).mT @ Q)[:, 0]
+        X, size = unit(W)
+        size = torch.where(size > 1e-13 * T[:, 0, 0].abs(), size, 0.0)
+        if j % 4 == 3 or j + 1 == most or not size.any():
+            values, vectors = torch.linalg.eigh(T[:, :j + 1, :j + 1])
+            residual = size * vectors[:, -1, -1].abs()  # |K u - top u|; the error is about its square
+            if j + 1 == most or bool((residual <= 1e-4 * values[:, -1].abs()).all()):
+                break
+        T[:, j, j + 1] = T[:, j + 1, j] = size
+        Q = torch.cat([Q, (X * (size > 0)[:, None])[:, None]], 1)
+    return values[:, -1]
+
+
+# ------------------------------------------------------------------------------------------------ traces and norms by Hutch++
+
+
+def span_and_rest(Y: Float[Tensor, "q n"], Z: Float[Tensor, "r n"]) -> tuple[Float[Tensor, "q n"], Float[Tensor, "r n"]]:
+    """Orthonormal rows Q that span the rows of Y, and what of each row of Z lies outside of that span."""
+    Q = torch.linalg.qr(Y.T)[0].T
+    return Q, Z - (Z @ Q.T) @ Q
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A symmetric matrix K, known by its products with orthonormal rows Q that span most of what it does, and with random vectors
+    Z outside of that span, independent and of unit variance (Hutch++: exact on Q, sampled in the rest).
+
+    ``keep`` selects some of the vectors Z, for estimates of the error that leave others out.
+    """
+
+    Q: Float[Tensor, "q n"]
+    Z: Float[Tensor, "r n"]
+    KQ: Float[Tensor, "q n"]
+    KZ: Float[Tensor, "r n"]
+
+    def trace(self, keep: Tensor | slice = slice(None)) -> float:
+        """tr K = tr Q K Q^T + E z^T K z."""
+        return ((self.Q * self.KQ).sum() + (self.Z * self.KZ).sum(1)[keep].mean()).item()
+
+    def norm(self, keep: Tensor | slice = slice(None)) -> float:
+        """|K|_F^2 = |K Q^T|^2 + E |K z|^2, and its root."""
+        return (self.KQ.square().sum() + self.KZ.square().sum(1)[keep].mean()).sqrt().item()
+
+    def top(self) -> tuple[float, float]:
+        """The largest eigenvalue on the span of Q, which is at most that of K, and the residual |K u - top u| of its vector."""
+        T = self.Q @ self.KQ.T
+        values, vectors = torch.linalg.eigh((T + T.T) / 2)
+        top, u = values[-1].item(), vectors[:, -1]
+        return top, (u @ self.KQ - top * (u @ self.Q)).norm().item()
+
+
+def sketch(times: Callable[[Tensor], Tensor], n: int, draw: torch.Generator, spanning: int = 32, sampling: int = 16) -> Sketch:
+    """K from two rounds of products ``times``, which takes rows "q n" to rows "q n": ``spanning`` vectors find where K acts most,
+    ``sampling`` vectors sample what is left. With ``spanning`` = n it is exact."""
+    Y, Z = (torch.randn(q, n, generator=draw, dtype=torch.float64, device=draw.device) for q in (min(spanning, n), sampling))
+    Q, Z = span_and_rest(times(Y), Z)
+    K = times(torch.cat([Q, Z]))
+    return Sketch(Q, Z, K[:len(Q)], K[len(Q):])
+
+
+# ------------------------------------------------------------------------------------------------ random rotations
+
+
+def haar(n: int, draw: np.random.Generator) -> NDArray[np.float64]:
+    """A uniformly random orthogonal matrix: the Q of a Gaussian matrix, its signs made those of R's diagonal."""
+    Q, R = np.linalg.qr(draw.standard_normal((n, n)))
+    return np.asarray(Q * np.sign(np.diag(R)))

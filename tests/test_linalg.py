@@ -1,0 +1,191 @@
+"""Lanczos, Hutch++, left-out groups and random rotations, against dense linear algebra."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from richter.linalg import Sketch, anywhere, haar, sketch, span_and_rest, top_eigenpair, top_eigenvalue, top_of_each, without_each
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def semidefinite(seed: int, n: int, rank: int | None = None) -> Tensor:
+    A = normal(seed, n, rank or n)
+    return A @ A.T / n
+
+
+# ------------------------------------------------------------------------------------------------ largest eigenvalues
+
+
+@cache
+def directions(n: int) -> Tensor:
+    """A random orthogonal matrix."""
+    return torch.linalg.qr(normal(0, n, n))[0]
+
+
+def with_spectrum(spectrum: Tensor) -> Tensor:
+    """A symmetric matrix of these eigenvalues in random directions."""
+    Q = directions(len(spectrum))
+    K = (Q * spectrum) @ Q.T
+    return (K + K.T) / 2
+
+
+def uniform(seed: int, n: int) -> Tensor:
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+SIZE = 620
+SPECTRA = {
+    "power law": torch.arange(1, SIZE + 1).double() ** -1,
+    "exponential": torch.exp(-torch.arange(SIZE).double()),
+    "uniform": torch.linspace(0, 1, SIZE).double(),
+    "crowded at the top": torch.linspace(0, 1, SIZE).double() ** 0.1,
+    "twenty within 1e-2": torch.cat([1 - 1e-2 * uniform(1, 20), 0.9 * uniform(2, SIZE - 20)]),
+    "twenty within 1e-6": torch.cat([1 - 1e-6 * uniform(1, 20), 0.9 * uniform(2, SIZE - 20)]),
+    "two within 1e-9": torch.cat([torch.tensor([1.0, 1 - 1e-9]).double(), 0.5 * uniform(2, SIZE - 2)]),
+    "five equal": torch.cat([torch.ones(5).double(), 0.99 * uniform(3, SIZE - 5)]),
+    "all equal": torch.full((SIZE,), 2.5).double(),
+    "rank one": torch.cat([torch.tensor([3.0]).double(), torch.zeros(SIZE - 1).double()]),
+    "rank two": torch.cat([torch.tensor([3.0, 1e-5]).double(), torch.zeros(SIZE - 2).double()]),
+    "zero": torch.zeros(SIZE).double(),
+    "tiny": 1e-30 * torch.arange(1, SIZE + 1).double() ** -1,
+    "huge": 1e30 * torch.arange(1, SIZE + 1).double() ** -1,
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_the_largest_eigenvalue(name: str) -> None:
+    K = with_spectrum(SPECTRA[name])
+    assert top_eigenvalue(K) == pytest.approx(SPECTRA[name].max().item(), rel=1e-10, abs=0)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True, database=None)
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 12), rank=st.integers(1, 12))
+def test_the_largest_eigenvalue_of_small_matrices(seed: int, n: int, rank: int) -> None:
+    K = semidefinite(seed, n, rank)
+    assert top_eigenvalue(K) == pytest.approx(torch.linalg.eigvalsh(K)[-1].item(), rel=1e-10)
+
+
+def test_the_vector_of_the_largest_eigenvalue() -> None:
+    K = with_spectrum(SPECTRA["power law"])
+    top, u, basis = top_eigenpair(lambda q: K @ q, anywhere(SIZE, K))
+    assert float(u.norm()) == pytest.approx(1, abs=1e-12)
+    assert float((K @ u - top * u).norm()) < 1e-10 * top
+    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64))
+    torch.testing.assert_close(basis @ (basis.T @ u), u)
+    rough = top_eigenpair(lambda q: K @ q, anywhere(SIZE, K), 1e-1)[2]
+    assert rough.shape[1] < basis.shape[1]  # a larger tolerance needs fewer products
+
+
+# ------------------------------------------------------------------------------------------------ with groups left out
+
+
+@pytest.mark.parametrize(("n", "groups"), [(40, 5), (37, 8), (300, 3)])
+def test_the_largest_eigenvalue_of_each_set_of_rows(n: int, groups: int) -> None:
+    K = semidefinite(n, n, n // 2) + 3 * torch.ones(n, n, dtype=torch.float64)  # centring matters
+    keep = torch.stack([(torch.arange(n) % groups != g).double() for g in range(groups)])
+    values = top_of_each(K, keep)
+    for value, rows in zip(values, keep.bool(), strict=True):
+        part = K[rows][:, rows]
+        C = torch.eye(len(part), dtype=torch.float64) - 1 / len(part)
+        assert value.item() == pytest.approx(torch.linalg.eigvalsh(C @ part @ C)[-1].item(), rel=1e-6)
+
+
+def test_sets_without_variation_have_no_eigenvalue() -> None:
+    K = torch.ones(6, 6, dtype=torch.float64)
+    assert float(top_of_each(K, 1 - torch.eye(6, dtype=torch.float64)).abs().max()) < 1e-12
+
+
+def test_sums_without_each_group() -> None:
+    blocks = normal(0, 3, 5, 5)
+    for g in range(5):
+        others = [i for i in range(5) if i != g]
+        torch.testing.assert_close(without_each(blocks)[:, g], blocks[:, others][:, :, others].sum((1, 2)))
+
+
+# ------------------------------------------------------------------------------------------------ Hutch++
+
+
+def draws(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_span_and_what_lies_outside() -> None:
+    Y, Z = normal(0, 4, 20), normal(1, 3, 20)
+    Q, rest = span_and_rest(Y, Z)
+    torch.testing.assert_close(Q @ Q.T, torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close((Y @ Q.T) @ Q, Y)
+    assert float((rest @ Q.T).abs().max()) < 1e-12
+    torch.testing.assert_close(rest + (Z @ Q.T) @ Q, Z)
+
+
+@pytest.mark.parametrize("n", [1, 5, 40])
+def test_a_sketch_of_all_directions_is_exact(n: int) -> None:
+    K = semidefinite(n, n) - 0.1 * torch.eye(n, dtype=torch.float64)  # no matter whether it is positive
+    s = sketch(lambda X: X @ K, n, draws(0), spanning=n)
+    assert s.trace() == pytest.approx(K.trace().item(), rel=1e-10)
+    assert s.norm() == pytest.approx(K.norm().item(), rel=1e-10)
+    top, residual = s.top()
+    assert top == pytest.approx(torch.linalg.eigvalsh(K)[-1].item(), rel=1e-10)
+    assert residual < 1e-10
+
+
+@pytest.mark.parametrize(("what", "exact"), [("trace", lambda K: K.trace()), ("norm", lambda K: K.norm())])
+def test_sketches_are_right_on_average(what: str, exact: object) -> None:
+    n = 120
+    K = with_spectrum(torch.arange(1, n + 1).double() ** -0.7)
+    true = exact(K).item()  # type: ignore[operator]
+
+    def values(spanning: int, sampling: int) -> np.ndarray:
+        return np.array([getattr(sketch(lambda X: X @ K, n, draws(i), spanning, sampling), what)() for i in range(60)])
+
+    found = values(12, 12)
+    assert abs(found.mean() - true) < 4 * found.std() / 60**0.5 + 1e-3 * true  # a root is biased in second order
+    assert found.std() > 1e-6 * true
+    assert values(60, 12).std() < 0.7 * found.std()  # more is exact
+    assert values(12, 96).std() < 0.7 * found.std()  # more is sampled
+
+
+def test_what_a_sketch_of_some_vectors_says() -> None:
+    n = 50
+    K = with_spectrum(torch.arange(1, n + 1).double() ** -0.5)
+    s = sketch(lambda X: X @ K, n, draws(0), 8, 6)
+    part = Sketch(s.Q, s.Z[:4], s.KQ, s.KZ[:4])
+    keep = torch.arange(6) < 4
+    assert (s.trace(keep), s.norm(keep)) == (part.trace(), part.norm())
+    assert s.norm(keep) != s.norm()
+    assert s.trace(keep) != s.trace()
+
+
+def test_the_largest_eigenvalue_of_a_sketch_is_a_lower_bound_with_its_residual() -> None:
+    clear = with_spectrum(torch.cat([torch.tensor([5.0]), torch.full((99,), 0.01)]).double())
+    top, residual = sketch(lambda X: X @ clear, 100, draws(0), 10).top()
+    assert top == pytest.approx(5, rel=1e-4)
+    assert residual < 0.03 * top
+    crowded = with_spectrum(torch.linspace(0, 1, 100).double())
+    top, residual = sketch(lambda X: X @ crowded, 100, draws(0), 10).top()
+    assert top < 1
+    assert residual > 0.03 * top  # it says that it is not one
+
+
+# ------------------------------------------------------------------------------------------------ random rotations
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_rotations_are_orthogonal_and_uniform(n: int) -> None:
+    draw = np.random.default_rng(0)
+    Qs = np.stack([haar(n, draw) for _ in range(2000)])
+    np.testing.assert_allclose(Qs @ Qs.transpose(0, 2, 1), np.broadcast_to(np.eye(n), Qs.shape), atol=1e-12)
+    assert np.abs(Qs.mean(0)).max() < 4.5 / (2000 * n) ** 0.5  # the Q of a library has signs of its own
+    np.testing.assert_allclose((Qs**2).mean(0), 1 / n, atol=0.05)
+    assert {round(np.linalg.det(Q)) for Q in Qs} == {-1, 1}
+    assert np.array_equal(haar(n, np.random.default_rng(3)), haar(n, np.random.default_rng(3)))
