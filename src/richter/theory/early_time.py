@@ -21,6 +21,7 @@ from torch import Tensor
 from richter.core import Ref, unknown
 from richter.core.arrays import Array, ArrayLike
 from richter.theory.arrays import column, like, network, normal, read, whole
+from richter.theory.flows import flow
 from richter.theory.frame import Theory
 
 Matrices = tuple[Float[Tensor, "d_in d_in"], Float[Tensor, "d_in d_in"]]
@@ -147,7 +148,7 @@ def simulate(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, activatio
     """The same two second derivatives of one layer, from the training of an actual network: f(x) = W_L phi(... phi(W_0 x)),
     all layers under gradient flow on sum |f - y|^2 / 2, y [n,c].
 
-    The flow is integrated (Runge-Kutta) to the times +-t and +-t/2 at which the fastest layer has moved by ``movement`` of its
+    The flow is followed (``flows.flow``) to the times +-t and +-t/2 at which the fastest layer has moved by ``movement`` of its
     norm; C(t) = C'' t^2/2 + O(t^3) gives C'' up to O(t^4).
     """
     start, X_, y_ = network(weights, X, y, layer)
@@ -161,16 +162,24 @@ def _from_flow(start: list[Tensor], X: Tensor, y: Tensor, activation: Callable[[
     speed = max((v.norm() / W.norm()).item() for v, W in zip(velocity(start), start, strict=True))
     t = movement / speed if speed > 0 else 1.0
 
-    def curvature(t: float) -> Tensor:
+    def moved(by: list[Tensor]) -> list[Tensor]:
+        return [W + V for W, V in zip(start, by, strict=True)]
+
+    # what is followed is V = W - W(0), so that its own digits count and not those of W
+    still = [torch.zeros_like(W) for W in start]
+    size = movement * max(W.abs().max().item() for W in start) or 1.0
+    halves, wholes = zip(*(flow(lambda by: velocity(moved(by)), still, [sign * t / 2, sign * t], atol=1e-12 * size)
+                           for sign in (1, -1)), strict=True)
+
+    def curvature(both_ways: Sequence[list[Tensor]], t: float) -> Tensor:
         """(C(t) + C(-t)) / t^2 of both matrices C."""
         total = X.new_zeros(2, start[layer].shape[1], start[layer].shape[1])
-        for sign in (1, -1):
-            now = _runge_kutta(velocity, start, sign * t)
-            V, J = now[layer] - start[layer], _jacobian(now, X, activation, layer)
+        for by in both_ways:
+            V, J = by[layer], _jacobian(moved(by), X, activation, layer)
             total += torch.stack([V.T @ V, V.T @ torch.einsum("nco,ncp->op", J, J) @ V])
         return total / t**2
 
-    both = (4 * curvature(t / 2) - curvature(t)) / 3
+    both = (4 * curvature(halves, t / 2) - curvature(wholes, t)) / 3
     return both[0], both[1]
 
 
@@ -208,17 +217,6 @@ def _gradient_flow(X: Tensor, y: Tensor, activation: Callable[[Tensor], Tensor])
             loss = (_forward(live, X, activation)[0] - y).square().sum() / 2
             return [-g for g in torch.autograd.grad(loss, live)]
     return velocity
-
-
-def _runge_kutta(velocity: Callable[[list[Tensor]], list[Tensor]], start: list[Tensor], t: float) -> list[Tensor]:
-    """One step of the classical fourth order."""
-    def moved(v: list[Tensor], by: float) -> list[Tensor]:
-        return [W + by * d for W, d in zip(start, v, strict=True)]
-    k1 = velocity(start)
-    k2 = velocity(moved(k1, t / 2))
-    k3 = velocity(moved(k2, t / 2))
-    k4 = velocity(moved(k3, t))
-    return moved([a + 2 * b + 2 * c + d for a, b, c, d in zip(k1, k2, k3, k4, strict=True)], t / 6)
 
 
 def _jacobian(weights: list[Tensor], X: Tensor, activation: Callable[[Tensor], Tensor], layer: int) -> Tensor:
