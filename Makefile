@@ -34,8 +34,8 @@ bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/learners.py
 
-docs: .venv/installed-dev  ## docs/*.md as pages under site/
-	$(BIN)/python docs/build.py
+docs: .venv/installed-dev  ## docs/*.md and the reference as pages under site/, which need no server and no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import re
+import shutil
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -114,3 +121,70 @@ def test_every_dependency_has_a_reason() -> None:
     reasons = (ROOT / "docs/dependencies.md").read_text()
     for package in re.findall(r'"([a-z-]+)', listed[1]):
         assert re.search(rf"\| ([a-z-]+, )*{package}\b", reasons), package
+
+
+@pytest.mark.parametrize("name", richter.__all__)
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    listed = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
+    if isinstance(getattr(richter, name), ModuleType) and name != "instrument":  # whose names are those of richter itself
+        assert any(entry == f"richter.{name}" or entry.startswith(f"richter.{name}.") for entry in listed)
+    elif name != "instrument":
+        assert f"richter.{name}" in listed
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, built as `make docs` builds them: warnings, e.g. of dead links, are errors."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)], cwd=ROOT,
+                           env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_the_pages_are_built(site: Path) -> None:
+    pages = {page.stem for page in site.glob("*.html")}
+    assert {"index", "CHANGELOG", "CONTRIBUTING", *(p.stem for p in (ROOT / "docs").glob("*.md"))} <= pages
+    assert not list(site.rglob("*.py"))
+    reference = (site / "reference.html").read_text()
+    for name in ("richter.Probe", "richter.measure", "richter.Observer", "richter.kernels.cka", "richter.learners.RFMClassifier"):
+        assert f'id="{name}"' in reference
+    assert "&lt;CKC, CLC&gt; / (|CKC| |CLC|)" in reference  # an inner product is no tag
+
+
+def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*?\bsrc=[\"']?([^\s\"'>]+)", text)
+        loaded += re.findall(r"<link\b(?![^>]*\brel=[\"']?(?:next|prev|canonical))[^>]*?\bhref=[\"']?([^\s\"'>]+)", text)
+        assert loaded
+        assert not [address for address in loaded if "//" in address], page
+    for sheet in site.rglob("*.css"):
+        assert not re.findall(r"(?:url\([\"']?|@import\s+[\"'])https?:", sheet.read_text()), sheet
+
+
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (CHROMIUM and DRIVER and importlib.util.find_spec("selenium")),
+                    reason="needs a browser: apt-get install chromium chromium-driver, and pip install selenium")
+def test_the_search_works_without_a_server(site: Path) -> None:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--proxy-server=127.0.0.1:1"):
+        options.add_argument(word)
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        driver.get(f"file://{site}/index.html")
+        driver.execute_script("document.querySelector('label[for=__search]').click()")
+        driver.find_element("css selector", "input.md-search__input").send_keys("stable rank")
+        end = time.monotonic() + 30
+        while not (results := driver.find_elements("css selector", ".md-search-result__item a")):
+            assert time.monotonic() < end, "nothing was found"
+            time.sleep(0.1)
+        assert any("reference.html" in str(link.get_attribute("href")) for link in results)
+    finally:
+        driver.quit()
