@@ -54,7 +54,7 @@ def _unchecked(*names: str) -> list[ModuleType]:
 
 
 core, snapshot, runs, arrays, fmt, lock, reader, writing, proving = _unchecked(
-    "core", "snapshot", "runs", "runs.arrays", "runs.format", "runs.lock", "runs.reader", "runs.writer", "runs.provenance")
+    "core", "instrument.snapshot", "runs", "runs.arrays", "runs.format", "runs.lock", "runs.reader", "runs.writer", "runs.provenance")
 Row, SelectionError, StoreError, Snapshot = core.Row, core.SelectionError, core.StoreError, snapshot.Snapshot
 NAN, INF = math.nan, math.inf
 DATA = Path(__file__).parent / "data"
