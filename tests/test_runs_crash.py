@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +228,140 @@ def test_a_kill_at_every_thirtieth_call(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_kill_at_every_call(tmp_path: Path) -> None:
     ended(child(die_at_each_call, str(tmp_path / "run"), 1, 1), 600)
+
+
+# ------------------------------------------------------------------------------------------------------------- interrupts
+
+
+class Interrupting:
+    """A connection on which Ctrl-C is pressed during a statement (it is heard when the statement has returned), and once more,
+    if one is named, just before another."""
+
+    def __init__(self, connection: Any, during: str, before: str = "nothing") -> None:
+        self._connection, self._during, self._before = connection, during, before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, text: str, *values: Any) -> Any:
+        if text.startswith(self._before):
+            self._before = "nothing"
+            raise KeyboardInterrupt
+        cursor = self._connection.execute(text, *values)
+        if text.startswith(self._during):
+            self._during = "nothing"
+            raise KeyboardInterrupt
+        return cursor
+
+
+@pytest.mark.parametrize("moments", [("BEGIN",), ("INSERT OR IGNORE INTO series",), ("SELECT id FROM series",), ("COMMIT",),
+                                     ("BEGIN", "ROLLBACK"), ("SELECT id FROM series", "ROLLBACK")], ids=" ".join)
+@pytest.mark.parametrize("name", ["known", "new"])
+def test_an_interrupt_leaves_no_transaction_open(tmp_path: Path, moments: tuple[str, ...], name: str) -> None:
+    """What is written after it is kept, by names that have a number (in one statement) and by others (in a transaction)."""
+    with runs.create(tmp_path / "run") as run:
+        run.scalars(0, known=0.0)
+        run._database.connection = Interrupting(run._database.connection, *moments)
+        with pytest.raises(KeyboardInterrupt):
+            run.rows([Row(0, "0", "m", 1.0)])
+        for step in range(1, 1001):
+            run.scalars(step, {name: float(step)})
+        seen = runs.open(tmp_path / "run")  # by others, before the end puts all in order
+        assert seen.scalar(name).value.tolist()[-1000:] == [float(step) for step in range(1, 1001)]
+        assert len(seen.frame) == (moments == ("COMMIT",))
+        run.rows([Row(1, "0", "m", 2.0)])
+    assert runs.open(tmp_path / "run").frame.value.tolist() == ([1.0, 2.0] if moments == ("COMMIT",) else [2.0])
+
+
+def interrupted_at(event: int, work: Callable[[], object]) -> bool:
+    """Press Ctrl-C at the n-th place at which Python listens to it: where a function begins, or something outside has returned.
+    (At other events an error would end a generator without its ``finally``, which no Ctrl-C does.) Did it come so far?"""
+    left = event
+
+    def count(frame: Any, what: str, _: Any) -> None:
+        nonlocal left
+        left -= what == "c_return" or (what == "call" and not frame.f_code.co_flags & inspect.CO_GENERATOR)
+        if not left:
+            raise KeyboardInterrupt
+
+    sys.setprofile(count)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    return left <= 0
+
+
+def test_an_interrupt_at_any_call_leaves_the_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell of a notebook that is stopped and started again: what is written next is kept, by this thread and another."""
+    monkeypatch.setattr(sql, "RECENT", 20)
+    event, came = 1, True
+    with runs.create(tmp_path / "run") as run:
+        while came:
+            rows = [Row(event, str(i), f"m {event}", i, note=f"note {event} {i}") for i in range(3)]
+            came = interrupted_at(event, partial(run.rows, rows))
+            interrupted_at(event, partial(run.scalars, event, {"loss": float(event)}))
+            run.scalars(event, loss=-1.0, other=float(event))
+            other = threading.Thread(target=run.rows, args=(rows,), daemon=True)
+            other.start()
+            other.join(60)
+            assert not other.is_alive(), event  # nobody holds the guard
+            seen = run.run.frame
+            seen = seen[seen.step == event]
+            assert seen.value.tolist() == [0, 1, 2], event
+            assert (seen.note == [r.note for r in rows]).all(), event
+            event += 1
+    assert event > 50
+    finished = runs.open(tmp_path / "run")
+    assert finished.scalar("loss").value.tolist() == [-1.0] * (event - 1)
+    assert finished.scalar("other").value.tolist() == [float(e) for e in range(1, event)]
+    assert len(finished.frame) == 3 * (event - 1)
+
+
+class Announced:
+    """A guard that says when a certain thread comes to it."""
+
+    def __init__(self, guard: Any) -> None:
+        self.guard, self.reached, self.thread = guard, threading.Event(), None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is self.thread:
+            self.reached.set()
+        self.guard.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.guard.release()
+
+
+@pytest.mark.parametrize("what", ["fails", "clears"])
+def test_a_number_that_one_thread_gives_back_is_not_used_by_another(tmp_path: Path, what: str) -> None:
+    """While a write that names "a" fails, or everything is cleared, another thread writes "a"; then "b" gets the number."""
+    class Failing:
+        def __float__(self) -> float:
+            other.start()
+            guard.reached.wait(60)
+            raise ValueError("no number")
+
+    with runs.create(tmp_path / "run") as run:
+        run._guard = guard = Announced(run._guard)
+        guard.thread = other = threading.Thread(target=run.scalars, args=(5, {"a": 7.0}))
+        if what == "fails":
+            with pytest.raises(StoreError, match="no number"):
+                run.scalars(0, {"a": 1.0, "bad": Failing()})
+        else:
+            run.scalars(0, a=1.0)
+            with guard:
+                other.start()
+                guard.reached.wait(60)
+                run.clear()
+                run.scalars(1, b=2.0)
+        other.join(60)
+        run.scalars(1, b=2.0)
+    finished = runs.open(tmp_path / "run")
+    assert (finished.scalar("a").step.tolist(), finished.scalar("a").value.tolist()) == ([5], [7.0])
+    assert (finished.scalar("b").step.tolist(), finished.scalar("b").value.tolist()) == ([1], [2.0])
 
 
 # ------------------------------------------------------------------------------------------------------------------- concurrency

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from runs_helpers import Row, StoreError, answer, child, ended, everything, leave_behind, runs, same, say, small, sql, survived
+from runs_helpers import DATA, StoreError, answer, child, ended, everything, leave_behind, runs, same, say, small, sql, survived
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +184,13 @@ def test_arrays_that_say_they_are_larger_than_they_are(copy: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 ** 15  # KiB
 
 
-def test_pages_that_lead_to_each_other_do_not_keep_a_reader_busy(tmp_path: Path) -> None:
-    """A tree of four levels, each page of which has the same page below it many times: 10^9 rows in a small file."""
-    with runs.create(tmp_path / "run") as run:
-        run.rows([Row(step, "0", "m", 0.5) for step in range(8_000)])
-        run.close()
-    db = tmp_path / "run" / "run.db"
+@pytest.mark.parametrize("form", [1, sql.FORMAT])
+def test_pages_that_lead_to_each_other_do_not_keep_a_reader_busy(tmp_path: Path, form: int) -> None:
+    """A tree of four levels, each page of which has the same page below it many times: 10^9 rows in a small file. One of an old
+    format is not even opened: its rows would have to be brought up to date."""
+    db = Path(shutil.copytree(DATA / f"run_format_{form}", tmp_path / "run")) / "run.db"
+    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
+        connection.executemany("INSERT INTO recent (series, step, value) VALUES (1, ?, 0.5)", [(step,) for step in range(8_000)])
     with contextlib.closing(sqlite3.connect(db)) as connection:
         (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'recent'").fetchone()
         (size,) = connection.execute("PRAGMA page_size").fetchone()
@@ -204,13 +205,12 @@ def test_pages_that_lead_to_each_other_do_not_keep_a_reader_busy(tmp_path: Path)
             page[place:place + 4] = there.to_bytes(4, "big")
         data[(here - 1) * size:here * size] = page
     db.write_bytes(data)
-    start = time.monotonic()
-    run = runs.open(tmp_path / "run")
-    with pytest.raises(StoreError, match="asks for more work than a file of its size can"):
-        run.series("m", "0")
-    with pytest.raises(StoreError, match="more work"):
-        run.frame  # noqa: B018
-    assert time.monotonic() - start < 20
+    start = time.process_time()
+    questions = [lambda: runs.open(tmp_path / "run").series("nfc", "0"), lambda: runs.open(tmp_path / "run").frame]
+    for ask in [*questions, lambda: runs.create(tmp_path / "run", resume=True)] if form < sql.FORMAT else questions:
+        with pytest.raises(StoreError, match="asks for more work than a file of its size can"):
+            ask()
+    assert time.process_time() - start < 20
 
 
 def test_objects_stay_what_and_where_they_are(copy: Path, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def fuzz(folder: str, times: int, seed: int) -> None:
             for _ in range(draw.choice([1, 1, 2, 8])):
                 data[draw.randrange(100 if k % 4 == 0 else len(data))] = draw.randrange(256)
             path.write_bytes(data[:draw.randrange(len(data))] if k % 8 == 5 else data)
-        start = time.monotonic()
+        start = time.process_time()
         try:
             run = runs.open(place)
         except StoreError:
@@ -348,7 +348,7 @@ def fuzz(folder: str, times: int, seed: int) -> None:
                 traceback.print_exc()
                 raise AssertionError(f"{seed=} {k=} {ask}: {type(why).__name__}: {why}") from None
         run.close()
-        assert time.monotonic() - start < 20, (seed, k)
+        assert time.process_time() - start < 20, (seed, k)
     shutil.rmtree(folder)
     assert "torch" not in sys.modules
     assert os.getpid()
@@ -357,6 +357,11 @@ def fuzz(folder: str, times: int, seed: int) -> None:
 
 def test_flipped_bytes_give_no_other_error(copy: Path) -> None:
     assert int(ended(child(fuzz, str(copy), 200, 0, needs=(everything,)))) > 50
+
+
+def test_flipped_bytes_of_an_old_run_give_no_other_error(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "run_format_1", tmp_path / "run")
+    assert int(ended(child(fuzz, str(tmp_path / "run"), 100, 0, needs=(everything,)))) > 25
 
 
 def test_flipped_bytes_of_a_log_give_no_other_error(tmp_path: Path) -> None:

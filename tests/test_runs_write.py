@@ -19,11 +19,14 @@ import pytest
 
 from runs_helpers import (
     NAN,
+    Mark,
     Row,
     SelectionError,
+    Snapshot,
     StoreError,
     check_table,
     child,
+    core,
     ended,
     known,
     lock,
@@ -98,6 +101,37 @@ def test_claims_figures_state_and_facts(tmp_path: Path) -> None:
         run.series("nfc")
     with pytest.raises(SelectionError, match=r"no scalar 'lost'. Close to it: 'loss'"):
         run.scalar("lost")
+
+
+def test_cards_of_measures_come_back(tmp_path: Path) -> None:
+    """Whole, of every measure, also when more is said about the run later."""
+    cards = {"nfc": core.Card("Neural feature correlation", "How <close> W is to ...", "", "up", core.Interval(0.0, 1.0), "nfa"),
+             "gap": core.Card("gap", rich="down", typical=core.Interval(low=0.5))}
+    with runs.create(tmp_path / "run") as run:
+        run.describe(model="MLP", cards=cards)
+        run.describe(model="GPT")
+    about = runs.open(tmp_path / "run").about
+    assert about["model"] == "GPT"
+    back = {name: core.Card(**{**card, "typical": core.Interval(**card["typical"])}) for name, card in about["cards"].items()}
+    assert back == cards
+
+
+@pytest.mark.parametrize("mark", list(Mark))
+def test_marks_come_back(tmp_path: Path, mark: Any) -> None:
+    """By whatever way a row is written and read; the word is that of the enumeration."""
+    row = Row(0, "0", "m", 1.0, 0.5, "because", mark)
+    assert tuple(row) == (0, "0", "m", 1.0, 0.5, "because", mark.value)
+    with runs.create(tmp_path / "run") as run:
+        run.rows([dataclasses.replace(row, step=1, mark=mark.value)])
+        run.snapshot(Snapshot((row,), 0))
+        for settled in (False, True):
+            if settled:
+                run._database.settle()
+            assert run.run.frame.mark.tolist() == [mark.value] * 2
+            assert [s.rows[0].mark for s in run.run.snapshots] == [mark] * 2
+            assert run.run.curves(["m"], ["0"])["m", "0"][1] == (mark, "because")
+        run.rows([Row(1, "0", "m", 2.0)])  # written again, without
+    assert runs.open(tmp_path / "run").frame.mark.tolist() == [mark.value, "exact"]
 
 
 def test_what_a_killed_writer_left_half_written_is_removed(tmp_path: Path) -> None:
@@ -320,6 +354,22 @@ def test_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threading.Timer(0.03, os.close, [handle]).start()
     runs.create(tmp_path / "run", resume=True).close()
     assert not lock.held(tmp_path / "run" / "writer.lock")
+
+
+def test_readers_do_not_take_each_other_for_a_writer(tmp_path: Path) -> None:
+    runs.create(tmp_path / "run").close()
+    with open(tmp_path / "run" / "writer.lock", "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # as one that asks at the same moment
+        assert runs.open(tmp_path / "run").status == "interrupted"
+
+
+def test_a_run_that_one_thread_has_made_is_ended_by_another(tmp_path: Path) -> None:
+    run = runs.create(tmp_path / "run")
+    other = threading.Thread(target=run.finish)
+    other.start()
+    other.join()
+    assert runs.open(tmp_path / "run").status == "finished"
+    runs.create(tmp_path / "run", resume=True).close()
 
 
 def second_writer(folder: str) -> None:
