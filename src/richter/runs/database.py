@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
-from richter.core import Mark
+from richter.core import Row
 
 Kind = Literal["row", "scalar"]  # a number that was measured, or one of the user's own
-Entry = tuple[str, str, Any, float, float, str, Mark]  # layer, name, step, value, standard error, note, mark
 
 
 class Appending(Protocol):
@@ -33,7 +32,7 @@ class Appending(Protocol):
     def describe(self, meta: Mapping[str, str]) -> None:
         """JSON by key; what there was under a key is replaced."""
 
-    def rows(self, kind: Kind, rows: Sequence[Entry]) -> None:
+    def rows(self, kind: Kind, rows: Sequence[Row]) -> None:
         """Refuses (``StoreError``) what is no number, before anything is kept."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> bool:

@@ -195,7 +195,7 @@ class Run:
     def _frame(self, *kinds: Kind) -> pandas.DataFrame:
         import pandas as pd
         frame = pd.DataFrame(self._database.rows(kinds), columns=COLUMNS)
-        for word in set(frame["mark"]):
+        for word in frame["mark"].unique():
             self._mark(word)
         return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
 

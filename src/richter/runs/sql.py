@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from richter.core import Mark, StoreError
+from richter.core import Mark, Row, StoreError
 from richter.runs import lock
 from richter.runs.checks import plain_text, whole_step
-from richter.runs.database import Entry, Kind
+from richter.runs.database import Kind
 from richter.runs.format import DATABASE, LOCK, begin_log, bound, connection_to, end_log, explained, guarded, own, to_read
 from richter.runs.questions import Questions
 
@@ -41,7 +41,7 @@ CREATE TABLE figures (id INTEGER PRIMARY KEY, name TEXT NOT NULL, kind TEXT NOT 
 SCHEMAS = {1: SCHEMA.replace(", mark TEXT", ""), FORMAT: SCHEMA}  # of every format there was
 RECENT = 30_000  # rows before they are moved
 
-# all rows as they stand, optionally of some series or steps: the latest of what was written for a step
+# all rows as they stand, or some series or steps of them: the latest of what was written for a step
 LATEST = """SELECT series, step, value, error, note, mark, max(id) FROM (
     SELECT series, step, value, error, note, mark, 0 AS id FROM rows {where} UNION ALL
     SELECT series, step, value, error, note, mark, id FROM recent {where}) GROUP BY series, step"""
@@ -224,20 +224,27 @@ class Appender:
     def describe(self, meta: Mapping[str, str]) -> None:
         self.connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
 
-    def rows(self, kind: Kind, rows: Sequence[Entry]) -> None:
-        series, notes, index, exact, entries = self._series, self._notes, operator.index, Mark.EXACT, []
+    def rows(self, kind: Kind, rows: Sequence[Row]) -> None:
+        series, notes, exact = self._series, self._notes, Mark.EXACT
+        index: Callable[[Any], int] = operator.index  # refuses half a step, and None
+        entries: list[tuple[Any, ...]] = []
+        marks: dict[int, str] = {}  # by row: most have none, and are written faster without
         try:
-            for layer, name, step, value, error, note, mark in rows:
-                entries.append((series.get((kind, layer, name)) or self._number(kind, layer, name), index(step), float(value),
-                                float(error), (notes.get(note) or self._note(note)) if note else None,
-                                None if mark is exact else Mark(mark).value))
-            self.connection.executemany("INSERT INTO recent (series, step, value, error, note, mark) VALUES (?, ?, ?, ?, ?, ?)",
-                                        entries)
+            for r in rows:
+                if r.mark is not exact:
+                    marks[len(entries)] = Mark(r.mark).value
+                entries.append((series.get((kind, r.layer, r.measure)) or self._number(kind, r.layer, r.measure), index(r.step),
+                                float(r.value), float(r.error), (notes.get(r.note) or self._note(r.note)) if r.note else None))
+            if marks:
+                entries = [(*entry, marks.get(i)) for i, entry in enumerate(entries)]
+            names, places = (", mark", ", ?") if marks else ("", "")
+            self.connection.executemany(f"INSERT INTO recent (series, step, value, error, note{names}) "
+                                        f"VALUES (?, ?, ?, ?, ?{places})", entries)
         except (TypeError, ValueError, OverflowError, RuntimeError) as why:
-            for _, _, step, *_ in rows:
-                whole_step(step)
-            raise StoreError(f"{name!r} of layer {layer!r} at step {step}: {value!r} with the standard error {error!r} cannot be "
-                             f"stored ({why}). Rows hold numbers.") from why
+            for other in rows:
+                whole_step(other.step)
+            raise StoreError(f"{r.measure!r} of layer {r.layer!r} at step {r.step}: {r.value!r} with the standard error "
+                             f"{r.error!r} cannot be stored ({why}). Rows hold numbers.") from why
         self._recent += len(entries)
         if self._recent >= RECENT:
             self.settle()

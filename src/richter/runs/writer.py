@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from richter.core import WHOLE, Mark, Row, StoreError
+from richter.core import WHOLE, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.checks import array_of_numbers, plain_text, whole_step
@@ -93,17 +93,17 @@ class Writer:
 
     def rows(self, rows: Iterable[Row]) -> None:
         """Numbers of layers. A step that is written again replaces what was there."""
-        entries = [(r.layer, r.measure, r.step, r.value, r.error, r.note, r.mark) for r in rows]
+        written = list(rows)
         with self._transaction("written"):
-            self._database.rows("row", entries)
+            self._database.rows("row", written)
 
     def snapshot(self, snap: Snapshot) -> None:
         """All rows of a measurement, what it cost and its matrices, in one transaction."""
         step, notes = whole_step(snap.step), json.dumps(plain(snap.notes, "notes"))
-        entries = [(r.layer, r.measure, step, r.value, r.error, r.note, r.mark) for r in snap.rows]
+        rows = [r if r.step == step else replace(r, step=step) for r in snap.rows]
         matrices = [(layer, name, step, arrays.encode(array_of_numbers(a))) for (layer, name), a in snap.arrays.items()]
         with self._transaction("written"):
-            self._database.rows("row", entries)
+            self._database.rows("row", rows)
             self._database.snapshot(step, time.time(), float(snap.seconds), float(snap.passes), int(snap.examples), notes)
             self._put_arrays(matrices)
 
@@ -118,7 +118,7 @@ class Writer:
             self._check_open()
             if not (plain_numbers and self._database.scalars(step, given)):  # at every step of training: it takes half the time
                 with self._transaction("written"):
-                    self._database.rows("scalar", [("", name, step, v, math.nan, "", Mark.EXACT) for name, v in given.items()])
+                    self._database.rows("scalar", [Row(step, "", name, value) for name, value in given.items()])
 
     def array(self, name: str, values: ArrayLike, *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
         """A spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
