@@ -196,8 +196,8 @@ def _pays(raw: bytes, itemsize: int) -> bool:
     """Does deflating save a fifth? The last bits of measured numbers are noise, and packing noise costs more time than it saves
     room. Of a large array a piece from the middle tells."""
     start = max(0, len(raw) // 2 - SAMPLE // 2) // itemsize * itemsize
-    some = raw[start:start + SAMPLE // itemsize * itemsize]
-    return len(_deflated(some, itemsize)) < 0.8 * len(some)
+    sample = raw[start:start + SAMPLE // itemsize * itemsize]
+    return len(_deflated(sample, itemsize)) < 0.8 * len(sample)
 
 
 def _deflated(raw: bytes, itemsize: int) -> bytes:
@@ -230,7 +230,7 @@ def _array(raw: bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[A
 
 
 def _digest(f: Any) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for block in iter(lambda: f.read(2 ** 20), b""):
-        found.update(block)
-    return found.hexdigest()
+        digest.update(block)
+    return digest.hexdigest()

@@ -345,8 +345,8 @@ class Reader:
 
     def rows(self, kinds: Iterable[Kind], steps: Sequence[int] = ()) -> list[tuple[int, str, str, float, float, str, str]]:
         where = "WHERE series IN (SELECT id FROM series) AND step IN (?, ?)" if steps else ""  # by the key, without a scan
-        asked = ", ".join(f"'{kind}'" for kind in kinds)
-        return self._ask(NAMED.format(where=where, kinds=asked), [*steps] * 2, "ittnntt")
+        quoted = ", ".join(f"'{kind}'" for kind in kinds)
+        return self._ask(NAMED.format(where=where, kinds=quoted), [*steps] * 2, "ittnntt")
 
     def curve(self, number: int, after: int | None = None) -> list[tuple[int, float, float]]:
         where, values = ("WHERE series = ?", [number]) if after is None else ("WHERE series = ? AND step > ?", [number, after])
