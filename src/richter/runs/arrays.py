@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from richter.core import StoreError
 
@@ -35,6 +35,13 @@ class Encoded(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+
+
+def array_of_numbers(values: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as why:
+        raise StoreError(f"a {type(values).__name__} that is no array of numbers cannot be stored as one: {why}.") from why
 
 
 def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:

@@ -1,4 +1,5 @@
-"""What a run should say of itself: versions, revision, hardware, the command, and its settings as plain data."""
+"""What a run should say of itself: versions, revision, hardware, the command; and settings, steps and names as plain data, which
+refuses the rest in a sentence."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import dataclasses
 import enum
 import importlib.metadata
 import json
+import operator
 import os
 import platform
 import subprocess
@@ -94,3 +96,21 @@ def plain(settings: Any, where: str = "settings") -> Any:
         return plain(vars(settings), where)
     raise StoreError(f"{where} is a {type(settings).__name__}, which cannot be kept in the record of a run. Settings are "
                      f"numbers, texts, lists and dataclasses of them.")
+
+
+def whole_step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise StoreError(f"step={step!r}: what is written to a run has a whole number as its step.") from None
+    if not -2 ** 63 <= number < 2 ** 63:
+        raise StoreError(f"step={step!r}: a step has at most 64 bits.")
+    return number
+
+
+def plain_text(text: Any) -> str:
+    try:
+        text.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise StoreError(f"{text!r}: names and notes of a run are text, of characters that UTF-8 has.") from None
+    return str(text)

@@ -17,9 +17,9 @@ from typing import Any
 
 from richter.core import Mark, Row, StoreError
 from richter.runs import lock
-from richter.runs.checks import plain_text, whole_step
 from richter.runs.database import Kind
 from richter.runs.format import DATABASE, LOCK, begin_log, bound, connection_to, end_log, explained, guarded, own, to_read
+from richter.runs.provenance import plain_text, whole_step
 from richter.runs.questions import Questions
 
 # ------------------------------------------------------------------------------------------------ the tables, their version

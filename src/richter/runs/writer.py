@@ -21,10 +21,9 @@ from numpy.typing import ArrayLike
 from richter.core import WHOLE, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
-from richter.runs.checks import array_of_numbers, plain_text, whole_step
 from richter.runs.database import Appending
 from richter.runs.format import DATABASE, LOCK, OBJECTS, explained
-from richter.runs.provenance import plain, provenance
+from richter.runs.provenance import plain, plain_text, provenance, whole_step
 from richter.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class Writer:
         """All rows of a measurement, what it cost and its matrices, in one transaction."""
         step, notes = whole_step(snap.step), json.dumps(plain(snap.notes, "notes"))
         rows = [r if r.step == step else replace(r, step=step) for r in snap.rows]
-        matrices = [(layer, name, step, arrays.encode(array_of_numbers(a))) for (layer, name), a in snap.arrays.items()]
+        matrices = [(layer, name, step, arrays.encode(arrays.array_of_numbers(a))) for (layer, name), a in snap.arrays.items()]
         with self._transaction("written"):
             self._database.rows("row", rows)
             self._database.snapshot(step, time.time(), float(snap.seconds), float(snap.passes), int(snap.examples), notes)
@@ -127,7 +126,7 @@ class Writer:
 
     def arrays(self, values: Mapping[str, ArrayLike], *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
         """Several at once, all or none."""
-        encoded = [(layer, name, whole_step(step), arrays.encode(array_of_numbers(v), eigen)) for name, v in values.items()]
+        encoded = [(layer, name, whole_step(step), arrays.encode(arrays.array_of_numbers(v), eigen)) for name, v in values.items()]
         with self._transaction("written"):
             self._put_arrays(encoded)
 
