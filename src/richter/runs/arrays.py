@@ -37,15 +37,9 @@ class Encoded(NamedTuple):
     data: bytes
 
 
-def array_of_numbers(values: ArrayLike) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as why:
-        raise StoreError(f"a {type(values).__name__} that is no array of numbers cannot be stored as one: {why}.") from why
-
-
-def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:
+def encode(values: ArrayLike, keep: float | None = None) -> Encoded:
     """``keep``: a symmetric positive semi-definite matrix by its leading eigenpairs, up to that share of its trace."""
+    a = _as_array(values)
     if a.dtype.kind not in KINDS:
         raise StoreError(f"arrays of numbers can be stored; this one has dtype {a.dtype}.")
     if not _fits(a.shape, a.dtype.itemsize):
@@ -57,9 +51,9 @@ def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:
         if a.dtype.kind != "f":
             raise StoreError(f"only a matrix of real floating-point numbers is kept by eigenpairs; this one has dtype {a.dtype}. "
                              f"Store it whole (eigen=None).")
-        values, vectors = leading(a, keep)
-        if a.dtype.itemsize > 2 and len(values) * (len(a) + 1) < a.size:  # half precision would spoil the vectors
-            packed = np.concatenate([values[:, None], vectors.T], 1).astype(a.dtype)
+        eigenvalues, vectors = leading(a, keep)
+        if a.dtype.itemsize > 2 and len(eigenvalues) * (len(a) + 1) < a.size:  # half precision would spoil the vectors
+            packed = np.concatenate([eigenvalues[:, None], vectors.T], 1).astype(a.dtype)
             return Encoded("eigen", a.dtype.newbyteorder("<").str, a.shape, _deflated(_bytes(packed), a.dtype.itemsize))
     half = a.ndim == 2 and a.shape[0] == a.shape[1] > 1 and np.array_equal(a, a.T)
     raw = _bytes(a[np.tri(len(a), dtype=bool)] if half else a)
@@ -172,6 +166,13 @@ def from_file(path: Path) -> bytes:
         return load_file(path)["data"].tobytes()
     except (SafetensorError, KeyError, OSError, ValueError, TypeError) as why:
         raise StoreError(f"the stored array {path} cannot be read: {why}.") from why
+
+
+def _as_array(values: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as why:
+        raise StoreError(f"a {type(values).__name__} that is no array of numbers cannot be stored as one: {why}.") from why
 
 
 def _own(folder: Path) -> Path:

@@ -100,7 +100,7 @@ class Writer:
         """All rows of a measurement, what it cost and its matrices, in one transaction."""
         step, notes = whole_step(snap.step), json.dumps(plain(snap.notes, "notes"))
         rows = [r if r.step == step else replace(r, step=step) for r in snap.rows]
-        matrices = [(layer, name, step, arrays.encode(arrays.array_of_numbers(a))) for (layer, name), a in snap.arrays.items()]
+        matrices = [(layer, name, step, arrays.encode(a)) for (layer, name), a in snap.arrays.items()]
         with self._transaction("written"):
             self._database.rows("row", rows)
             self._database.snapshot(step, time.time(), float(snap.seconds), float(snap.passes), int(snap.examples), notes)
@@ -126,7 +126,7 @@ class Writer:
 
     def arrays(self, values: Mapping[str, ArrayLike], *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
         """Several at once, all or none."""
-        encoded = [(layer, name, whole_step(step), arrays.encode(arrays.array_of_numbers(v), eigen)) for name, v in values.items()]
+        encoded = [(layer, name, whole_step(step), arrays.encode(v, eigen)) for name, v in values.items()]
         with self._transaction("written"):
             self._put_arrays(encoded)
 
