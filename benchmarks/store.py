@@ -67,30 +67,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5, help="of reading; TensorBoard's takes long and gets at most three")
-    asked = parser.parse_args()
-    expected = np.array([value(step, 3, 7) for step in range(asked.steps)])
+    arguments = parser.parse_args()
+    expected = np.array([value(step, 3, 7) for step in range(arguments.steps)])
     with tempfile.TemporaryDirectory() as place:
         ours, theirs = Path(place) / "run", Path(place) / "board"
-        written = seconds(lambda: write_run(ours, asked.steps))
-        read = [seconds(lambda: read_run(ours)) for _ in range(asked.repeats)]
+        written = seconds(lambda: write_run(ours, arguments.steps))
+        read = [seconds(lambda: read_run(ours)) for _ in range(arguments.repeats)]
         assert np.array_equal(read_run(ours), expected)
-        rows = asked.steps * len(LAYERS) * len(MEASURES)
+        rows = arguments.steps * len(LAYERS) * len(MEASURES)
         print(f"a run: {rows:,} rows written in {written:.1f} s ({1e5 * written / rows:.2f} s for 100,000), {size(ours):.0f} MB; "
-              f"one curve of {asked.steps:,} read in {1e3 * statistics.median(read):.1f} ms ({1e3 * min(read):.1f} to "
+              f"one curve of {arguments.steps:,} read in {1e3 * statistics.median(read):.1f} ms ({1e3 * min(read):.1f} to "
               f"{1e3 * max(read):.1f} ms in {len(read)} repeats)", flush=True)
         try:
             import tensorboard  # noqa: F401
         except ImportError:
             print("TensorBoard is not installed (pip install tensorboard): nothing to compare with")
             return
-        written_there = seconds(lambda: write_tensorboard(theirs, asked.steps))
-        read_there = [seconds(lambda: read_tensorboard(theirs)) for _ in range(min(asked.repeats, 3))]
+        board_written = seconds(lambda: write_tensorboard(theirs, arguments.steps))
+        board_read = [seconds(lambda: read_tensorboard(theirs)) for _ in range(min(arguments.repeats, 3))]
         assert np.allclose(read_tensorboard(theirs), expected)
-        print(f"TensorBoard: written in {written_there:.1f} s, {size(theirs):.0f} MB; the same curve read in "
-              f"{statistics.median(read_there):.1f} s ({min(read_there):.1f} to {max(read_there):.1f} s in {len(read_there)} "
+        print(f"TensorBoard: written in {board_written:.1f} s, {size(theirs):.0f} MB; the same curve read in "
+              f"{statistics.median(board_read):.1f} s ({min(board_read):.1f} to {max(board_read):.1f} s in {len(board_read)} "
               f"repeats)")
-        print(f"a run is {written_there / written:.1f} times as fast to write and "
-              f"{statistics.median(read_there) / statistics.median(read):,.0f} times as fast to read")
+        print(f"a run is {board_written / written:.1f} times as fast to write and "
+              f"{statistics.median(board_read) / statistics.median(read):,.0f} times as fast to read")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def test_a_run_is_diagnosed(store: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_run_is_exported(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.csv"))
     lines = (tmp_path / "rich.csv").read_text().splitlines()
-    assert lines[0] == "step,layer,measure,value,error,note"
+    assert lines[0] == "step,layer,measure,value,error,note,mark"
     assert len(lines) == 1 + 12 + 2
     pytest.importorskip("pyarrow")
     printed(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.parquet"))

@@ -72,13 +72,13 @@ def test_curves_are_the_series_one_by_one(tmp_path: Path) -> None:
         for _ in range(2):  # before and after the rows are moved to their place
             found = writer.run.curves([*MEASURES, "nonsense"], [*LAYERS, "nonsense"])
             assert set(found) == {(m, k) for m in MEASURES for k in LAYERS}
-            for (m, k), (series, note) in found.items():
+            for (m, k), (series, remark) in found.items():
                 for mine, theirs in zip(series, writer.run.series(m, k), strict=True):
                     np.testing.assert_array_equal(mine, theirs)
-                assert note.startswith("trivial") == (k == "2")
+                assert remark.text.startswith("trivial") == (k == "2")
             assert list(writer.run.scalar_curves(["loss", "nonsense"])["loss"].step) == [0, 3, 5]
-            with writer._transaction("settled") as db:
-                writer._settle(db)
+            with writer._transaction("settled"):
+                writer._database.settle()
     assert Run(tmp_path / "run").curves([], []) == {}
 
 
@@ -294,7 +294,7 @@ def test_an_array_that_announces_too_much_is_not_put_together(tmp_path: Path) ->
     with create(tmp_path / "run") as writer:
         writer.array("x", np.eye(3), layer="0", step=0)
         writer.array("cube", np.zeros((2, 2, 2)), layer="0", step=0)
-        writer._database.execute("UPDATE arrays SET shape = '[100000, 100000]', form = 'eigen' WHERE name = 'x'")
+        writer._database.connection.execute("UPDATE arrays SET shape = '[100000, 100000]', form = 'eigen' WHERE name = 'x'")
     for name in ("x", "cube"):
         reply = client(tmp_path).get("/api/matrix", params={"run": "run", "name": name, "layer": "0"})
         assert reply.status_code == 400

@@ -99,7 +99,7 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     names = {"model": model, "x": x, "y": y, "train_step": train_step, "loader": [(x[:32], y[:32])] * 3}
     loop, hugging_face, kernels = blocks("README.md")
     exec(loop, names)
-    assert set(names["watch"].frame.columns) == {"step", "layer", "measure", "value", "error", "note"}
+    assert set(names["watch"].frame.columns) == {"step", "layer", "measure", "value", "error", "note", "mark"}
     exec(kernels, names | {"x": x[:8]})
     transformers = pytest.importorskip("transformers")
     ids = torch.randint(0, 7, (6, 4))

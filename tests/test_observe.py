@@ -259,13 +259,13 @@ def moved(model: nn.Module, size: float = 0.1) -> nn.Module:
 def test_rows_of_all_measurements() -> None:
     model = mlp()
     watch = richter.Observer(model, probe(), when=10, budget=None, measures=["nfc", "weight_change", "tangent_cka"])
-    assert list(watch.frame.columns) == ["step", "layer", "measure", "value", "error", "note"]
+    assert list(watch.frame.columns) == ["step", "layer", "measure", "value", "error", "note", "mark"]
     assert watch.frame.empty
     for step in range(0, 30, 5):
         watch(step)
         moved(model)
     frame = watch.frame
-    assert list(frame.columns) == ["step", "layer", "measure", "value", "error", "note"]
+    assert list(frame.columns) == ["step", "layer", "measure", "value", "error", "note", "mark"]
     assert frame.step.unique().tolist() == [0, 10, 20]
     assert frame.layer.unique().tolist() == ["0", "2", "4", "*"]
     assert len(frame) == 3 * (2 * 3 + 4)

@@ -80,7 +80,7 @@ class Row:
     mark: Mark = Mark.EXACT
 
     def __iter__(self) -> Iterator[object]:
-        return iter((self.step, self.layer, self.measure, self.value, self.error, self.note))
+        return iter((self.step, self.layer, self.measure, self.value, self.error, self.note, self.mark.value))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from richter.core import RichterError, SelectionError, StoreError
+from richter.core.progress import progress
 from richter.engine.workers import Pool
 from richter.runs import Run, Writer, create
 from richter.runs.provenance import plain
@@ -60,20 +61,20 @@ def sweep(work: Work, settings: Sequence[Any], store: str | Path, *, workers: in
         raise SelectionError("two tasks of this sweep have the same settings: each would be run twice for one result.")
     due = [(s, path) for s, path in zip(settings, paths, strict=True) if fresh or not finished(path)]
     errors: dict[Path, str] = {}
-    with _bar(title, len(settings), len(settings) - len(due)) as tell:
+    with _bar(title, len(settings), len(settings) - len(due)) as advance:
         if workers == 1:
             for s, path in due:
-                errors[path] = attempt(work, s, path, fresh, partial(tell, path)) or ""
-                tell(path, 1.0)
+                errors[path] = attempt(work, s, path, fresh, partial(advance, path)) or ""
+                advance(path, 1.0)
         elif due:
             with Pool(min(workers, len(due))) as pool:
-                for path, error in pool.run(attempt, [(work, s, path, fresh) for s, path in due], tell):
+                for path, error in pool.run(attempt, [(work, s, path, fresh) for s, path in due], advance):
                     errors[path] = error
-                    tell(path, 1.0)
+                    advance(path, 1.0)
     return [Outcome(s, path, errors.get(path) or None) for s, path in zip(settings, paths, strict=True)]
 
 
-def attempt(work: Work, settings: Any, path: Path, fresh: bool, tell: Callable[[float], None]) -> str | None:
+def attempt(work: Work, settings: Any, path: Path, fresh: bool, listener: Callable[[float], None]) -> str | None:
     """One task in this process: its run is finished, or marked as failed and the reason returned."""
     begun, cpu = time.perf_counter(), time.process_time()
     _forget_peak()
@@ -81,7 +82,7 @@ def attempt(work: Work, settings: Any, path: Path, fresh: bool, tell: Callable[[
         run = create(path, settings, resume=True)
     except StoreError as why:
         return str(why)
-    run.listener = tell
+    run.listener = listener
     try:
         with run:
             if fresh:
@@ -99,11 +100,11 @@ def attempt(work: Work, settings: Any, path: Path, fresh: bool, tell: Callable[[
 
 def name_of(work: Work, settings: Any, key: str = "") -> str:
     """The folder of a task: its plain settings for people, and a digest of the function, all settings and the key."""
-    kept = plain(settings)
-    said = json.dumps([work.__module__, work.__qualname__, type(settings).__name__, kept, key], sort_keys=True)
-    shown = "-".join(f"{k}{v}" for k, v in kept.items() if isinstance(v, (int, float, str))) if isinstance(kept, dict) else ""
+    record = plain(settings)
+    identity = json.dumps([work.__module__, work.__qualname__, type(settings).__name__, record, key], sort_keys=True)
+    shown = "-".join(f"{k}{v}" for k, v in record.items() if isinstance(v, (int, float, str))) if isinstance(record, dict) else ""
     readable = re.sub(r"[^A-Za-z0-9.,=_-]", "", shown)[:48].strip(".-")
-    return f"{readable}-{hashlib.sha256(said.encode()).hexdigest()[:12]}".lstrip("-")
+    return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}".lstrip("-")
 
 
 def finished(path: Path) -> bool:
@@ -133,16 +134,15 @@ def _check(work: Work, settings: Sequence[Any], workers: int) -> None:
 
 @contextlib.contextmanager
 def _bar(title: str, tasks: int, done: int) -> Iterator[Callable[[Path, float], None]]:
-    """One bar for all tasks, moving with what each says of itself."""
-    from tqdm import tqdm
+    """One bar for all tasks: each moves it by the share of its work that it reports as done."""
     shares: dict[Path, float] = {}
     form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} tasks [{elapsed}<{remaining}]"
-    with tqdm(total=tasks, initial=done, desc=title, bar_format=form, file=sys.stderr, disable=None, leave=False) as bar:
-        def tell(path: Path, share: float) -> None:
+    with progress(title=title, total=tasks, initial=done, bar_format=form) as bar:
+        def advance(path: Path, share: float) -> None:
             before = shares.get(path, 0.0)
             shares[path] = max(before, min(share, 1.0))
             bar.update(shares[path] - before)
-        yield tell
+        yield advance
 
 
 def _forget_peak() -> None:

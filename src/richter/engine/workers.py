@@ -29,8 +29,8 @@ class Pool:
         self._ready: set[Connection] = set()
 
     def run(self, work: Callable[..., str | None], tasks: Sequence[tuple[Any, ...]],
-            tell: Callable[[Path, float], None]) -> Iterator[tuple[Path, str]]:
-        """work(*task, tell) in some worker; yields (task's path, error or "") as tasks end."""
+            advance: Callable[[Path, float], None]) -> Iterator[tuple[Path, str]]:
+        """work(*task, listener) in any worker; yields (task's path, error or "") as tasks end."""
         left = list(reversed(tasks))
         busy: dict[Connection, Any] = {self._started(): None for _ in range(self._count)}  # its task, if it has one
         while left or any(task is not None for task in busy.values()):
@@ -41,7 +41,7 @@ class Pool:
                 pipe = next(p for p in busy if p is ready)
                 path = busy[pipe][2]
                 try:
-                    kind, said = pipe.recv()
+                    kind, message = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     if pipe not in self._ready:
                         raise EngineError("the workers could not start (their messages are above). A script that uses workers "
@@ -50,25 +50,25 @@ class Pool:
                     process.join()
                     del busy[pipe]
                     busy[self._started()] = None
-                    yield path, f"its process ended ({_how(process.exitcode)}); run it again to resume"
+                    yield path, f"its process ended ({_ending(process.exitcode)}); run it again to resume"
                     continue
                 if kind == "ready":
                     self._ready.add(pipe)
                 elif kind == "share":
-                    tell(path, said)
+                    advance(path, message)
                 else:
                     busy[pipe] = None
-                    yield path, said or ""
+                    yield path, message or ""
 
     def _started(self) -> Connection:
         mine, theirs = self._spawn.Pipe()
         process = self._spawn.Process(target=_loop, args=(theirs,))
-        kept = os.environ.get("OMP_NUM_THREADS")
+        before = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = str(self._cores)  # read once, when the child loads its libraries
         try:
             process.start()
         finally:
-            os.environ.pop("OMP_NUM_THREADS") if kept is None else os.environ.update(OMP_NUM_THREADS=kept)
+            os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
         theirs.close()
         self._all[mine] = process
         return mine
@@ -95,5 +95,5 @@ def _loop(pipe: Connection) -> None:
         pipe.send(("done", work(*task, lambda share: pipe.send(("share", share)))))
 
 
-def _how(code: int | None) -> str:
+def _ending(code: int | None) -> str:
     return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"

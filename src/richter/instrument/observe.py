@@ -290,10 +290,10 @@ class Observer:
 
     @property
     def frame(self) -> pandas.DataFrame:
-        """All rows so far: step, layer, measure, value, error, note."""
+        """All rows so far: step, layer, measure, value, error, note, mark (a word of ``richter.core.Mark``)."""
         import pandas as pd
         return pd.DataFrame([tuple(r) for s in self.snapshots for r in s.rows],
-                            columns=["step", "layer", "measure", "value", "error", "note"])
+                            columns=["step", "layer", "measure", "value", "error", "note", "mark"])
 
     @property
     def scalars(self) -> pandas.DataFrame:

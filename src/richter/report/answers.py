@@ -145,8 +145,8 @@ def _chosen(shelf: Shelf, request: Request) -> Iterator[tuple[str, str, str | No
         raise SelectionError(f"{asked} curves were asked for, and one answer has up to {CURVES}. Choose fewer runs or layers.")
     for name in names:
         with shelf.open(name) as r:
-            for (measure, layer), (series, note) in r.curves(measures, layers).items() if measures and layers else ():
-                yield name, measure, layer, series, note
+            for (measure, layer), (series, remark) in r.curves(measures, layers).items() if measures and layers else ():
+                yield name, measure, layer, series, remark.text
             for scalar, series in r.scalar_curves(scalars).items() if scalars else ():
                 yield name, scalar, None, series, ""
 

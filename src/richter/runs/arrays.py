@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from richter.core import StoreError
 
@@ -37,8 +37,9 @@ class Encoded(NamedTuple):
     data: bytes
 
 
-def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:
+def encode(values: ArrayLike, keep: float | None = None) -> Encoded:
     """``keep``: a symmetric positive semi-definite matrix by its leading eigenpairs, up to that share of its trace."""
+    a = _as_array(values)
     if a.dtype.kind not in KINDS:
         raise StoreError(f"arrays of numbers can be stored; this one has dtype {a.dtype}.")
     if not _fits(a.shape, a.dtype.itemsize):
@@ -50,9 +51,9 @@ def encode(a: NDArray[Any], keep: float | None = None) -> Encoded:
         if a.dtype.kind != "f":
             raise StoreError(f"only a matrix of real floating-point numbers is kept by eigenpairs; this one has dtype {a.dtype}. "
                              f"Store it whole (eigen=None).")
-        values, vectors = leading(a, keep)
-        if a.dtype.itemsize > 2 and len(values) * (len(a) + 1) < a.size:  # half precision would spoil the vectors
-            packed = np.concatenate([values[:, None], vectors.T], 1).astype(a.dtype)
+        eigenvalues, vectors = leading(a, keep)
+        if a.dtype.itemsize > 2 and len(eigenvalues) * (len(a) + 1) < a.size:  # half precision would spoil the vectors
+            packed = np.concatenate([eigenvalues[:, None], vectors.T], 1).astype(a.dtype)
             return Encoded("eigen", a.dtype.newbyteorder("<").str, a.shape, _deflated(_bytes(packed), a.dtype.itemsize))
     half = a.ndim == 2 and a.shape[0] == a.shape[1] > 1 and np.array_equal(a, a.T)
     raw = _bytes(a[np.tri(len(a), dtype=bool)] if half else a)
@@ -167,6 +168,13 @@ def from_file(path: Path) -> bytes:
         raise StoreError(f"the stored array {path} cannot be read: {why}.") from why
 
 
+def _as_array(values: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as why:
+        raise StoreError(f"a {type(values).__name__} that is no array of numbers cannot be stored as one: {why}.") from why
+
+
 def _own(folder: Path) -> Path:
     if folder.is_symlink():
         raise StoreError(f"{folder} is a link. The objects of a run lie in its own folder; nothing elsewhere is read or written.")
@@ -196,8 +204,8 @@ def _pays(raw: bytes, itemsize: int) -> bool:
     """Does deflating save a fifth? The last bits of measured numbers are noise, and packing noise costs more time than it saves
     room. Of a large array a piece from the middle tells."""
     start = max(0, len(raw) // 2 - SAMPLE // 2) // itemsize * itemsize
-    some = raw[start:start + SAMPLE // itemsize * itemsize]
-    return len(_deflated(some, itemsize)) < 0.8 * len(some)
+    sample = raw[start:start + SAMPLE // itemsize * itemsize]
+    return len(_deflated(sample, itemsize)) < 0.8 * len(sample)
 
 
 def _deflated(raw: bytes, itemsize: int) -> bytes:
@@ -230,7 +238,7 @@ def _array(raw: bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[A
 
 
 def _digest(f: Any) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for block in iter(lambda: f.read(2 ** 20), b""):
-        found.update(block)
-    return found.hexdigest()
+        digest.update(block)
+    return digest.hexdigest()

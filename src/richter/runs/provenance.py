@@ -1,4 +1,5 @@
-"""What a run should say of itself: versions, revision, hardware, the command, and its settings as plain data."""
+"""What a run should say of itself: versions, revision, hardware, the command; and settings, steps and names as plain data, which
+refuses the rest in a sentence."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import dataclasses
 import enum
 import importlib.metadata
 import json
+import operator
 import os
 import platform
 import subprocess
@@ -27,13 +29,13 @@ def provenance() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    installed = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def revision(folder: Path | None = None, *only: str) -> str | None:
@@ -52,13 +54,13 @@ def revision(folder: Path | None = None, *only: str) -> str | None:
 
 def hardware() -> dict[str, Any]:
     """Processor, cores, memory, and the GPU if torch is at work and sees one. Never loads torch itself."""
-    found: dict[str, Any] = {"machine": platform.machine(), "processor": _processor(), "cores": os.cpu_count()}
+    facts: dict[str, Any] = {"machine": platform.machine(), "processor": _processor(), "cores": os.cpu_count()}
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        facts["memory"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
 
 
 def _processor() -> str:
@@ -74,10 +76,10 @@ def plain(settings: Any, where: str = "settings") -> Any:
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         return {f.name: plain(getattr(settings, f.name), f"{where}.{f.name}") for f in dataclasses.fields(settings)}
     if isinstance(settings, Mapping):
-        found = {str(k): plain(v, f"{where}[{k!r}]") for k, v in settings.items()}
-        if len(found) < len(settings):
+        record = {str(k): plain(v, f"{where}[{k!r}]") for k, v in settings.items()}
+        if len(record) < len(settings):
             raise StoreError(f"{where} has keys that are the same as text: {list(settings)}. A record keeps them as text.")
-        return found
+        return record
     if isinstance(settings, (set, frozenset)):
         return sorted((plain(v, f"{where}[{v!r}]") for v in settings), key=json.dumps)  # the order of a set is not its own
     if isinstance(settings, (list, tuple)):
@@ -94,3 +96,21 @@ def plain(settings: Any, where: str = "settings") -> Any:
         return plain(vars(settings), where)
     raise StoreError(f"{where} is a {type(settings).__name__}, which cannot be kept in the record of a run. Settings are "
                      f"numbers, texts, lists and dataclasses of them.")
+
+
+def whole_step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise StoreError(f"step={step!r}: what is written to a run has a whole number as its step.") from None
+    if not -2 ** 63 <= number < 2 ** 63:
+        raise StoreError(f"step={step!r}: a step has at most 64 bits.")
+    return number
+
+
+def plain_text(text: Any) -> str:
+    try:
+        text.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise StoreError(f"{text!r}: names and notes of a run are text, of characters that UTF-8 has.") from None
+    return str(text)

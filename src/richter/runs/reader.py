@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import json
-import operator
+import math
 import os
-import sqlite3
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import WHOLE, Row, SelectionError, StoreError, unknown
+from richter.core import WHOLE, Mark, Remark, Row, SelectionError, StoreError, unknown
 from richter.instrument.snapshot import Snapshot
-from richter.runs import arrays, lock
-from richter.runs.format import DATABASE, LATEST, LOCK, OBJECTS, bounded, explained, readable
+from richter.runs import arrays, lock, sql
+from richter.runs.database import Kind, Reading
+from richter.runs.format import DATABASE, LOCK, OBJECTS
 
 if TYPE_CHECKING:
     import pandas
 
 
-NAMED = f"""SELECT step, layer, name, value, error, coalesce(text, '') FROM ({LATEST}) AS found
-    JOIN series ON series.id = found.series LEFT JOIN notes ON notes.id = note
-    WHERE kind {{kind}} ORDER BY kind, step, series.id"""
-COLUMNS = ["step", "layer", "measure", "value", "error", "note"]
-# what a column must hold, by a letter: a file of unknown origin can hold anything anywhere
-EXPECTED: dict[str, set[type]] = {"i": {int}, "n": {int, float, type(None)}, "t": {str}, "?": {str, type(None)}, "b": {bytes}}
+COLUMNS = ["step", "layer", "measure", "value", "error", "note", "mark"]
+MARKS = {mark.value: mark for mark in Mark}
 
 
 class Series(NamedTuple):
@@ -56,71 +50,42 @@ class Run:
     >>> run = richter.runs.open("runs/demo")
     >>> run.status, run.measures, run.layers
     >>> run.series("nfc", "0")             # steps, values, errors
-    >>> run.frame                          # pandas: step, layer, measure, value, error, note
+    >>> run.frame                          # pandas: step, layer, measure, value, error, note, mark
     >>> run.array("agop", layer="0", step=100)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._guard = threading.RLock()
-        self._db  # noqa: B018  opened at once, so that an error comes where it belongs
+        self._database: Reading = sql.Reader(self.path)
         self.name = self.path.resolve().name
 
-    @cached_property
-    def _db(self) -> sqlite3.Connection:
-        return readable(self.path)
-
     def close(self) -> None:
-        with self._guard:
-            if "_db" in self.__dict__:
-                self.__dict__.pop("_db").close()
+        """It opens again when it is asked."""
+        self._database.close()
 
-    def _ask(self, question: str, values: Sequence[Any] = (), kinds: str = "") -> list[Any]:
-        """``kinds``: a letter of EXPECTED for each column."""
-        with self._guard, explained(self.path, "read"):
-            bounded(self._db)
-            try:
-                rows = self._db.execute(question, values).fetchall()
-            except (OverflowError, UnicodeEncodeError) as why:
-                raise SelectionError(f"no run can hold what was asked for ({', '.join(map(repr, values))}): {why}.") from why
-        for column, kind in enumerate(kinds):
-            if other := {type(row[column]) for row in rows} - EXPECTED[kind]:
-                raise StoreError(f"the run {self.path} holds {other.pop().__name__} where something else belongs. It is damaged.")
-        return rows
-
-    @contextmanager
-    def _moment(self) -> Iterator[None]:
-        """Several questions about one state of a run that is being written."""
-        with self._guard:
-            self._ask("BEGIN")
-            try:
-                yield
-            finally:
-                self._ask("COMMIT")
-
-    def _said(self, key: str) -> Any:
-        found = self._ask("SELECT value FROM meta WHERE key = ?", (key,), "t")
-        return _json(found[0][0]) if found else None
+    def _meta(self, key: str) -> Any:
+        text = self._database.meta(key)
+        return None if text is None else _json(text)
 
     # -------------------------------------------------------------------------------------------------- what it is
 
     @property
     def settings(self) -> Any:
-        return self._said("settings")
+        return self._meta("settings")
 
     @property
     def seeds(self) -> dict[str, int]:
-        return _record(self._said("seeds"))
+        return _record(self._meta("seeds"))
 
     @property
     def about(self) -> dict[str, Any]:
         """What it is of: model, parameters, examples, measures."""
-        return _record(self._said("about"))
+        return _record(self._meta("about"))
 
     @property
     def sessions(self) -> list[Session]:
-        return [Session(_number(a), b, c, _record(_json(d))) for a, b, c, d in
-                self._ask("SELECT begun, ended, how, provenance FROM sessions ORDER BY id", kinds="nn?t")]
+        return [Session(_number(begun), ended, how, _record(_json(provenance)))
+                for begun, ended, how, provenance in self._database.sessions()]
 
     @property
     def status(self) -> str:
@@ -134,88 +99,74 @@ class Run:
 
     @property
     def measures(self) -> list[str]:
-        return [r[0] for r in
-                self._ask("SELECT name FROM series WHERE kind = 'row' GROUP BY name ORDER BY min(id)", kinds="t")]
+        return list(dict.fromkeys(name for _, _, name in self._database.series("row")))
 
     @property
     def layers(self) -> list[str]:
         """In the order in which they were measured, the whole model (``"*"``) last."""
-        found = [r[0] for r in
-                 self._ask("SELECT layer FROM series WHERE kind = 'row' GROUP BY layer ORDER BY min(id)", kinds="t")]
-        return [k for k in found if k != WHOLE] + [k for k in found if k == WHOLE]
+        layers = dict.fromkeys(layer for _, layer, _ in self._database.series("row"))
+        return sorted(layers, key=lambda layer: layer == WHOLE)
 
     @property
     def names(self) -> list[str]:
         """Of the scalars."""
-        return [r[0] for r in self._ask("SELECT name FROM series WHERE kind = 'scalar' AND layer = '' ORDER BY id", kinds="t")]
+        return [name for _, layer, name in self._database.series("scalar") if layer == ""]
 
     @property
     def steps(self) -> list[int]:
         """At which it was measured."""
-        return [r[0] for r in self._ask("SELECT step FROM snapshots ORDER BY step")]
+        return self._database.steps()
 
     @property
     def last(self) -> int | None:
         """The last step that anything was written for."""
-        found = [r[0] for r in self._ask(
-            "SELECT (SELECT max(step) FROM rows WHERE series = series.id) FROM series UNION ALL SELECT max(step) FROM recent "
-            "UNION ALL SELECT max(step) FROM snapshots UNION ALL SELECT max(step) FROM arrays") if r[0] is not None]
-        with self._numbers():
-            return max(map(operator.index, found), default=None)
+        return self._database.last()
 
     def has(self, measure: str, layer: str = WHOLE) -> bool:
-        return self._id("row", layer, measure) is not None
+        return self._database.number("row", layer, measure) is not None
 
     def series(self, measure: str, layer: str = WHOLE, *, after: int | None = None) -> Series:
         """One measure of one layer over time; ``after``: only later steps."""
-        if (number := self._id("row", layer, measure)) is None:
-            self._absent(measure, layer)
+        if (number := self._database.number("row", layer, measure)) is None:
+            raise self._absent(measure, layer)
         return self._series(number, after)
 
     def scalar(self, name: str, *, after: int | None = None) -> Series:
-        if (number := self._id("scalar", "", name)) is None:
+        if (number := self._database.number("scalar", "", name)) is None:
             raise unknown(f"the run {self.name}", "scalar", name, self.names)
         return self._series(number, after)
 
-    def curves(self, measures: Iterable[str], layers: Iterable[str]) -> dict[tuple[str, str], tuple[Series, str]]:
-        """Those of these measures and layers that there are, in one question: by (measure, layer), the series and the note
-        of its last row."""
+    def curves(self, measures: Iterable[str], layers: Iterable[str]) -> dict[tuple[str, str], tuple[Series, Remark]]:
+        """Those of these measures and layers that there are, in one question: by (measure, layer), the series, and the mark and
+        note of its last row."""
         return self._curves("row", {(name, layer) for name in measures for layer in layers})
 
     def scalar_curves(self, names: Iterable[str]) -> dict[str, Series]:
         """Those of these scalars that there are."""
         return {name: series for (name, _), (series, _) in self._curves("scalar", {(name, "") for name in names}).items()}
 
-    def _curves(self, kind: str, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, str]]:
-        every = self._ask("SELECT id, layer, name FROM series WHERE kind = ? ORDER BY id", (kind,), "itt")
-        known = {number: (name, layer) for number, layer, name in every if (name, layer) in wanted}
-        where = f"WHERE series IN ({', '.join(map(str, known))})"  # SQLite's own row numbers
-        found = self._ask(f"SELECT series, step, value, error, note, 0 FROM rows {where} UNION ALL "
-                          f"SELECT series, step, value, error, note, id FROM recent {where}")
-        notes = dict(self._ask("SELECT id, text FROM notes"))
+    def _curves(self, kind: Kind, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, Remark]]:
+        known = {number: (name, layer) for number, layer, name in self._database.series(kind) if (name, layer) in wanted}
+        points, notes = self._database.points(known), self._database.notes()
         with self._numbers():
-            columns = list(zip(*found, strict=True)) or [()] * 6
-            number, step, age = (np.array(columns[i], dtype=np.int64) for i in (0, 1, 5))
-            value, error = (np.array(columns[i], dtype=np.float64) for i in (2, 3))
-        order = np.lexsort((age, step, number))  # what LATEST does, and faster than SQLite sorts
+            columns = list(zip(*points, strict=True)) or [()] * 7
+            number, step, age = (np.array(columns[i], dtype=np.int64) for i in (0, 1, 6))
+            value, error = (np.array(columns[i], dtype=np.float64) for i in (2, 3))  # None, which is NaN, becomes NaN again
+        order = np.lexsort((age, step, number))  # faster than a database sorts
         same = (np.diff(number[order]) == 0) & (np.diff(step[order]) == 0)
         order = order[~np.append(same, False)[:len(order)]]  # of rows for the same step, the latest
         curves = {}
         for k, key in known.items():
             mine = order[np.searchsorted(number[order], k):np.searchsorted(number[order], k, side="right")]
-            said = notes.get(columns[4][mine[-1]], "") if len(mine) else ""
-            curves[key] = Series(step[mine], value[mine], error[mine]), str(said)
+            remark = Remark(self._mark(columns[5][mine[-1]]), notes.get(columns[4][mine[-1]], "")) if len(mine) else Remark()
+            curves[key] = Series(step[mine], value[mine], error[mine]), remark
         return curves
 
-    def _series(self, number: int | None, after: int | None) -> Series:
-        where = "WHERE series = ?" if after is None else "WHERE series = ? AND step > ?"
-        return self._table([r[1:4] for r in self._ask(LATEST.format(where=where) + " ORDER BY step",
-                                                      ((number,) if after is None else (number, after)) * 2)])
-
-    def _table(self, rows: list[Any]) -> Series:
+    def _series(self, number: int, after: int | None) -> Series:
+        rows = self._database.curve(number, after)
         with self._numbers():
-            table = np.array([r[1:3] for r in rows], dtype=np.float64).reshape(-1, 2)  # NULL, which is NaN, becomes NaN again
-            return Series(np.array([r[0] for r in rows], dtype=np.int64), table[:, 0], table[:, 1])
+            table = np.array([row[1:] for row in rows], dtype=np.float64).reshape(-1, 2)
+            return Series(np.array([row[0] for row in rows], dtype=np.int64), table[:, 0], table[:, 1])
 
     @contextmanager
     def _numbers(self) -> Iterator[None]:
@@ -224,33 +175,36 @@ class Run:
         except (ValueError, TypeError, OverflowError) as why:
             raise StoreError(f"the run {self.path} holds something else than numbers: {why}. It is damaged.") from why
 
-    def _id(self, kind: str, layer: str, name: str) -> int | None:
-        found = self._ask("SELECT id FROM series WHERE kind = ? AND layer = ? AND name = ?", (kind, layer, name))
-        return found[0][0] if found else None
+    def _mark(self, word: str) -> Mark:
+        if (mark := MARKS.get(word)) is None:
+            raise StoreError(f"the run {self.path} holds the mark {word!r}, and no row has such a one. It is damaged.")
+        return mark
 
-    def _absent(self, measure: str, layer: str) -> None:
+    def _absent(self, measure: str, layer: str) -> SelectionError:
         known = self.measures
         if measure not in known:
-            raise unknown(f"the run {self.name}", "measure", measure, known)
-        has = [r[0] for r in self._ask("SELECT layer FROM series WHERE kind = 'row' AND name = ? ORDER BY id", (measure,), "t")]
-        raise unknown(f"the run {self.name}", "layer", layer, has, of=f" for {measure!r}")
+            return unknown(f"the run {self.name}", "measure", measure, known)
+        layers = [other for _, other, name in self._database.series("row") if name == measure]
+        return unknown(f"the run {self.name}", "layer", layer, layers, of=f" for {measure!r}")
 
     @property
     def frame(self) -> pandas.DataFrame:
-        """All rows: step, layer, measure, value, error, note."""
-        return self._frame("= 'row'")
+        """All rows: step, layer, measure, value, error, note, mark (a word of ``richter.core.Mark``)."""
+        return self._frame("row")
 
-    def _frame(self, kind: str) -> pandas.DataFrame:
+    def _frame(self, *kinds: Kind) -> pandas.DataFrame:
         import pandas as pd
-        found = pd.DataFrame(self._ask(NAMED.format(where="", kind=kind), kinds="ittnnt"), columns=COLUMNS)
-        return found.astype({"step": "int64", "value": "float64", "error": "float64"})
+        frame = pd.DataFrame(self._database.rows(kinds), columns=COLUMNS)
+        for word in frame["mark"].unique():
+            self._mark(word)
+        return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
 
     @property
     def scalars(self) -> pandas.DataFrame:
         """The user's curves: a column for each name, by step."""
         import pandas as pd
-        found = pd.DataFrame({name: pd.Series(s.value, index=s.step) for name, s in self.scalar_curves(self.names).items()})
-        return found.rename_axis("step").reset_index(allow_duplicates=True)
+        frame = pd.DataFrame({name: pd.Series(s.value, index=s.step) for name, s in self.scalar_curves(self.names).items()})
+        return frame.rename_axis("step").reset_index(allow_duplicates=True)
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -260,24 +214,19 @@ class Run:
     @property
     def ends(self) -> list[Snapshot]:
         """The first and the last measurement: what a verdict needs, without reading what lies between."""
-        steps = self._ask("SELECT min(a), max(b) FROM (SELECT (SELECT min(step) FROM rows WHERE series = series.id) AS a, "
-                          "(SELECT max(step) FROM rows WHERE series = series.id) AS b FROM series WHERE kind = 'row' UNION ALL "
-                          "SELECT step, step FROM recent WHERE series IN (SELECT id FROM series WHERE kind = 'row'))", kinds="nn")
-        return self._snapshots(steps[0]) if steps[0][0] is not None else []
+        steps = self._database.ends()
+        return [] if steps is None else self._snapshots(steps)
 
     def _snapshots(self, steps: Sequence[int] = ()) -> list[Snapshot]:
-        only = "step IN (?, ?)" if steps else "true"
-        where = f"WHERE series IN (SELECT id FROM series) AND {only}" if steps else ""  # by the key, without a scan
-        with self._moment():
-            found = self._ask(NAMED.format(where=where, kind="= 'row'"), [*steps] * 2, "ittnnt")
-            costs = {s: rest for s, *rest in self._ask(
-                f"SELECT step, seconds, passes, examples, notes FROM snapshots WHERE {only}", steps, "innnt")}
-        rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *(r[0] for r in found)})}
-        for step, layer, name, value, error, note in found:
-            rows[step].append(Row(step, layer, name, _number(value), _number(error), note))
+        with self._database.moment():
+            entries = self._database.rows(["row"], steps)
+            costs = {cost[0]: cost for cost in self._database.costs(steps)}
+        rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *(entry[0] for entry in entries)})}
+        for step, layer, name, value, error, note, mark in entries:
+            rows[step].append(Row(step, layer, name, _number(value), _number(error), note, self._mark(mark)))
         snapshots = []
         for step, mine in rows.items():
-            seconds, passes, examples, notes = costs.get(step, (None, None, 0, "{}"))
+            _, seconds, passes, examples, notes = costs.get(step, (step, math.nan, math.nan, 0, "{}"))
             snapshots.append(Snapshot(tuple(mine), step, _record(_json(notes)), _number(seconds), examples or 0, _number(passes)))
         return snapshots
 
@@ -286,7 +235,7 @@ class Run:
     @property
     def arrays(self) -> list[tuple[str, str, int]]:
         """(layer, name, step) of every array; none is loaded."""
-        return [tuple(r) for r in self._ask("SELECT layer, name, step FROM arrays ORDER BY step, id", kinds="tti")]
+        return self._database.arrays()
 
     def array(self, name: str, layer: str = WHOLE, step: int | None = None) -> NDArray[Any]:
         """One array; of the last step if none is given. A matrix kept by eigenpairs is put together again."""
@@ -305,15 +254,13 @@ class Run:
         return arrays.leading(arrays.decode(form, dtype, shape, data), 1.0)
 
     def _stored(self, name: str, layer: str, step: int | None) -> tuple[str, str, tuple[int, ...], bytes]:
-        found = self._ask("SELECT form, dtype, shape, bytes, object FROM arrays WHERE layer = ? AND name = ?"
-                          + (" AND step = ?" if step is not None else " ORDER BY step DESC LIMIT 1"),
-                          (layer, name) if step is None else (layer, name, step))
-        if not found:
+        entry = self._database.array(layer, name, step)
+        if entry is None:
             known = [f"{n} of {k} at step {s}" for k, n, s in self.arrays]
             raise SelectionError(f"the run {self.name} has no array {name!r} of layer {layer!r}"
                                  + (f" at step {step}" if step is not None else "") + ". It has: "
                                  + (", ".join(known[:20]) + (", ..." if len(known) > 20 else "") if known else "none") + ".")
-        form, dtype, shape, data, stored = found[0]
+        form, dtype, shape, data, stored = entry
         sizes = _json(shape)
         if not isinstance(sizes, list) or {type(k) for k in sizes} - {int}:
             raise StoreError(f"the array {name!r} of the run {self.path} is damaged: its shape is {shape!r}.")
@@ -326,23 +273,22 @@ class Run:
     @property
     def initial(self) -> Path | None:
         """The safetensors file of the weights at initialisation, its content checked."""
-        name = self._said("initial")
+        name = self._meta("initial")
         return None if name is None else arrays.object_path(self.path / OBJECTS, str(name))
 
     @property
     def claims(self) -> dict[str, dict[str, Any]]:
-        return {name: _record(_json(record)) for name, record in
-                self._ask("SELECT name, record FROM claims ORDER BY rowid", kinds="tt")}
+        return {name: _record(_json(record)) for name, record in self._database.claims()}
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        return [tuple(r) for r in self._ask("SELECT name, kind FROM figures ORDER BY id", kinds="tt")]
+        return self._database.figures()
 
     def figure(self, name: str, kind: str = "svg") -> bytes:
-        found = self._ask("SELECT bytes FROM figures WHERE name = ? AND kind = ?", (name, kind), "b")
-        if not found:
+        data = self._database.figure(name, kind)
+        if data is None:
             raise unknown(f"the run {self.name}", "figure", f"{name}.{kind}", [".".join(f) for f in self.figures])
-        return found[0][0]
+        return data
 
     # ------------------------------------------------------------------------------------------------------- export
 
@@ -360,7 +306,7 @@ class Run:
     @property
     def table(self) -> pandas.DataFrame:
         """Rows and then scalars in one long table."""
-        return self._frame("IN ('row', 'scalar')")
+        return self._frame("row", "scalar")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.status}, {len(self.steps)} measurements of {len(self.layers)} layers)"
@@ -418,7 +364,7 @@ def inside(store: str | os.PathLike[str], name: str) -> Path:
 
 
 def _number(v: Any) -> float:
-    return float("nan") if v is None else float(v)
+    return math.nan if v is None else float(v)
 
 
 def _json(text: Any) -> Any:
@@ -428,10 +374,10 @@ def _json(text: Any) -> Any:
         raise StoreError(f"a record of this run is damaged: {why}.") from why
 
 
-def _record(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict | None):
-        raise StoreError(f"a record of this run is damaged: it is a {type(found).__name__}.")
-    return found or {}
+def _record(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise StoreError(f"a record of this run is damaged: it is a {type(value).__name__}.")
+    return value or {}
 
 
 def _escaped(text: str) -> str:

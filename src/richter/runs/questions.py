@@ -1,0 +1,60 @@
+"""Questions to a database of unknown origin: each comes to an end, and each answer is of the types that it should be of."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from richter.core import SelectionError, StoreError
+from richter.runs.format import DATABASE, bound, explained, stamp
+
+# what a column must hold, by a letter: a file of unknown origin can hold anything anywhere
+TYPES: Mapping[str, set[type]] = {"i": {int}, "s": {int, type(None)}, "n": {int, float, type(None)}, "t": {str},
+                                  "?": {str, type(None)}, "b": {bytes}}
+
+
+class Questions:
+    """``opened(folder)`` gives the connection, and whether it is to a copy, which is made anew when the file has changed. It is
+    opened at once, so that an error comes where it belongs, and again by the first question after ``close``."""
+
+    def __init__(self, folder: Path, opened: Callable[[Path], tuple[sqlite3.Connection, bool]]) -> None:
+        self.folder, self.guard, self._opened = folder, threading.RLock(), opened
+        self._connection: sqlite3.Connection | None = None
+        self._copied: list[tuple[int, int, int]] | None = None  # which state of the file, if it is a copy
+        self._connected()
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._copied is not None and self._connection is not None and not self._connection.in_transaction \
+                and self._copied != stamp(self.folder / DATABASE):
+            self.close()  # somebody went on with what is read from a copy
+        if self._connection is None:
+            with explained(self.folder, "read"):
+                state = stamp(self.folder / DATABASE)
+                self._connection, copied = self._opened(self.folder)
+            self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
+            self._copied = state if copied else None
+        return self._connection
+
+    def close(self) -> None:
+        with self.guard:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def ask(self, question: str, values: Sequence[Any] = (), kinds: str = "") -> list[Any]:
+        """``kinds``: a letter of TYPES for each column."""
+        with self.guard, explained(self.folder, "read"):
+            connection = self._connected()
+            bound(connection)
+            try:
+                rows = connection.execute(question, values).fetchall()
+            except (OverflowError, UnicodeEncodeError) as why:
+                raise SelectionError(f"no run can hold what was asked for ({', '.join(map(repr, values))}): {why}.") from why
+        for column, kind in enumerate(kinds):
+            if other := {type(row[column]) for row in rows} - TYPES[kind]:
+                raise StoreError(f"the run {self.folder} holds {other.pop().__name__} where something else belongs. It is "
+                                 f"damaged.")
+        return rows
