@@ -64,12 +64,12 @@ def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Di
         optimiser.step()
 
     report(steps, loss, watch.now(steps))
-    found = diagnose(watch)
-    print(f"\n{watch.snapshots[-1]}\n\n{found}")
+    diagnosis = diagnose(watch)
+    print(f"\n{watch.snapshots[-1]}\n\n{diagnosis}")
     print(f"Measured {len(watch.snapshots)} times, {watch.share:.1%} of the time "
           f"({len(watch.put_off)} measurements put off to stay within the budget of {watch.budget:.0%}).")
     watch.close()
     print(f"Report:    {write_report([Run(run)], run / 'report.html')}")
     program = sys.argv[0] if Path(sys.argv[0]).name == "richter" else "richter"  # as it was called: it need not be on the PATH
     print(f"Dashboard: {program} serve {run.parent}")
-    return found
+    return diagnosis
