@@ -1,4 +1,4 @@
-"""The small values that everything else speaks of: references, intervals, rows and their marks, cards of measures, predictions."""
+"""The small values that everything else speaks of: references, intervals, rows and their marks, cards, predictions."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Card:
 
     @classmethod
     def from_json(cls, record: Any) -> Card:
-        """What ``to_json`` wrote, also by a version with more fields. ValueError if it is anything else: runs come from strangers."""
+        """What ``to_json`` wrote, also in a later version. ValueError for anything else: runs come from strangers."""
         if not isinstance(record, dict) or not isinstance(record.get("title"), str):
             raise ValueError(f"a card is a record with a title, not {str(record)[:80]!r}")
         kinds: dict[str, type] = {"sentence": str, "unit": str, "panel": str, "whole": bool}

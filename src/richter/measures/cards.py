@@ -81,7 +81,8 @@ CARDS: dict[str, Card] = {
         "features are learned, interior layers most.",
         rich="up", panel=TANGENT, range=UNIT, ref=Ref("signal", "Eq. 6")),
     "tangent_alignment": Card(
-        "tangent alignment", "How far the large directions of the tangent kernel are the labels, output by output and not centred.",
+        "tangent alignment",
+        "How far the large directions of the tangent kernel are the labels, output by output and not centred.",
         rich="up", panel=TANGENT, range=UNIT, ref=Ref("rapid", "Sec. 2")),
     "tangent_correlation": Card(
         "tangent correlation", "How much of the labels lies along the largest directions of the tangent kernel.",
@@ -90,13 +91,15 @@ CARDS: dict[str, Card] = {
         "tangent stable rank", "How many directions the tangent kernel has: falls as features specialise.",
         rich="down", panel=TANGENT, range=COUNT, ref=Ref("signal", "Sec. 4")),
     "fact": Card(
-        "features at convergence (fact)", "How far W'W has the direction that the examples and the loss ask for: 1 at convergence.",
+        "features at convergence (fact)",
+        "How far W'W has the direction that the examples and the loss ask for: 1 at convergence.",
         panel=CONVERGENCE, range=COSINE, ref=Ref("fact", "Theorem (FACT)")),
     "fact_backward": Card(
         "of the output side (fact_backward)", "The same on the output side, of WW': 1 at convergence.",
         panel=CONVERGENCE, range=COSINE, ref=Ref("fact", "Theorem (FACT), backward")),
     "fact_error": Card(
-        "|W'W - FACT| / |W'W|", "How far W'W is from what the examples and the loss ask for, its scale included: 0 at convergence.",
+        "|W'W - FACT| / |W'W|",
+        "How far W'W is from what the examples and the loss ask for, its scale included: 0 at convergence.",
         panel=CONVERGENCE, range=POSITIVE, ref=Ref("fact", "Theorem (FACT)")),
     "fact_backward_error": Card(
         "the same of WW' (fact_backward_error)", "The same on the output side, of WW': 0 at convergence.",

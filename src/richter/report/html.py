@@ -198,8 +198,8 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
         when = f"at the first and the last step ({steps[0]}, {steps[-1]})" if len(steps) > 1 else f"at step {steps[0]}"
         few = f" {len(drawn)} of {len(layers)} layers are shown." if i == 0 and len(drawn) < len(layers) else ""
         yield tag("h3", f"{owner}layer {k}")
-        yield tag("div", album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{few}"),  # type: ignore[misc]
-                  _spectra(s, k, album, owner), class_="pair")
+        pictures = album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{few}")  # type: ignore[misc]
+        yield tag("div", pictures, _spectra(s, k, album, owner), class_="pair")
     if any(name not in plotdata.MATRICES or not layers for name in plotdata.stored(run, WHOLE)):
         yield tag("h3", f"{owner}whole model")
         yield _spectra(s, WHOLE, album, owner)

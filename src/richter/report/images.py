@@ -11,9 +11,9 @@ from richter.core import Card
 from richter.report import plotdata
 from richter.report.axes import grid_of_panels, say_why, shows_whole_range, step_text
 from richter.report.looks import EMPTY
+from richter.report.names import short_names, shortened
 from richter.report.plotdata import Grid
 from richter.report.thin import shrink
-from richter.report.names import short_names, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
