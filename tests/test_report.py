@@ -458,6 +458,23 @@ def test_every_measure_has_a_card_that_agrees_with_it() -> None:
     assert set(SHOWN_FIRST) <= set(CARDS)
 
 
+def test_the_tables_of_measures_say_what_the_cards_say() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "measures.md").read_text(encoding="utf-8")
+    rows = {re.findall(r"`(\w+)`", cells[1])[0]: cells for line in text.splitlines() if line.startswith("| `")
+            for cells in [re.split(r"(?<!\\)\|", line)] if len(cells) == 7}
+    assert set(rows) == set(CARDS)
+    for name, (_, first, _, reads, possible, rich, _) in rows.items():
+        c = CARDS[name]
+        assert ("*" in first) == (name in richter.measures.DEFAULT), name
+        assert reads.strip().startswith(c.sentence), name
+        ends = (f"{c.range.low:g} to {c.range.high:g}", f">= {c.range.low:g}")
+        assert (possible.strip(), rich.strip()) == (ends[math.isinf(c.range.high)], c.rich or ""), name
+        if c.typical:
+            assert f"Below {c.typical.low:g} a layer is called lazy, from {c.typical.high:g} on rich" in reads
+    words = text[text.index("## What kind of number"):text.index("## When there is no number")]
+    assert re.findall(r"\| `(\w+)` \|", words) == [mark.value for mark in Mark]
+
+
 def test_panels_hold_every_measure_once() -> None:
     mine = {"mine": Card("m", panel="My panel"), "third": Card("t", panel=CARDS["nfc"].panel)}
     filled = panels(["mine", "other", "third", *CARDS, "nfc"], mine)

@@ -95,14 +95,16 @@ CARDS: dict[str, Card] = {
         "How far W'W has the direction that the examples and the loss ask for: 1 at convergence.",
         panel=CONVERGENCE, range=COSINE, ref=Ref("fact", "Theorem (FACT)")),
     "fact_backward": Card(
-        "of the output side (fact_backward)", "The same on the output side, of WW': 1 at convergence.",
+        "of the output side (fact_backward)",
+        "How far WW', the output side, has the direction that the examples and the loss ask for: 1 at convergence.",
         panel=CONVERGENCE, range=COSINE, ref=Ref("fact", "Theorem (FACT), backward")),
     "fact_error": Card(
         "|W'W - FACT| / |W'W|",
         "How far W'W is from what the examples and the loss ask for, its scale included: 0 at convergence.",
         panel=CONVERGENCE, range=POSITIVE, ref=Ref("fact", "Theorem (FACT)")),
     "fact_backward_error": Card(
-        "the same of WW' (fact_backward_error)", "The same on the output side, of WW': 0 at convergence.",
+        "output side: |WW' - FACT| / |WW'|",
+        "How far WW', the output side, is from what the examples and the loss ask for, its scale included: 0 at convergence.",
         panel=CONVERGENCE, range=POSITIVE, ref=Ref("fact", "Theorem (FACT), backward")),
     "fact_stationarity": Card(
         "gradient off the decay (0: converged)",
