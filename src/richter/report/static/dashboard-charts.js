@@ -17,7 +17,7 @@ export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "
 
 /**
  * Draw panels into a grid; those that stay keep their zoom. A panel has a key, a title, a hint, its curves, the runs and layers that
- * colours and dashes tell apart, and (perhaps) a table: the question whose answer are all its points.
+ * colours and dashes tell apart, and perhaps a table (the question whose answer are all its points) and a legend.
  */
 export function drawPanels(grid, wanted) {
   for (const [key, panel] of panels) {
@@ -29,7 +29,7 @@ export function drawPanels(grid, wanted) {
   wanted.forEach((w, i) => {
     const fresh = !panels.has(w.key);
     if (fresh) panels.set(w.key, made(w.key));
-    const panel = Object.assign(panels.get(w.key), { table: null }, w);
+    const panel = Object.assign(panels.get(w.key), { table: null, legend: false }, w);
     if (grid.children[i] !== panel.node) grid.insertBefore(panel.node, grid.children[i] ?? null);
     if (fresh) watcher.observe(panel.node);
     panel.heading.textContent = w.title;
@@ -137,7 +137,8 @@ function panelLayout(panel, which = theme()) {
   const axis = { gridcolor: c.grid, linecolor: c.line, tickfont: { size: 10.5, color: c.faint }, zeroline: false };
   return {
     autosize: true, margin: { l: 50, r: 12, t: 8, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: FONT, size: 11, color: c.text }, showlegend: false, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
+    font: { family: FONT, size: 11, color: c.text }, showlegend: panel.legend, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
+    legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)", font: { size: 10.5 } },
     uirevision: `${panel.key} ${isLog(panel.key)} ${state.logx}`,
     xaxis: { ...axis, ...steps(panel.curves), title: { text: "step", font: { size: 10.5, color: c.faint }, standoff: 4 },
       showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: c.line },

@@ -1,4 +1,4 @@
-// Any view that answers with panels: curves, tables, words. A view that was added in Python needs no script of its own.
+// Any view that answers with panels: curves side by side, then tables and words. A view that was added in Python needs no script.
 
 import { ask } from "./dashboard-api.js";
 import { drawPanels, forgetPanels } from "./dashboard-charts.js";
@@ -7,10 +7,10 @@ import { el, number, show } from "./dashboard-dom.js";
 export async function draw(view, { name, runs }, current) {
   const { panels } = await ask(name, { run: runs });
   if (!current()) return;
-  if (!view.querySelector(".grid")) view.replaceChildren(el("div"), el("div", { className: "grid" }));
-  const [cards, grid] = view.children;
-  show(cards, ...panels.filter((p) => p.kind !== "curves").map(card));
+  if (!view.querySelector(".grid")) view.replaceChildren(el("div", { className: "grid" }), el("div", { className: "cards" }));
+  const [grid, cards] = view.children;
   drawPanels(grid, panels.filter((p) => p.kind === "curves").map((p, i) => ({ ...p, ...drawn(p), key: `${name} ${i}`, hint: p.sentence })));
+  show(cards, ...panels.filter((p) => p.kind !== "curves").map(card));
 }
 
 export const forget = forgetPanels;
@@ -18,7 +18,7 @@ export const forget = forgetPanels;
 /** What the panels of curves need to know about each line. */
 function drawn({ curves }) {
   const lines = curves.map((c) => ({ ...c, run: c.label, measure: c.label, layer: null, note: "", mark: "exact" }));
-  return { curves: lines, runs: curves.map((c) => c.label), layers: [] };
+  return { curves: lines, runs: curves.map((c) => c.label), layers: [], legend: curves.length > 1 };
 }
 
 const card = (panel) => el("article", { className: "card" }, el("h3", { textContent: panel.title }),
