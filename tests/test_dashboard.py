@@ -368,6 +368,18 @@ def test_a_view_from_outside_is_answered_like_the_others(store: Path, added: vie
     assert client(store).get("/api/losses", params={"run": "nothing"}).status_code == 404
 
 
+def test_the_example_of_the_document_is_a_view(store: Path) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    try:
+        exec(code, {})
+        curves, table = client(store).get("/api/losses", params={"run": ["a", "deep/b"]}).json()["panels"]
+    finally:
+        views.VIEWS.remove("losses")
+    assert [line["label"] for line in curves["curves"]] == ["a", "deep/b"]
+    assert table["rows"] == [["a", 0.4], ["deep/b", 0.4]]
+
+
 @pytest.mark.parametrize(("answer", "words"), [
     (lambda runs, query: [run.last + "x" for _, run in runs], r"'losses' cannot be shown of the run 'deep/b'.*TypeError"),
     (lambda runs, query: {"value": math.nan}, r"no JSON.*Curves, Table, Words"),
