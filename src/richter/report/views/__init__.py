@@ -7,8 +7,8 @@
     richter.report.views.add(View("losses", "Losses", last_losses))
     richter.report.server.serve("runs")
 
-A view answers with panels, which the page knows how to draw: ``Curves`` first, then ``Table`` and ``Words``. Those of this folder have scripts
-of their own beside them (``script``), and answer with what these draw.
+A view answers with panels, which the page knows how to draw: ``Curves`` first, then ``Table`` and ``Words``. Those of this folder
+have scripts of their own (``script``), and answer with what these draw.
 """
 
 from __future__ import annotations
