@@ -13,16 +13,14 @@ have scripts of their own (``script``), and answer with what these draw.
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from richter.core import SelectionError
+from richter.core.catalogue import Catalogue
 from richter.report.plotdata import Line
 from richter.report.query import Query
 from richter.report.shelf import Chosen
@@ -111,35 +109,8 @@ def _cell(value: Any) -> float | str | None:
 
 # ------------------------------------------------------------------------------------------------- which views there are
 
-class _Views:
-    """Those of this folder, and those that were added."""
-
-    def __init__(self) -> None:
-        self._added: dict[str, View] = {}
-
-    def shipped(self) -> dict[str, View]:
-        views = [importlib.import_module(f"{__name__}.{m.name}").VIEW for m in pkgutil.iter_modules(__path__)]
-        return {v.name: v for v in views}
-
-    def all(self) -> dict[str, View]:
-        return {**self.shipped(), **self._added}
-
-    def add(self, view: View) -> View:
-        if view.name in self.shipped():
-            raise SelectionError(f"Richter's own view {view.name!r} cannot be replaced. Choose another name.")
-        self._added[view.name] = view
-        return view
-
-    def remove(self, name: str) -> None:
-        del self._added[name]
-
-
-VIEWS = _Views()
-
-
-def add(view: View) -> View:
-    """Make a view known to every dashboard of this process."""
-    return VIEWS.add(view)
+VIEWS: Catalogue[View] = Catalogue(__name__, "VIEW", "view")
+add = VIEWS.add
 
 
 def tabs() -> list[View]:
