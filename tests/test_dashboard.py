@@ -393,7 +393,7 @@ def test_a_view_that_fails_says_so(store: Path, added: views.View, answer: views
 
 
 def test_names_of_views_are_their_own(store: Path, added: views.View) -> None:
-    with pytest.raises(SelectionError, match="cannot be replaced"):
+    with pytest.raises(SelectionError, match="a view of Richter's own"):
         views.add(views.View("curves", "Mine", losses))
     views.add(replace(added, more={"matrix": losses}))
     reply = client(store).get("/api/run", params={"run": "a"})
