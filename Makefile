@@ -39,7 +39,7 @@ docs: .venv/installed-dev  ## docs/*.md and the reference as pages under site/, 
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dashboard]'
 	touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import importlib.util
 import math
 import os
 import platform
@@ -18,9 +17,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
 from urllib.request import urlopen
@@ -32,21 +32,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from richter.core import Row, SelectionError, StoreError
+from richter.core import Card, Mark, RichterError, Row, SelectionError, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.verdict import diagnose
-from richter.report import answers, shelf
+from richter.measures.cards import CARDS
+from richter.report import server, shelf, views
+from richter.report.answers import answers
 from richter.report.guard import chosen_token
+from richter.report.query import Query
 from richter.report.server import application, serve
-from richter.report.thin import shrink, thin
+from richter.report.thin import numbers, shrink, thin
 from richter.runs import Run, Series, create
 from richter.runs import reader as runs_reader
 
+if TYPE_CHECKING:
+    from browser import Browser
+
+pytest_plugins = ["browser"]
 LAYERS, MEASURES = ("0", "2"), ("nfc", "c_uc_ratio", "weight_change")
 
 
 def snapshot(step: int, layers: tuple[str, ...] = LAYERS, measures: tuple[str, ...] = MEASURES) -> Snapshot:
-    return Snapshot(tuple(Row(step, k, m, 0.1 * i + step / 1000, 0.01, "trivial: by definition" if k == "2" else "")
+    remark = {"2": ("trivial: by definition", Mark.TRIVIAL)}
+    return Snapshot(tuple(Row(step, k, m, 0.1 * i + step / 1000, 0.01, *remark.get(k, ("", Mark.EXACT)))
                           for k in layers for i, m in enumerate(measures)), step=step)
 
 
@@ -64,21 +72,22 @@ def make(path: Path, steps: int = 5, finish: str | None = "finished", settings: 
 # ------------------------------------------------------------------------------------------------------------ the reader
 
 def test_curves_are_the_series_one_by_one(tmp_path: Path) -> None:
+    def check(run: Run) -> None:
+        found = run.curves([*MEASURES, "nonsense"], [*LAYERS, "nonsense"])
+        assert set(found) == {(m, k) for m in MEASURES for k in LAYERS}
+        for (m, k), (series, remark) in found.items():
+            for mine, theirs in zip(series, run.series(m, k), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            assert remark == ((Mark.TRIVIAL, "trivial: by definition") if k == "2" else (Mark.EXACT, ""))
+        assert list(run.scalar_curves(["loss", "nonsense"])["loss"].step) == [0, 3, 5]
+
     with create(tmp_path / "run") as writer:
         for step in (0, 5, 3, 5):  # out of order, and one twice
             writer.snapshot(snapshot(step))
             writer.scalars(step, loss=step)
         writer.rows([Row(3, "0", "nfc", math.nan)])
-        for _ in range(2):  # before and after the rows are moved to their place
-            found = writer.run.curves([*MEASURES, "nonsense"], [*LAYERS, "nonsense"])
-            assert set(found) == {(m, k) for m in MEASURES for k in LAYERS}
-            for (m, k), (series, remark) in found.items():
-                for mine, theirs in zip(series, writer.run.series(m, k), strict=True):
-                    np.testing.assert_array_equal(mine, theirs)
-                assert remark.text.startswith("trivial") == (k == "2")
-            assert list(writer.run.scalar_curves(["loss", "nonsense"])["loss"].step) == [0, 3, 5]
-            with writer._transaction("settled"):
-                writer._database.settle()
+        check(writer.run)
+    check(Run(tmp_path / "run"))  # closed, its rows have been moved to their place
     assert Run(tmp_path / "run").curves([], []) == {}
 
 
@@ -152,7 +161,7 @@ def test_a_smaller_matrix_has_the_largest_entries(rows: int, columns: int, size:
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20))
 def test_numbers_are_short_and_close(values: list[float]) -> None:
-    for given_, said in zip(values, answers.numbers(np.array(values, dtype=np.float64)), strict=True):
+    for given_, said in zip(values, numbers(np.array(values, dtype=np.float64)), strict=True):
         assert (said is None) == (not math.isfinite(given_))
         assert said is None or said == pytest.approx(given_, rel=1e-6, abs=0)
 
@@ -204,10 +213,12 @@ def test_a_running_run_says_how_much_is_done(tmp_path: Path, said: object, share
 
 def test_a_run_says_what_it_holds(store: Path) -> None:
     found = client(store).get("/api/run", params={"run": "deep/b"}).json()
-    assert found["seeds"] == {}
-    assert found["measures"] == list(MEASURES)
+    assert found["measures"] == found["first"] == list(MEASURES)
     assert found["layers"] == list(LAYERS)
     assert found["scalars"] == ["loss"]
+    assert found["cards"]["nfc"] == {"title": CARDS["nfc"].title, "sentence": CARDS["nfc"].sentence}
+    (found,) = client(store).get("/api/settings", params={"run": "deep/b"}).json()["runs"]
+    assert found["seeds"] == {}
     assert found["settings"] == {"lr": "0.2", "model.width": "8"}
     assert found["where"]["python"] == platform.python_version()
 
@@ -219,7 +230,8 @@ def test_curves_of_several_runs_come_in_one_answer(store: Path) -> None:
         (run, *rest) for run in ("a", "deep/b") for rest in (("nfc", "0"), ("nfc", "2"), ("loss", None))]
     assert found[0]["step"] == [0, 1, 2, 3, 4]
     assert found[0]["value"] == pytest.approx([0.0, 0.001, 0.002, 0.003, 0.004])
-    assert found[1]["note"].startswith("trivial")
+    assert [c["mark"] for c in found[:3]] == ["exact", "trivial", "exact"]
+    assert found[1]["note"] == "trivial: by definition"
     assert found[2]["error"] == [None] * 5
     few = client(store).get("/api/curves", params=ask | {"points": 4}).json()["curves"]
     assert all(len(c["step"]) <= 4 and c["count"] == 5 for c in few)
@@ -227,7 +239,19 @@ def test_curves_of_several_runs_come_in_one_answer(store: Path) -> None:
     assert "attachment" in table.headers["content-disposition"]
     lines = list(csv.DictReader(table.text.splitlines()))
     assert len(lines) == 30
-    assert lines[1] == {"run": "a", "step": "1", "layer": "0", "measure": "nfc", "value": "0.001", "error": "0.01", "note": ""}
+    assert lines[1] == {"run": "a", "step": "1", "layer": "0", "measure": "nfc", "value": "0.001", "error": "0.01", "note": "",
+                        "mark": "exact"}
+
+
+def test_a_measure_of_one_s_own_has_its_title(store: Path) -> None:
+    with create(store / "mine") as writer:
+        writer.rows([Row(0, "0", m, 0.5) for m in ("dead", "nfc", "plain")])
+        writer.describe(cards={"dead": Card("share of dead units", "How many are never active.", unit="%").to_json(), "plain": 3})
+    found = client(store).get("/api/run", params={"run": "mine"}).json()
+    assert found["cards"] == {"dead": {"title": "share of dead units [%]", "sentence": "How many are never active."},
+                              "nfc": {"title": CARDS["nfc"].title, "sentence": CARDS["nfc"].sentence},
+                              "plain": {"title": "plain", "sentence": ""}}
+    assert found["first"] == ["nfc"]
 
 
 def test_the_verdict_is_in_words(store: Path) -> None:
@@ -269,7 +293,8 @@ def test_claims_and_pictures_come_with_the_verdict(store: Path) -> None:
 
 def test_a_matrix_comes_with_its_spectrum(store: Path) -> None:
     c = client(store)
-    assert c.get("/api/arrays", params={"run": "a"}).json()["arrays"] == [{"name": "nfm", "layer": "0", "steps": [0, 1, 2, 3, 4]}]
+    (array,) = c.get("/api/matrices", params={"run": "a"}).json()["arrays"]
+    assert array == {"name": "nfm", "layer": "0", "steps": [0, 1, 2, 3, 4]}
     ask = {"run": "a", "name": "nfm", "layer": "0", "step": 2}
     found = c.get("/api/matrix", params=ask).json()
     entries = np.frombuffer(base64.b64decode(found["data"]), "<f4").reshape(found["shown"])
@@ -294,11 +319,95 @@ def test_an_array_that_announces_too_much_is_not_put_together(tmp_path: Path) ->
     with create(tmp_path / "run") as writer:
         writer.array("x", np.eye(3), layer="0", step=0)
         writer.array("cube", np.zeros((2, 2, 2)), layer="0", step=0)
-        writer._database.connection.execute("UPDATE arrays SET shape = '[100000, 100000]', form = 'eigen' WHERE name = 'x'")
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as other:
+        other.execute("UPDATE arrays SET shape = '[100000, 100000]', form = 'eigen' WHERE name = 'x'")
+        other.commit()
     for name in ("x", "cube"):
         reply = client(tmp_path).get("/api/matrix", params={"run": "run", "name": name, "layer": "0"})
         assert reply.status_code == 400
         assert "can be shown" in reply.json()["error"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- views
+
+def losses(runs: shelf.Chosen, query: Query) -> list[views.Curves | views.Table | views.Words]:
+    """A view of a user's own."""
+    series = {name: run.scalar("loss") for name, run in runs}
+    return [views.Curves("Losses", series, "As they were logged."), views.Curves("Halves", {"a": ([0, 1], [2.0, math.nan])}),
+            views.Table("Last", ("run", "loss"), [(name, s.value[-1]) for name, s in series.items()] + [("none", math.inf)]),
+            views.Words("Note", f"Asked for {query.several('more')}.")]
+
+
+@pytest.fixture
+def added() -> Iterator[views.View]:
+    yield views.add(views.View("losses", "Losses", losses))
+    views.VIEWS.remove("losses")
+
+
+def test_the_folder_is_the_list_of_views(store: Path) -> None:
+    listed = client(store).get("/api/views").json()["views"]
+    assert [v["title"] for v in listed] == ["Curves", "Matrices", "Verdict", "Settings"]
+    assert {v["name"] for v in listed} == {p.stem for p in Path(views.__file__).parent.glob("[!_]*.py")}
+    for v in listed:
+        assert client(store).get(f"/static/{v['script']}").status_code == 200
+
+
+def test_a_view_from_outside_is_answered_like_the_others(store: Path, added: views.View) -> None:
+    c = client(store)
+    assert c.get("/api/views").json()["views"][-1] == {"name": "losses", "title": "Losses", "script": "view-panels.js"}
+    found = c.get("/api/losses", params={"run": ["a", "deep/b"], "more": "x"})
+    curves, halves, table, words = found.json()["panels"]
+    assert [line["label"] for line in curves["curves"]] == ["a", "deep/b"]
+    assert curves["curves"][0]["value"] == pytest.approx([2.0 / (1 + s) for s in range(5)])
+    assert (curves["title"], curves["sentence"]) == ("Losses", "As they were logged.")
+    assert halves["curves"] == [{"label": "a", "step": [0, 1], "value": [2, None], "error": [None, None]}]
+    assert table["rows"] == [["a", 0.4], ["deep/b", 0.4], ["none", None]]
+    assert words == {"kind": "words", "title": "Note", "sentence": "Asked for ['x']."}
+    again = c.get("/api/losses", params={"run": ["a", "deep/b"], "more": "x"}, headers={"If-None-Match": found.headers["etag"]})
+    assert again.status_code in (200, 304)  # 304, unless the store changed just now
+    assert client(store).get("/api/losses", params={"run": "nothing"}).status_code == 404
+
+
+def test_the_example_of_the_document_is_a_view(store: Path) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    try:
+        exec(code, {})
+        curves, table = client(store).get("/api/losses", params={"run": ["a", "deep/b"]}).json()["panels"]
+    finally:
+        views.VIEWS.remove("losses")
+    assert [line["label"] for line in curves["curves"]] == ["a", "deep/b"]
+    assert table["rows"] == [["a", 0.4], ["deep/b", 0.4]]
+
+
+@pytest.mark.parametrize(("answer", "words"), [
+    (lambda runs, query: [run.last + "x" for _, run in runs], r"'losses' cannot be shown of the run 'deep/b'.*TypeError"),
+    (lambda runs, query: {"value": math.nan}, r"no JSON.*Curves, Table, Words"),
+    (lambda runs, query: runs.one(), "given 2 times"),
+    (lambda runs, query: query.whole("more", 0, 1, 0), "not a whole number")])
+def test_a_view_that_fails_says_so(store: Path, added: views.View, answer: views.Answer, words: str) -> None:
+    views.add(replace(added, answer=answer))
+    reply = client(store).get("/api/losses", params={"run": ["deep/b", "a"], "more": "x"})
+    assert reply.status_code in (400, 404)
+    assert re.search(words, reply.json()["error"])
+
+
+def test_names_of_views_are_their_own(store: Path, added: views.View) -> None:
+    with pytest.raises(SelectionError, match="a view of Richter's own"):
+        views.add(views.View("curves", "Mine", losses))
+    views.add(replace(added, more={"matrix": losses}))
+    reply = client(store).get("/api/run", params={"run": "a"})
+    assert reply.status_code == 400
+    assert "'losses' answers to 'matrix', and so does another" in reply.json()["error"]
+
+
+def test_runs_are_open_one_at_a_time(store: Path) -> None:
+    mine = shelf.Shelf(store, most=0)
+    with shelf.Chosen(mine, ["a", "deep/b"]) as chosen:
+        for name, run in chosen:
+            assert (chosen.current, run.last) == (name, 4)
+            assert len(mine._open) == 1
+    assert all(not entry.users for entry in mine._open.values())
 
 
 # ------------------------------------------------------------------------------------------------- polling and many runs
@@ -471,7 +580,7 @@ def test_names_and_links_do_not_lead_out_of_the_store(store: Path, name: str) ->
     (store / "linked").mkdir()
     (store / "linked" / "run.db").symlink_to(store.parent / "outside" / "run.db")
     c = client(store)
-    for path in ("run", "verdict", "figure", "arrays", "curves", "curves.csv", "matrix", "matrix.csv"):
+    for path in (path for path in answers() if path != "views"):
         query = {"run": name, "name": "nfm", "layer": "0", "measure": "nfc", "kind": "svg"}
         reply = c.get(f"/api/{path}?{urlencode(query, errors='replace')}")
         assert reply.status_code in (400, 404), (path, name)
@@ -481,7 +590,8 @@ def test_names_and_links_do_not_lead_out_of_the_store(store: Path, name: str) ->
 
 
 @pytest.mark.parametrize("path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd",
-                                  "/static/..%2fserver.py", "/static/", "/static", "/server.py", "/api", "/api/", "/api/nothing"])
+                                  "/static/..%2fserver.py", "/static/", "/static", "/server.py", "/api", "/api/", "/api/nothing",
+                                  "/api/runs/curves"])
 def test_nothing_else_is_served(store: Path, path: str) -> None:
     assert client(store).get(path, follow_redirects=False).status_code in (400, 404)
 
@@ -514,7 +624,7 @@ def test_a_run_with_any_bytes_changed_never_breaks_the_server(store: Path, noise
     (store / "bad" / "run.db").write_bytes(whole[:at] + noise + whole[at + len(noise):])
     c = client(store)
     assert [r["name"] for r in c.get("/api/runs").json()["runs"]] == ["a", "bad", "deep/b"]
-    path = data.draw(st.sampled_from(["run", "verdict", "arrays", "curves", "curves.csv", "matrix"]))
+    path = data.draw(st.sampled_from(["run", "verdict", "settings", "matrices", "curves", "curves.csv", "matrix"]))
     query = {"run": "bad", "measure": list(MEASURES), "layer": "0", "scalar": "loss", "name": "nfm"}
     reply = c.get(f"/api/{path}", params=query)
     assert reply.status_code in (200, 400, 404), reply.text
@@ -527,7 +637,7 @@ WORDS = st.one_of(st.text(max_size=30), st.sampled_from(
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(list(answers.ANSWERS)), st.lists(st.tuples(KEYS, WORDS), max_size=8))
+@given(st.sampled_from(["runs", *answers()]), st.lists(st.tuples(KEYS, WORDS), max_size=8))
 def test_any_question_gets_an_answer_or_a_sentence(store: Path, path: str, query: list[tuple[str, str]]) -> None:
     reply = client(store).get(f"/api/{path}?{urlencode(query, errors='replace')}")
     assert reply.status_code in (200, 400, 404), reply.text
@@ -541,7 +651,7 @@ def test_any_question_gets_an_answer_or_a_sentence(store: Path, path: str, query
     "run=%ff%fe", "run=%00", "&&&=", "run", "run=a&run=a;b", "%", "run=" + "a" * 20_000, "run=a&points=%F0%9F%98%80",
     "run=a&" + "&".join(f"layer={i}" for i in range(3000)) + "&measure=nfc&measure=cnfc"], ids=range(9))
 def test_broken_queries_are_refused_with_a_sentence(store: Path, raw: str) -> None:
-    for path in answers.ANSWERS:
+    for path in ("runs", *answers()):
         assert client(store).get(f"/api/{path}?{raw}").status_code in (200, 400, 404)
 
 
@@ -555,9 +665,9 @@ def test_names_in_a_table_are_no_formulas(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------- serve
 
 @contextmanager
-def serving(store: Path, **more: object) -> Iterator[str]:
-    """The address of a server in a process of its own."""
-    code = f"from richter.report.server import serve; serve({str(store)!r}, port=0, **{more!r})"
+def serving(store: Path, before: str = "", **more: object) -> Iterator[str]:
+    """The address of a server in a process of its own, in which something may be done ``before``."""
+    code = f"{before}\nfrom richter.report.server import serve; serve({str(store)!r}, port=0, **{more!r})"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -578,9 +688,40 @@ def test_it_starts_at_once_without_torch_and_pandas(store: Path) -> None:
     check = ("import sys; from starlette.testclient import TestClient; from richter.report.server import application\n"
              f"c = TestClient(application({str(store)!r}), base_url='http://localhost')\n"
              "for p in ('', 'plotly.js', 'api/runs', 'api/verdict?run=a', 'api/curves?run=a&measure=nfc&layer=0', "
-             "'api/matrix?run=a&name=nfm&layer=0'): assert c.get('/' + p).status_code == 200, p\n"
+             "'api/matrix?run=a&name=nfm&layer=0', 'api/views', 'api/settings?run=a'):\n"
+             "    assert c.get('/' + p).status_code == 200, p\n"
              "assert not [m for m in ('torch', 'pandas', 'matplotlib', 'sklearn', 'plotly') if m in sys.modules]")
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def without_the_extra(code: str) -> subprocess.CompletedProcess[str]:
+    """Python as it is after ``pip install richter``."""
+    hidden = "import sys\nfor name in ('starlette', 'uvicorn', 'plotly'): sys.modules[name] = None\n"
+    return subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True)
+
+
+def test_without_the_extra_the_dashboard_says_how_to_get_it(store: Path) -> None:
+    done = without_the_extra(f"from richter.cli import main\nsys.exit(main(['serve', {str(store)!r}, '--port', '0']))")
+    assert done.returncode == 2
+    assert "the dashboard needs starlette, uvicorn, plotly" in done.stderr
+    assert "pip install 'richter[dashboard]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("missing", server.NEEDS)
+def test_each_part_of_the_extra_is_needed(store: Path, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    for start in (serve, application):
+        with pytest.raises(RichterError, match=rf"needs {missing}, .*richter\[dashboard\]"):
+            start(store)
+
+
+def test_without_the_extra_reports_are_whole(store: Path) -> None:
+    done = without_the_extra(f"import richter.report.views, richter.report.answers\nfrom richter.cli import main\n"
+                             f"assert len(richter.report.views.tabs()) == 4\n"
+                             f"sys.exit(main(['report', {str(store / 'a')!r}, '-o', {str(store / 'r.html')!r}]))")
+    assert done.returncode == 0, done.stderr
+    assert (store / "r.html").read_text(encoding="utf-8").count("<img ") >= 4
 
 
 def test_the_printed_address_has_the_token(store: Path) -> None:
@@ -605,10 +746,6 @@ def test_what_cannot_be_served_is_said(store: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- in a browser
 
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-browsing = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER and importlib.util.find_spec("selenium")),
-    reason="needs a browser: apt-get install chromium chromium-driver, and pip install selenium")
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 BOLD = "<b>bold</b> & <a href='javascript:alert(3)'>link</a> %{y}"
 
@@ -622,8 +759,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
     with create(folder / "second", resume=True) as writer:
         writer.claim("it rises", CLAIM)
         writer.claim(EVIL, {"a": EVIL})
+        writer.describe(cards={"weight_change": Card("distance <b>gone</b>", "How <i>far</i> it went.").to_json()})
         writer.figure("fig", "svg", SCRIPT)
     with create(folder / EVIL.replace("/", "|"), {EVIL: EVIL}) as writer:
+        writer.describe(cards={"nfc": Card(EVIL + "!", EVIL, unit=BOLD).to_json()})
         for step in range(3):
             writer.rows([Row(step, layer, measure, 0.5, 0.1, EVIL) for layer in (EVIL, BOLD) for measure in ("nfc", EVIL, BOLD)])
             writer.scalars(step, {EVIL: 1.0, BOLD: 2.0})
@@ -634,72 +773,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
         yield address, folder
 
 
-class Browser:
-    """A few words for what the tests do with a page."""
-
-    def __init__(self, downloads: Path) -> None:
-        from selenium import webdriver
-        from selenium.webdriver.chrome.service import Service
-        options = webdriver.ChromeOptions()
-        options.binary_location = str(CHROMIUM)
-        for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,800"):
-            options.add_argument(word)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-        self.downloads, self.driver = downloads, webdriver.Chrome(options=options, service=Service(DRIVER))
-        self.run = self.driver.execute_script
-
-    def open(self, address: str) -> None:
-        self.driver.get("about:blank")  # so that another # is another page
-        self.driver.get(address)
-
-    def until(self, script: str, seconds: float = 10) -> Any:
-        """The first value of a JavaScript expression that is true."""
-        end = time.monotonic() + seconds
-        while not (found := self.run(f"return {script}")):
-            assert time.monotonic() < end, f"not within {seconds} s: {script}\n{self.text()}\n{self.complaints()}"
-            time.sleep(0.1)
-        return found
-
-    def click(self, selector: str, text: str = "") -> None:
-        """As a person does: the first element with this text."""
-        self.until(f"[...document.querySelectorAll({selector!r})].find(n => n.textContent.includes({text!r}))").click()
-
-    def text(self) -> str:
-        return str(self.run("return document.body.innerText"))
-
-    def panels(self) -> list[str]:
-        return self.run("return [...document.querySelectorAll('.panel h3')].map(h => h.textContent)")
-
-    def saved(self, name: str) -> bytes:
-        end = time.monotonic() + 10
-        while not (found := list(self.downloads.glob(name))):
-            assert time.monotonic() < end, f"{name} was not saved: {list(self.downloads.iterdir())}"
-            time.sleep(0.1)
-        content = found[0].read_bytes()
-        found[0].unlink()
-        return content
-
-    def complaints(self) -> list[str]:
-        """Of the browser: errors, and violations of the content security policy."""
-        return [e["message"] for e in self.driver.get_log("browser")]
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("downloads"))
-    yield browser
-    browser.driver.quit()
-
-
-@pytest.fixture
-def browser(started: Browser) -> Iterator[Browser]:
-    """Whatever a test does, the browser has nothing to complain about."""
-    started.complaints()
-    yield started
-    assert started.complaints() == []
-
-
 DRAWN = "document.querySelectorAll('.panel .scatterlayer .trace').length"
 
 
@@ -708,7 +781,6 @@ def points(panel: str) -> str:
     return f"document.querySelector('[data-panel={panel}] .plot')?.data?.filter(t => t.customdata).map(t => t.x.length).join()"
 
 
-@browsing
 def test_the_page_lists_the_runs(site: tuple[str, Path], browser: Browser) -> None:
     browser.open(site[0])
     browser.until("document.querySelectorAll('#runs li').length === 4")
@@ -720,7 +792,6 @@ def test_the_page_lists_the_runs(site: tuple[str, Path], browser: Browser) -> No
     browser.until("document.querySelectorAll('#runs li').length === 1")
 
 
-@browsing
 def test_choices_change_the_figure_and_the_address(site: tuple[str, Path], browser: Browser) -> None:
     browser.open(f"{site[0]}#run=first")
     browser.until(f"{points('nfc')} === '9,9'")
@@ -737,7 +808,6 @@ def test_choices_change_the_figure_and_the_address(site: tuple[str, Path], brows
     assert browser.panels() == ["share learned (c_uc_ratio)", "weights moved |W-W0|/|W|", "loss"]
 
 
-@browsing
 def test_zoom_hover_and_axes(site: tuple[str, Path], browser: Browser) -> None:
     from selenium.webdriver import ActionChains
     browser.open(f"{site[0]}#run=first")
@@ -752,7 +822,7 @@ def test_zoom_hover_and_axes(site: tuple[str, Path], browser: Browser) -> None:
     assert browser.run(f"return {ranges}") == "0,8 0,8 0,8 0,8"
     ActionChains(browser.driver).drag_and_drop_by_offset(drag, 60, 0).perform()
     browser.until("location.hash.includes('x=4')")
-    assert len(set(browser.run(f"return {ranges}").split())) == 1  # all panels together
+    browser.until(f"new Set({ranges}.split(' ')).size === 1 && !{ranges}.startsWith('0,')")  # all panels together
     browser.click("#tools button", "reset zoom")
     browser.until(f"{ranges} === '0,8 0,8 0,8 0,8'")
     panel.send_keys("+")
@@ -764,7 +834,6 @@ def test_zoom_hover_and_axes(site: tuple[str, Path], browser: Browser) -> None:
     browser.until("document.querySelector('[data-panel=nfc] .plot').layout.xaxis.type === 'log'")
 
 
-@browsing
 def test_everything_is_reached_with_the_tab_key(site: tuple[str, Path], browser: Browser) -> None:
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -777,7 +846,6 @@ def test_everything_is_reached_with_the_tab_key(site: tuple[str, Path], browser:
     assert wanted <= set(browser.run("return reached"))
 
 
-@browsing
 def test_a_curve_grows_while_its_run_is_written(site: tuple[str, Path], browser: Browser) -> None:
     address, folder = site
     code = f"""
@@ -811,7 +879,6 @@ with create({str(folder / 'growing')!r}, {{}}) as writer:
         shutil.rmtree(folder / "growing")
 
 
-@browsing
 def test_a_matrix_opens_at_a_step(site: tuple[str, Path], browser: Browser) -> None:
     from selenium.webdriver.common.keys import Keys
     browser.open(f"{site[0]}#run=first")
@@ -830,7 +897,6 @@ def test_a_matrix_opens_at_a_step(site: tuple[str, Path], browser: Browser) -> N
     assert b"<svg" in browser.saved("*.svg")
 
 
-@browsing
 def test_figures_and_tables_are_saved(site: tuple[str, Path], browser: Browser) -> None:
     browser.open(f"{site[0]}#run=first&run=second")
     browser.until(DRAWN)
@@ -846,7 +912,6 @@ def test_figures_and_tables_are_saved(site: tuple[str, Path], browser: Browser) 
     assert browser.saved("richter-curves.csv").count(b"\n") == 1 + 2 * 9 + 2 * 6
 
 
-@browsing
 def test_verdict_and_settings_are_shown(site: tuple[str, Path], browser: Browser) -> None:
     browser.open(f"{site[0]}#run=first&run=second&view=verdict")
     browser.until("document.querySelectorAll('.verdict').length === 2")
@@ -861,19 +926,69 @@ def test_verdict_and_settings_are_shown(site: tuple[str, Path], browser: Browser
     assert "1 of 2 differ" in browser.text()
 
 
-@browsing
+def test_what_is_so_by_definition_is_dotted(site: tuple[str, Path], browser: Browser) -> None:
+    """By its mark, whatever the note says."""
+    folder = site[1] / "marks"
+    with create(folder) as writer:
+        writer.rows([Row(s, k, "nfc", s + i, 0.1, note, mark) for s in range(3) for i, (k, note, mark) in enumerate(
+            [("a", "", Mark.TRIVIAL), ("b", "trivial in words only", Mark.ESTIMATED)])])
+    try:
+        browser.open(f"{site[0]}#run=marks")
+        browser.until(f"{points('nfc')} === '3,3'")
+        curves = "document.querySelector('[data-panel=nfc] .plot').data.filter(t => t.customdata).map(t => t.line.dash).join()"
+        assert browser.run(f"return {curves}") == "dot,solid"
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_measure_of_one_s_own_is_drawn_under_its_title(site: tuple[str, Path], browser: Browser) -> None:
+    browser.open(f"{site[0]}#run=second")
+    browser.until(DRAWN)
+    assert browser.panels()[2] == "distance <b>gone</b>"
+    assert browser.run("return document.querySelector('[data-panel=weight_change] h3').title") == "How <i>far</i> it went."
+    assert "distance <b>gone</b>" in browser.run("return document.getElementById('measures').innerText")
+
+
+def test_a_view_comes_back_as_it_was(site: tuple[str, Path], browser: Browser) -> None:
+    browser.open(f"{site[0]}#run=first&view=verdict")
+    for view, sign in (("Verdict", ".headline"), ("Curves", ".panel"), ("Verdict", ".headline"), ("Settings", ".settings"),
+                       ("Curves", ".panel")):
+        browser.click("#views button", view)
+        browser.until(f"document.querySelector('#view {sign}')")
+        assert browser.run("return document.querySelector('#views [aria-current=page]').textContent") == view
+    assert "view" not in browser.run("return location.hash")  # the first one needs no word
+
+
+def test_a_view_from_outside_is_drawn_without_a_script_of_its_own(store: Path, browser: Browser) -> None:
+    before = (f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\nfrom test_dashboard import losses, views\n"
+              "views.add(views.View('losses', 'My losses', losses))")
+    with serving(store, before) as address:
+        browser.open(f"{address}#run=a&run=deep%2Fb")
+        browser.click("#views button", "My losses")
+        browser.until("document.querySelector('[data-panel=\"losses 1\"] .scatterlayer .trace')")
+        assert browser.panels() == ["Losses", "Halves"]
+        names = "document.querySelector('.panel .plot').data.filter(t => t.customdata).map(t => t.name)"
+        assert browser.run(f"return {names}") == ["a", "deep/b"]
+        rows = browser.run("return [...document.querySelectorAll('.card tr')].map(r => r.innerText.split(/\\s+/).join())")
+        assert rows == ["run,loss", "a,0.4000", "deep/b,0.4000", "none,\u2013"]
+        assert "Asked for []." in browser.text()
+        browser.open(browser.run("return location.href"))  # shared, it shows the same
+        browser.until("document.querySelectorAll('.panel').length === 2")
+
+
 def test_names_that_are_scripts_are_text(site: tuple[str, Path], browser: Browser) -> None:
     name = EVIL.replace("/", "|")
     browser.open(f"{site[0]}#" + urlencode({"run": name, "measure": ["nfc", EVIL, BOLD], "scalar": [EVIL, BOLD]}, doseq=True))
     browser.until("document.querySelectorAll('.panel').length === 5 && " + DRAWN)
-    assert browser.panels() == ["feature correlation (nfc)", EVIL, BOLD, EVIL, BOLD]
+    assert browser.panels() == [f"{EVIL}! [{BOLD}]", EVIL, BOLD, EVIL, BOLD]
     text = browser.text()
     assert name in text
     assert BOLD in text
     browser.run("document.querySelector('.panel').focus()")
     browser.click(".panel button", "SVG")
     picture = browser.saved("*.svg").decode()
-    assert {EVIL, BOLD} <= {node.text for node in ElementTree.fromstring(picture).iter()}  # as text, in the legend
+    texts = {node.text for node in ElementTree.fromstring(picture).iter()}
+    assert {EVIL, BOLD, f"{EVIL}! [{BOLD}]"} <= texts  # as text, in the title and the legend
     assert "<script" not in picture
     assert "<a " not in picture
     for view in ("Matrices", "Verdict", "Settings"):
@@ -882,7 +997,6 @@ def test_names_that_are_scripts_are_text(site: tuple[str, Path], browser: Browse
         assert not browser.run("return document.querySelectorAll('#page img, #page script, #page b, [href^=javascript]').length")
 
 
-@browsing
 def test_an_empty_store_says_what_to_do(tmp_path: Path, browser: Browser) -> None:
     with serving(tmp_path / "not-yet-made") as address:
         browser.open(address)
@@ -892,7 +1006,6 @@ def test_an_empty_store_says_what_to_do(tmp_path: Path, browser: Browser) -> Non
         browser.until(DRAWN)
 
 
-@browsing
 def test_with_a_token_the_address_bar_forgets_it(site: tuple[str, Path], browser: Browser) -> None:
     with serving(site[1], token=TOKEN) as address:
         browser.open(f"{address}#run=first")
@@ -903,7 +1016,6 @@ def test_with_a_token_the_address_bar_forgets_it(site: tuple[str, Path], browser
         browser.until(DRAWN)
 
 
-@browsing
 def test_it_fits_a_phone(site: tuple[str, Path], browser: Browser) -> None:
     size = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

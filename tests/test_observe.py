@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 import oracles
 import richter
 import richter.instrument.observe
-from richter.core import MemoryBudgetError, RichterError, Row, SelectionError
+from richter.core import Mark, MemoryBudgetError, RichterError, Row, SelectionError
 from richter.instrument.cotangents import random_outputs
 from richter.measures import DEFAULT
 from zoo import CASES
@@ -537,7 +537,7 @@ def test_the_row_of_the_whole_model_is_always_there() -> None:
 
 def test_as_text() -> None:
     rows = (Row(0, "first", "nfc", 0.82345, 0.0123), Row(0, "first", "change", 0.5),
-            Row(0, "last", "nfc", 1.0, 0.0, "trivial: ..."), Row(0, "last", "change", math.nan, note="0/0"),
+            Row(0, "last", "nfc", 1.0, 0.0, "trivial: ...", Mark.TRIVIAL), Row(0, "last", "change", math.nan, note="0/0"),
             Row(0, "*", "change", 12.3456, 2.0))  # fmt: skip
     text = str(richter.Snapshot(rows, 0, {"spare": "never called"})).splitlines()
     assert text[0].split() == ["layer", "nfc", "change"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -19,19 +23,26 @@ from matplotlib.colors import to_hex
 
 import richter
 from richter import runs
-from richter.core import Interval, Row, SelectionError
+from richter.core import Card, Interval, Mark, Ref, Row, SelectionError
 from richter.core.cosine import cosine
 from richter.experiments.frame import Claim, Control
 from richter.experiments.running import Finding
 from richter.instrument.snapshot import Snapshot
-from richter.report import axes, figures, plotdata, titles
+from richter.measures.cards import CARDS, OTHER, PANELS, SHOWN_FIRST, panels
+from richter.measures.cards import card as measure_card
+from richter.report import axes, figures, names, plotdata
+from richter.report.cards import cards_of, cards_of_all
 from richter.report.claims import KEYS, told
 from richter.report.html import Album, card, report
 from richter.report.markup import Markup, table, tag
-from richter.report.svg import inline_svg
+from richter.report.svg import svg_text
 from richter.report.thin import thin
 from richter.runs import Run
 
+if TYPE_CHECKING:
+    from browser import Browser
+
+pytest_plugins = ["browser"]
 STEPS = (0, 10, 100, 1000)
 MEASURES = ("nfc", "c_uc_ratio", "tangent_cka")
 VERDICT = "Rich in 1 of 2 layers (fc2); the others learned in part."
@@ -53,7 +64,7 @@ def make(path: Path, layers: tuple[str, ...] = ("fc1", "fc2"), steps: tuple[int,
     with runs.create(path, {"task": "digits", "optimiser": {"lr": 0.1}, **settings}, seeds={"data": 11}) as w:
         for s in steps:
             rows = [Row(s, k, m, value(s, i, j), 0.01 * (i + 1)) for i, k in enumerate(layers) for j, m in enumerate(measures)]
-            rows += [Row(s, "readout", "nfc", 1.0, 0.0, "trivial: by definition")]
+            rows += [Row(s, "readout", "nfc", 1.0, 0.0, "trivial: by definition", Mark.TRIVIAL)]
             rows += [Row(s, "*", "tangent_cka", value(s, 2, 2), 0.02)]
             w.snapshot(Snapshot(tuple(rows), s, seconds=0.25, examples=64, passes=12.0))
             w.scalars(s, loss=2.0 / (1 + s))
@@ -85,7 +96,7 @@ def page(run: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Seen(HTMLParser):
-    """Elements, attributes and text of a page, with every open element closed."""
+    """Elements, attributes and text of a page and of the pictures in it, with every open element closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -99,6 +110,7 @@ class Seen(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += [(tag, k, v or "") for k, v in attrs]
+        self.text += "".join(pictured(v or "") for k, v in attrs if tag == "img" and k == "src")
         if tag not in ("meta", "br", "img", "hr"):
             self.stack.append(tag)
 
@@ -111,6 +123,17 @@ class Seen(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data if self.stack[-1:] != ["style"] else ""
+
+
+def pictured(address: str) -> str:
+    """The texts in a picture whose address holds it."""
+    kind, _, data = address.partition(";base64,")
+    assert kind == "data:image/svg+xml"
+    return written(base64.b64decode(data).decode())
+
+
+def written(svg: str) -> str:
+    return "\n".join(ElementTree.fromstring(svg.encode()).itertext())
 
 
 def check_safe(page: str) -> Seen:
@@ -127,6 +150,7 @@ def check_safe(page: str) -> Seen:
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None
     assert "default-src 'none'" in policy[1]
+    assert "img-src data:;" in policy[1]
     assert "script-src" not in policy[1]
     return seen
 
@@ -143,7 +167,9 @@ def test_the_report_of_a_run_says_what_was_found(page: str, run: Run) -> None:
                   "@article{nfa", "signal", "nfc of readout: trivial: by definition", "cosine with NFM", "Layers and time"):
         assert words in seen.text, words
     assert "rapid" not in seen.text  # its measure was not taken
-    assert seen.tags.count("figure") == 3 + 1 + 2 * 2 + 1  # families, heat maps, matrices and spectra, scalars
+    assert seen.tags.count("figure") == 3 + 1 + 2 * 2 + 1  # panels, heat maps, matrices and spectra, scalars
+    assert seen.tags.count("img") == seen.tags.count("figure")
+    assert "path" not in seen.tags  # every drawing is an image
     last = run.snapshots[-1]
     assert richter.instrument.snapshot.shown(last.row("nfc", "fc2")) in seen.text
     assert str(run.path.parent) not in page
@@ -154,9 +180,9 @@ def test_the_same_run_gives_the_same_bytes(page: str, run: Run, tmp_path: Path) 
 
 
 def test_identifiers_of_a_page_are_unique(page: str) -> None:
-    names = re.findall(r' id="([^"]+)"', page)
-    assert len(names) == len(set(names)) > 20
-    assert {v[1:] for v in re.findall(r'href="(#[^"]+)"', page)} <= set(names)
+    identifiers = re.findall(r' id="([^"]+)"', page)
+    assert len(identifiers) == len(set(identifiers)) > 8
+    assert {v[1:] for v in re.findall(r'href="(#[^"]+)"', page)} <= set(identifiers)
 
 
 def test_several_runs_stand_side_by_side(run: Run, tmp_path: Path) -> None:
@@ -185,13 +211,50 @@ def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
         w.figure("<img>", "svg", b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(4)</script></svg>")
         w.close("failed: <script>5</script>")
     seen = check_safe(report([found], tmp_path / "r.html").read_text(encoding="utf-8"))
-    assert seen.tags.count("img") == 1
+    assert seen.tags.count("img") == seen.tags.count("figure")
     assert not {"b", "i", "u"} & set(seen.tags)
     for words in (*EVIL[:3], image, "<b>loss</b> $a$", "<i>mine</i>", "failed: <script>5</script>", "(no name)"):
         assert words in seen.text, words
     for figure in (figures.curves(found), figures.heat_map(found, "nfc"), figures.compare([found], "nfc")):
-        shown = Seen(inline_svg(figure, "x")).text
+        shown = written(svg_text(figure))
         assert all(words in shown for words in EVIL[:3])  # also a name that begins with _
+
+
+INJECTED = [text.replace("HIT", f"top.hit={i}") for i, text in enumerate([
+    "<script>HIT</script>", "<img src=x onerror=HIT>", "\"><script>HIT</script>", "'><svg onload=HIT>",
+    "</style><script>HIT</script>", "</title><script>HIT</script>", "]]><script>HIT</script>", "--><script>HIT</script>",
+    "<svg/onload=HIT>", "javascript:HIT", "<iframe srcdoc='<script>HIT</script>'>", "<a href='javascript:HIT'>x</a>",
+    "<math><mtext></mtext><script>HIT</script></math>",
+    "<style>*{display:none}</style>", "<link rel=stylesheet href='data:text/css,*{display:none}'>",
+    "<body onload=HIT>", "</svg><foreignObject><body onload=HIT>", "\" onload=\"HIT\" x=\"", "&lt;script&gt;HIT&lt;/script&gt;",
+    "<meta http-equiv=refresh content='0;url=javascript:HIT'>", "$HIT ${HIT} %(HIT)s {HIT}"])]
+SVG = "<svg xmlns='http://www.w3.org/2000/svg' xmlns:xlink='http://www.w3.org/1999/xlink' width='9' height='9' {}>{}</svg>"
+PICTURES = [SVG.format("", "<script>top.hit=1</script>"), SVG.format("onload='top.hit=1'", ""),
+            SVG.format("", "<foreignObject><body xmlns='http://www.w3.org/1999/xhtml' onload='top.hit=1'/></foreignObject>"),
+            SVG.format("", "<image href='https://example.org/x.png' onerror='top.hit=1'/>"),
+            SVG.format("", "<set attributeName='x' onbegin='top.hit=1' dur='1s'/>"),
+            SVG.format("", "<a xlink:href='javascript:top.hit=1'><rect width='9' height='9'/></a>")]
+
+
+def test_whatever_names_and_pictures_hold_nothing_runs_in_a_browser(tmp_path: Path, browser: Browser) -> None:
+    with runs.create(tmp_path / "run", {text: text for text in INJECTED}) as w:
+        for i, text in enumerate(INJECTED):
+            w.rows([Row(s, text, m, 0.1 * s, 0.01, text) for s in (0, 1) for m in ("nfc", text)])
+            w.scalars(0, {text: 1.0 + i})
+            w.claim(text, {"text": text})
+        for i, data in enumerate(PICTURES):
+            w.figure(f"{i}", "svg", data.encode())
+        w.describe(cards={text: Card(text, text, unit=text, panel=text).to_json() for text in INJECTED})
+        w.close(f"failed: {INJECTED[0]}")
+    page = report([w.run], tmp_path / "r.html")
+    seen = check_safe(page.read_text(encoding="utf-8"))
+    assert all(text in seen.text for text in INJECTED)
+    browser.open(page.as_uri())
+    browser.until("document.readyState === 'complete' && [...document.images].every(i => i.complete && i.naturalWidth)")
+    assert browser.run("return document.images.length") == len(INJECTED) + 3 + len(PICTURES)  # with nfc, heat maps and scalars
+    assert browser.run("return window.hit") is None
+    assert not browser.run("return document.querySelectorAll('script, iframe, link, a:not([href^=\"#\"])').length")
+    assert browser.run("return performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
 
 
 def test_no_figure_is_saved_outside_its_folder() -> None:
@@ -234,7 +297,7 @@ def test_a_report_needs_a_run(tmp_path: Path) -> None:
 def test_a_card_for_notebooks(run: Run) -> None:
     shown = card(run)
     assert VERDICT in shown
-    assert "<svg" in shown
+    assert "feature correlation (nfc)" in Seen(shown).text
     assert "first" in run._repr_html_()
     assert "finished" in run._repr_html_()
 
@@ -268,11 +331,13 @@ def test_heat_maps_are_the_run_s_numbers(run: Run) -> None:
 
 
 def test_a_heat_map_has_gaps_where_nothing_was_found() -> None:
-    rows = [(0, "a", "m", 1.0, 0.0, ""), (5, "a", "m", 2.0, 0.0, ""), (5, "b", "m", 3.0, 0.0, ""),
-            (0, "b", "m", 9.0, 0.0, "trivial: 9")]
-    grid = plotdata.grid(pd.DataFrame(rows, columns=["step", "layer", "measure", "value", "error", "note"]), "m")
+    rows = [(0, "a", "m", 1.0, 0.0, "", "exact"), (5, "a", "m", 2.0, 0.0, "trivial in words only", "estimated"),
+            (5, "b", "m", 3.0, 0.0, "", "bound"), (0, "b", "m", 9.0, 0.0, "", "trivial")]
+    frame = pd.DataFrame(rows, columns=["step", "layer", "measure", "value", "error", "note", "mark"])
+    grid = plotdata.grid(frame, "m")
     assert (grid.layers, grid.steps) == (["a", "b"], [0, 5])
     np.testing.assert_array_equal(grid.values, [[1.0, 2.0], [math.nan, 3.0]])
+    assert plotdata.grid(frame.drop(columns="mark"), "m").values[1, 0] == 9.0  # a table of one's own need not have marks
 
 
 def test_spectra_are_those_of_the_stored_matrices(run: Run) -> None:
@@ -343,9 +408,9 @@ def test_scalars_of_runs_and_frames(run: Run) -> None:
 
 
 def test_a_reader_s_own_style_does_not_matter(run: Run) -> None:
-    usual = inline_svg(figures.heat_map(run, "nfc"), "x")
+    usual = svg_text(figures.heat_map(run, "nfc"))
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "black", "figure.autolayout": True, "image.cmap": "jet"}):
-        assert inline_svg(figures.heat_map(run, "nfc"), "x") == usual
+        assert svg_text(figures.heat_map(run, "nfc")) == usual
         assert matplotlib.rcParams["font.size"] == 20
 
 
@@ -370,9 +435,9 @@ def test_every_figure_of_a_report_is_saved(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("richter.report.svg.pdf_bytes", lambda figure: b"%PDF")  # slow, and tested above
     found = make(tmp_path / "run", ("fc1",), measures=("nfc",), steps=(0,))
     page = report([found], tmp_path / "r.html", figures=tmp_path / "figures").read_text(encoding="utf-8")
-    names = sorted(p.name for p in (tmp_path / "figures").iterdir())
-    stems = {n.rpartition(".")[0] for n in names}
-    assert names == sorted(f"{s}.{kind}" for s in stems for kind in ("pdf", "svg"))
+    files = sorted(p.name for p in (tmp_path / "figures").iterdir())
+    stems = {n.rpartition(".")[0] for n in files}
+    assert files == sorted(f"{s}.{kind}" for s in stems for kind in ("pdf", "svg"))
     assert len(stems) == page.count("<figure>")
     assert {"scalars", "matrices-fc1", "spectra-fc1", "curves-Feature_correlations"} <= stems
     assert report([found], tmp_path / "r2.html").read_text(encoding="utf-8") == page
@@ -380,12 +445,109 @@ def test_every_figure_of_a_report_is_saved(tmp_path: Path, monkeypatch: pytest.M
 
 # -------------------------------------------------------------------------------------------------------------- pieces
 
-def test_titles_and_papers_agree_with_the_catalogue() -> None:
+def test_every_measure_has_a_card_that_agrees_with_it() -> None:
     known = richter.measures.catalogue()
-    assert {m.name: m.ref.paper for m in known.values() if m.ref} == titles.PAPERS, "add new measures to report/titles.py"
-    assert set(known) <= set(titles.TITLES)
-    assert [m for *_, measures in titles.families(["mine", *known]) for m in measures][-1] == "mine"
-    assert sorted(m for *_, measures in titles.families(known) for m in measures) == sorted(known)
+    assert set(known) == set(CARDS), "a measure has its card in measures/cards.py"
+    for name, measure in known.items():
+        assert (CARDS[name].ref, CARDS[name].range) == (measure.ref, measure.bounds), name
+    for c in CARDS.values():
+        assert c.sentence.endswith(".")
+        assert names.shortened(c.heading) == c.heading, "a title fits a panel"
+        assert c.panel in PANELS
+    assert len({c.title for c in CARDS.values()}) == len(CARDS)
+    assert set(SHOWN_FIRST) <= set(CARDS)
+
+
+def test_the_tables_of_measures_say_what_the_cards_say() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "measures.md").read_text(encoding="utf-8")
+    rows = {re.findall(r"`(\w+)`", cells[1])[0]: cells for line in text.splitlines() if line.startswith("| `")
+            for cells in [re.split(r"(?<!\\)\|", line)] if len(cells) == 7}
+    assert set(rows) == set(CARDS)
+    for name, (_, first, _, reads, possible, rich, _) in rows.items():
+        c = CARDS[name]
+        assert ("*" in first) == (name in richter.measures.DEFAULT), name
+        assert reads.strip().startswith(c.sentence), name
+        ends = (f"{c.range.low:g} to {c.range.high:g}", f">= {c.range.low:g}")
+        assert (possible.strip(), rich.strip()) == (ends[math.isinf(c.range.high)], c.rich or ""), name
+        if c.typical:
+            assert f"Below {c.typical.low:g} a layer is called lazy, from {c.typical.high:g} on rich" in reads
+    words = text[text.index("## What kind of number"):text.index("## When there is no number")]
+    assert re.findall(r"\| `(\w+)` \|", words) == [mark.value for mark in Mark]
+
+
+def test_panels_hold_every_measure_once() -> None:
+    mine = {"mine": Card("m", panel="My panel"), "third": Card("t", panel=CARDS["nfc"].panel)}
+    filled = panels(["mine", "other", "third", *CARDS, "nfc"], mine)
+    assert [heading for heading, *_ in filled] == [*PANELS, "My panel", OTHER]
+    assert sorted(m for *_, measures in filled for m in measures) == sorted(["mine", "other", "third", *CARDS])
+    assert filled[0][2][0] == "nfc"
+    assert filled[0][2][-1] == "third"
+    assert [words for _, words, _ in filled[:4]] == list(PANELS.values())
+    assert panels(["cnfc", "nfc"]) == [(CARDS["nfc"].panel, PANELS[CARDS["nfc"].panel], ["nfc", "cnfc"])]
+
+
+@pytest.mark.parametrize("c", [*CARDS.values(), Card("x"), Card(
+    "x", "s", "bits", "down", Interval(high=3.0), "p", Interval(low=-1.0), True, Ref("mine", "1"))], ids=lambda c: c.title)
+def test_a_card_is_kept_as_it_is(c: Card) -> None:
+    record = json.loads(json.dumps(c.to_json(), allow_nan=False))
+    assert Card.from_json(record) == c
+    assert Card.from_json({**record, "of a later version": [1]}) == c
+
+
+@pytest.mark.parametrize("record", [
+    None, [], "nfc", {}, {"title": 3}, *({"title": "x", **wrong} for wrong in (
+        {"sentence": None}, {"rich": "yes"}, {"whole": 1}, {"typical": [0]}, {"typical": ["0", 1]}, {"typical": [True, 1]},
+        {"range": 3}, {"ref": "nfa"}, {"ref": ["nfa", 3]}))])
+def test_what_is_no_card_is_refused_and_then_left_out(record: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"card|interval"):
+        Card.from_json(record)
+    with runs.create(tmp_path / "run") as w:
+        w.rows([Row(0, "a", "mine", 0.5), Row(0, "a", "nfc", 0.5)])
+        w.describe(cards={"mine": record, "nfc": Card("renamed").to_json()})
+    assert cards_of(w.run) == {"nfc": Card("renamed")}
+    assert "mine" in check_safe(report([w.run], tmp_path / "r.html").read_text(encoding="utf-8")).text
+    with runs.create(tmp_path / "run", resume=True) as w:
+        w.describe(cards=record)
+    assert cards_of(w.run) == {}
+
+
+def test_a_measure_of_one_s_own_is_shown_by_its_title(tmp_path: Path) -> None:
+    mine = Card("share of dead units", "How many units are never active.", unit="%", rich="down", typical=Interval(0.2, 0.4),
+                range=Interval(0.0, 1.0), panel="Activity", ref=Ref("rapid"))
+    first = make(tmp_path / "first", measures=("nfc", "dead", "plain"), arrays=False)
+    with runs.create(first.path, resume=True) as w:
+        w.describe(cards={"dead": mine.to_json()})
+    old = make(tmp_path / "old", measures=("nfc", "dead", "plain"), arrays=False)  # of a version that kept no cards
+    for several in ([first], [first, old], [old, first]):
+        seen = check_safe(report(several, tmp_path / "r.html").read_text(encoding="utf-8"))
+        for words in ("share of dead units [%]", "How many units are never active.", "Activity", "plain", "Other measures",
+                      "@article{rapid"):
+            assert words in seen.text, words
+    assert "share of dead units" not in check_safe(report([old], tmp_path / "r.html").read_text(encoding="utf-8")).text
+    panel = figures.curves(first, measures=["dead"]).axes[0]
+    assert panel.get_title() == "share of dead units [%]"
+    assert {t.get_text(): t.get_position()[1] for t in panel.texts} == {"rich": 0.2, "lazy": 0.4}
+    assert cards_of_all([old, first]) == {"dead": mine}
+    assert measure_card("plain", cards_of(first)) == Card("plain")
+
+
+def test_a_card_says_how_its_axis_is_drawn(tmp_path: Path) -> None:
+    found = make(tmp_path / "run", measures=("nfc", "c_uc_ratio", "mine"), arrays=False)
+    frame = found.frame
+    whole, levels, own = figures.curves(frame, measures=["nfc", "c_uc_ratio", "mine"]).axes[:3]
+    assert whole.get_ylim() == (0.0, 1.02)
+    assert {t.get_text() for t in levels.texts} <= {"lazy", "rich"}
+    assert own.get_ylim()[1] < 1
+    typical = CARDS["c_uc_ratio"].typical
+    assert typical is not None
+    low = frame.assign(value=frame.value / 10)
+    assert [(t.get_text(), t.get_position()[1]) for t in figures.curves(low, measures=["c_uc_ratio"]).axes[0].texts] == [
+        ("lazy", typical.low)]
+    own_card = Card("m", whole=True, range=Interval(-1.0, 3.0))
+    watched = SimpleNamespace(frame=frame, measures=[SimpleNamespace(name="mine", card=own_card)])
+    ax = figures.curves(watched, measures=["mine"]).axes[0]  # an Observer: its measures have their cards
+    assert (ax.get_title(), ax.get_ylim()) == ("m", (-1.0, 3.08))
+    assert figures.heat_map(watched, "mine").axes[0].get_images()[0].get_clim() == (-1.0, 3.0)
 
 
 def test_thinning_keeps_the_picture() -> None:
@@ -421,10 +583,10 @@ def test_a_step_axis_is_logarithmic_when_it_spans_decades(steps: tuple[int, ...]
 
 
 def test_names_that_fit() -> None:
-    names = [f"transformer.blocks.{i}.attention.query" for i in range(3)]
-    assert list(titles.short_names([*names, "*"], 26).values()) == [f"…{i}.attention.query" for i in range(3)] + ["whole model"]
-    assert titles.short_names(["a.b", "a.c"]) == {"a.b": "a.b", "a.c": "a.c"}
-    assert titles.short_names(["x" * 50], 11)["x" * 50] == "xxxx…xxxxxx"
+    layers = [f"transformer.blocks.{i}.attention.query" for i in range(3)]
+    assert list(names.short_names([*layers, "*"], 26).values()) == [f"…{i}.attention.query" for i in range(3)] + ["whole model"]
+    assert names.short_names(["a.b", "a.c"]) == {"a.b": "a.b", "a.c": "a.c"}
+    assert names.short_names(["x" * 50], 11)["x" * 50] == "xxxx…xxxxxx"
     assert [axes.step_text(v) for v in (0, 2500, 12500, 3e6)] == ["0", "2500", "12.5k", "3M"]
     assert [axes.decade_text(v) for v in (1e-5, 0.01, 1.0, 2e6)] == ["10⁻⁵", "0.01", "1", "2·10⁶"]
     assert plotdata.chosen(range(10), 4) == [0, 3, 6, 9]
@@ -503,13 +665,13 @@ def test_parts_of_the_report_are_there_without_an_import(name: str) -> None:
 
 
 def test_a_part_that_is_not_there() -> None:
-    assert {"figures", "html", "server"} <= set(dir(richter.report))
+    assert {"figures", "html", "server", "views"} <= set(dir(richter.report))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = richter.report.nonsense
 
 
 def test_figures_has_what_papers_and_experiments_use() -> None:
-    assert set(figures.__all__) == {"COLOURS", "TITLES", "curves", "heat_map", "heat_maps", "compare", "compare_heat", "scalars",
+    assert set(figures.__all__) == {"COLOURS", "curves", "heat_map", "heat_maps", "compare", "compare_heat", "scalars",
                                     "spectra", "matrices", "side_by_side", "save"}
     assert all(hasattr(figures, name) for name in figures.__all__)
 

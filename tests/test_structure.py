@@ -35,10 +35,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
                            "instrument.objective", "instrument.probe", "instrument.statistics", "instrument.stream",
                            "instrument.survey"),
     "instrument.evaluate": ("core", "measures", "instrument.cotangents", "instrument.statistics", "instrument.subject"),
-    "instrument.verdict": ("core", "instrument.snapshot"),
+    "instrument.verdict": ("core", "instrument.snapshot", "measures.cards"),
     "instrument": ("core", "layers", "kernels", "measures", "runs", "instrument"),
     "runs": ("core", "runs", "instrument.snapshot"),
-    "report": ("core", "report", "runs", "instrument.snapshot", "instrument.verdict"), "tasks": ("core", "linalg", "tasks"),
+    "report": ("core", "report", "runs", "instrument.snapshot", "instrument.verdict", "measures.cards"),
+    "tasks": ("core", "linalg", "tasks"),
     "models": ("core", "models"),
     "testing": ("core", "experiments", "instrument", "kernels", "layers", "learners", "measures", "models", "theory"),
     "theory": ("core", "linalg", "theory"),
@@ -91,6 +92,7 @@ def test_imports_point_downwards(path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["import richter", "import richter.report.figures", "import richter.cli", "import richter.runs",
                                   "import richter.report.html", "import richter.report.server", "import richter.engine",
+                                  "import richter.report.views; richter.report.views.tabs()", "import richter.measures.cards",
                                   "from richter.cli import main\nmain(['data', 'list'])",
                                   "from richter.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"])
 def test_import_is_light(code: str) -> None:

@@ -14,16 +14,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import richter
-from richter.core import Row, SelectionError
+from richter.core import Mark, Row, SelectionError
 from richter.instrument.snapshot import Snapshot, shown
 from richter.instrument.verdict import diagnose
+from richter.measures.cards import CARDS
 from richter.models import mlp
 from richter.report.figures import curves
 from richter.tasks import digits
 
 
-def snapshot(shares: dict[str, float], note: str = "") -> Snapshot:
-    rows = [Row(5, k, m, v, note=note) for k, share in shares.items()
+def snapshot(shares: dict[str, float], trivial: tuple[str, ...] = ()) -> Snapshot:
+    rows = [Row(5, k, m, v, note="trivial: ...", mark=Mark.TRIVIAL if m in trivial else Mark.EXACT) for k, share in shares.items()
             for m, v in (("nfc", 0.5), ("c_uc_ratio", share), ("weight_change", 0.3))]
     return Snapshot(tuple(rows), 5)
 
@@ -44,9 +45,18 @@ def test_the_verdict_follows_the_share_learned(shares: dict[str, float], verdict
 
 
 def test_a_trivial_correlation_is_no_evidence() -> None:
-    (layer,) = diagnose(snapshot({"a": 0.9}, note="trivial: ...")).layers
-    assert "nfc" not in layer.evidence
-    assert "c_uc_ratio" in layer.evidence
+    """By its mark; what a note says is for people."""
+    (layer,) = diagnose(snapshot({"a": 0.9}, trivial=("nfc",))).layers
+    assert set(layer.evidence) == {"c_uc_ratio", "weight_change"}
+    (layer,) = diagnose(snapshot({"a": 0.9})).layers
+    assert "nfc" in layer.evidence
+
+
+def test_the_levels_of_the_verdict_are_those_of_the_card() -> None:
+    typical = CARDS["c_uc_ratio"].typical
+    assert typical is not None
+    shares = {"a": math.nextafter(typical.low, 0), "b": typical.low, "c": math.nextafter(typical.high, 0), "d": typical.high}
+    assert [v.verdict for v in diagnose(snapshot(shares)).layers] == ["lazy", "between", "between", "rich"]
 
 
 @pytest.mark.parametrize(("before", "after", "error", "words"), [
@@ -105,7 +115,7 @@ def test_lazy_and_rich_training_are_told_apart() -> None:
     assert diagnose(lazy).verdict.startswith("lazy")
     assert "start smaller" in diagnose(lazy).advice[0]
     assert diagnose(rich).verdict.startswith("rich")
-    assert any("alignment of the tangent kernel" in e and "beyond probe noise" in e for e in diagnose(rich).evidence)
+    assert any(CARDS["tangent_cka"].title in e and "beyond probe noise" in e for e in diagnose(rich).evidence)
 
 
 def test_what_cannot_be_diagnosed() -> None:
@@ -117,9 +127,9 @@ def test_what_cannot_be_diagnosed() -> None:
 
 
 def test_curves_show_each_layer_and_leave_out_what_is_trivial() -> None:
-    rows = [(s, k, m, v * s, 0.01, note) for s in (0, 1, 10) for k, v, note in
-            (("first", 0.1, ""), ("last", 0.2, "trivial: ..."), ("*", 0.3, "")) for m in ("nfc", "tangent_cka")]
-    frame = pd.DataFrame(rows, columns=["step", "layer", "measure", "value", "error", "note"])
+    rows = [(s, k, m, v * s, 0.01, "", mark) for s in (0, 1, 10) for k, v, mark in
+            (("first", 0.1, "exact"), ("last", 0.2, "trivial"), ("*", 0.3, "estimated")) for m in ("nfc", "tangent_cka")]
+    frame = pd.DataFrame(rows, columns=["step", "layer", "measure", "value", "error", "note", "mark"])
     figure = curves(frame, pd.DataFrame({"step": [0, 1], "loss": [2.0, 1.0]}), title="a title")
     assert [a.get_title() for a in figure.axes] == ["feature correlation (nfc)", "tangent kernel x labels (cka)", "loss"]
     assert {line.get_label() for line in figure.axes[0].get_lines()} == {"first", "*"}

@@ -1,4 +1,4 @@
-"""The small values that everything else speaks of: references, intervals, rows and their marks, predictions."""
+"""The small values that everything else speaks of: references, intervals, rows and their marks, cards, predictions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import fnmatch
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from types import NoneType
+from typing import Any, Literal, NamedTuple
 
 WHOLE = "*"  # the row of a snapshot that speaks of the whole model
 
@@ -45,6 +46,18 @@ class Interval:
 
     def widened(self, slack: float) -> Interval:
         return Interval(self.low - slack, self.high + slack)
+
+    def to_json(self) -> list[float | None]:
+        """Its ends; None where it has none."""
+        return [v if math.isfinite(v) else None for v in (self.low, self.high)]
+
+    @classmethod
+    def from_json(cls, ends: Any) -> Interval:
+        if not isinstance(ends, list) or len(ends) != 2 or any(
+                isinstance(v, bool) or not isinstance(v, (int, float, NoneType)) for v in ends):
+            raise ValueError(f"an interval has two ends, not {str(ends)[:80]!r}")
+        low, high = ends
+        return cls(-math.inf if low is None else float(low), math.inf if high is None else float(high))
 
 
 class Mark(enum.Enum):
@@ -85,15 +98,45 @@ class Row:
 
 @dataclass(frozen=True)
 class Card:
-    """What people read about a measure: its title, one sentence, its unit, which way is rich, where its values usually lie, and
-    the panel of reports in which it is drawn."""
+    """What people read about a measure, wherever it is shown: in reports, on the dashboard, in lists and in verdicts."""
 
     title: str
     sentence: str = ""
     unit: str = ""
-    rich: Literal["up", "down"] | None = None
-    typical: Interval | None = None
-    panel: str = ""
+    rich: Literal["up", "down"] | None = None  # which way its values go when features are learned
+    typical: Interval | None = None  # lazy training ends on one side of it, rich training on the other
+    panel: str = ""  # the heading under which reports draw it
+    range: Interval = Interval()  # the values that are possible
+    whole: bool = False  # its axis shows the whole range, not only the part where the values lie
+    ref: Ref | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title of its axis."""
+        return f"{self.title} [{self.unit}]" if self.unit else self.title
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept with a run."""
+        return {"title": self.title, "sentence": self.sentence, "unit": self.unit, "rich": self.rich,
+                "typical": None if self.typical is None else self.typical.to_json(), "panel": self.panel,
+                "range": self.range.to_json(), "whole": self.whole, "ref": self.ref and [self.ref.paper, self.ref.place]}
+
+    @classmethod
+    def from_json(cls, record: Any) -> Card:
+        """What ``to_json`` wrote, also in a later version. ValueError for anything else: runs come from strangers."""
+        if not isinstance(record, dict) or not isinstance(record.get("title"), str):
+            raise ValueError(f"a card is a record with a title, not {str(record)[:80]!r}")
+        kinds: dict[str, type] = {"sentence": str, "unit": str, "panel": str, "whole": bool}
+        fields = {k: record[k] for k in kinds if k in record}
+        if wrong := [k for k, v in fields.items() if not isinstance(v, kinds[k])]:
+            raise ValueError(f"the card {record['title'][:80]!r} has a {wrong[0]} that is {str(fields[wrong[0]])[:80]!r}")
+        typical, ref, rich = (record.get(k) for k in ("typical", "ref", "rich"))
+        if rich not in ("up", "down", None):
+            raise ValueError(f"the card {record['title'][:80]!r} says that rich is {str(rich)[:80]!r}: up, down or nothing")
+        if ref is not None and not (isinstance(ref, list) and len(ref) == 2 and all(isinstance(t, str) for t in ref)):
+            raise ValueError(f"the card {record['title'][:80]!r} has a reference that is {str(ref)[:80]!r}")
+        return cls(record["title"], **fields, rich=rich, typical=None if typical is None else Interval.from_json(typical),
+                   range=Interval.from_json(record.get("range", [None, None])), ref=None if ref is None else Ref(*ref))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from richter.core import WHOLE, Row, unknown
+from richter.core import WHOLE, Mark, Row, unknown
+from richter.core.text import table
 
 if TYPE_CHECKING:
     import pandas
@@ -61,15 +62,15 @@ class Snapshot:
         measures, layers = self.measures, self.layers
         layers = [k for k in layers if k != WHOLE] + [WHOLE]
         cells = {(r.layer, r.measure): r for r in self.rows}
-        table: dict[str, Sequence[object]] = {}
+        columns: dict[str, Sequence[object]] = {}
         for m in measures:
-            table[m] = [cells[k, m].value if (k, m) in cells else math.nan for k in layers]
+            columns[m] = [cells[k, m].value if (k, m) in cells else math.nan for k in layers]
         for m in measures:
-            table[f"{m}_se"] = [cells[k, m].error if (k, m) in cells else math.nan for k in layers]
-        table["note"] = ["; ".join(dict.fromkeys(
+            columns[f"{m}_se"] = [cells[k, m].error if (k, m) in cells else math.nan for k in layers]
+        columns["note"] = ["; ".join(dict.fromkeys(
             [cells[k, m].note for m in measures if (k, m) in cells and cells[k, m].note]
             + ([self.notes[k]] if k in self.notes else []))) for k in layers]
-        return pd.DataFrame(table, index=pd.Index(layers, name="layer"))
+        return pd.DataFrame(columns, index=pd.Index(layers, name="layer"))
 
     def __str__(self) -> str:
         """A table for a terminal: value and, in brackets, the error in the last digits."""
@@ -77,22 +78,19 @@ class Snapshot:
         cells = {(r.layer, r.measure): r for r in self.rows}
         body = [["layer", *measures]] + [
             [k, *(shown(cells.get((k, m))) for m in measures)] for k in layers if any((k, m) in cells for m in measures)]
-        widths = [max(len(line[i]) for line in body) for i in range(len(body[0]))]
-        lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
-                           for i, (cell, w) in enumerate(zip(line, widths, strict=True))) for line in body]
         remarks = [f"{k}: {text}" for k, text in self.notes.items()]
-        return "\n".join([*lines, *remarks])
+        return "\n".join([table(body, right=range(1, len(measures) + 1)), *remarks])
 
     def _repr_html_(self) -> str:
         return self.frame[self.measures].to_html(float_format=lambda v: f"{v:.3f}", na_rep="", escape=True)
 
 
 def shown(row: Row | None) -> str:
-    """0.823(12) for 0.823 +- 0.012; a dot marks a trivial value; empty for no number."""
+    """0.823(12) for 0.823 +- 0.012; a dot marks what has its value by definition; empty for no number."""
     if row is None or math.isnan(row.value):
         return ""
-    mark = "." if row.note.startswith("trivial") else ""
+    dot = "." if row.mark is Mark.TRIVIAL else ""
     if not (math.isfinite(row.error) and row.error > 1e-9 * abs(row.value)):
-        return f"{row.value:.3f}{mark}"
+        return f"{row.value:.3f}{dot}"
     digits = min(6, max(0, 1 - math.floor(math.log10(row.error))))
-    return f"{row.value:.{digits}f}({round(row.error * 10 ** digits)}){mark}"
+    return f"{row.value:.{digits}f}({round(row.error * 10 ** digits)}){dot}"

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from richter.core import WHOLE, Row, SelectionError
+from richter.core import WHOLE, Card, Interval, Mark, Row, SelectionError
 from richter.instrument.snapshot import Snapshot
+from richter.measures.cards import CARDS
 
-# Thresholds on c_uc_ratio, the share of a layer's feature correlation that its weight change carries. In the networks of
-# [nfa, Fig. 4] lazy training ends at .004, training that learns features at .65 to 1.00.
-LAZY, RICH = 0.05, 0.5
+SHARE = "c_uc_ratio"  # its card says up to where a layer is lazy and from where on it is rich
 WORDS = {"rich": "learned features", "between": "learned in part", "lazy": "lazy: stayed near its initial features",
          "unknown": "cannot be told"}
 
@@ -61,11 +60,11 @@ class Diagnosis:
                           *(f"Evidence: {e}" for e in self.evidence), *(f"Advice: {a}" for a in self.advice)])
 
 
-def diagnose(found: Snapshot | Watched) -> Diagnosis:
+def diagnose(subject: Snapshot | Watched) -> Diagnosis:
     """Read a Snapshot (measured with ``initial=``), an Observer or a Run: verdict, evidence, advice."""
-    snapshots = [found] if isinstance(found, Snapshot) else getattr(found, "ends", None)  # of a Run: the others are not read
-    if snapshots is None and (snapshots := getattr(found, "snapshots", None)) is None:
-        raise SelectionError(f"diagnose takes a Snapshot, an Observer or a Run, not {type(found).__name__}.")
+    snapshots = [subject] if isinstance(subject, Snapshot) else getattr(subject, "ends", None)  # of a Run: others are not read
+    if snapshots is None and (snapshots := getattr(subject, "snapshots", None)) is None:
+        raise SelectionError(f"diagnose takes a Snapshot, an Observer or a Run, not {type(subject).__name__}.")
     if not snapshots:
         raise SelectionError("nothing has been measured yet: call the Observer in the training loop first.")
     last = snapshots[-1]
@@ -80,14 +79,21 @@ def _has(snap: Snapshot, measure: str, layer: str) -> bool:
 
 
 def _layer(snap: Snapshot, name: str) -> LayerVerdict:
-    numbers = {m: snap.value(m, name) for m in ("c_uc_ratio", "weight_change", "nfc", "cnfc") if _has(snap, m, name)}
-    if snap.note("nfc", name).startswith("trivial"):
-        numbers = {k: v for k, v in numbers.items() if k not in ("nfc", "cnfc")}
-    share = numbers.get("c_uc_ratio", math.nan)
+    rows = [snap.row(m, name) for m in (SHARE, "weight_change", "nfc", "cnfc") if _has(snap, m, name)]
+    numbers = {r.measure: r.value for r in rows if r.mark is not Mark.TRIVIAL}  # what is so by definition is no evidence
     if numbers.get("weight_change") == 0:
         return LayerVerdict(name, "lazy", {"weight_change": 0.0})
-    verdict = "unknown" if math.isnan(share) else "rich" if share >= RICH else "lazy" if share < LAZY else "between"
-    return LayerVerdict(name, verdict, numbers)
+    return LayerVerdict(name, _regime(numbers.get(SHARE, math.nan), CARDS[SHARE]), numbers)
+
+
+def _regime(value: float, card: Card) -> str:
+    """On which side of the typical values that its card gives a number lies."""
+    typical = card.typical or Interval()
+    if math.isnan(value):
+        return "unknown"
+    if typical.low <= value < typical.high:
+        return "between"
+    return "rich" if (value >= typical.high) == (card.rich == "up") else "lazy"
 
 
 def _overall(known: Sequence[LayerVerdict], layers: Sequence[LayerVerdict]) -> str:
@@ -108,16 +114,15 @@ def _overall(known: Sequence[LayerVerdict], layers: Sequence[LayerVerdict]) -> s
 
 def _evidence(first: Snapshot, last: Snapshot) -> list[str]:
     """What the kernel of the whole model did between the first and the last measurement."""
-    found = []
-    for measure, words in (("tangent_cka", "alignment of the tangent kernel with the labels"),
-                           ("tangent_stable_rank", "stable rank of the tangent kernel")):
+    changes = []
+    for measure in ("tangent_cka", "tangent_stable_rank"):
         if first is last or not _has(first, measure, WHOLE) or not _has(last, measure, WHOLE):
             continue
         a, b = first.row(measure), last.row(measure)
         if math.isfinite(a.value) and math.isfinite(b.value):
-            found.append(f"{words}: {a.value:.3g} -> {b.value:.3g}" + (f" (x{b.value / a.value:.1f})" if a.value else "")
-                         + f", {_against_noise(a, b)}")
-    return found
+            factor = f" (x{b.value / a.value:.1f})" if a.value else ""
+            changes.append(f"{CARDS[measure].title}: {a.value:.3g} -> {b.value:.3g}{factor}, {_against_noise(a, b)}")
+    return changes
 
 
 def _converged(last: Snapshot) -> list[str]:
@@ -128,10 +133,10 @@ def _converged(last: Snapshot) -> list[str]:
         return [f"features at convergence: {rows[0].note}"] if rows else []
     low, high = min(known, key=lambda r: r.value), max(known, key=lambda r: r.value)
     words = f"correlation of W^T W with FACT: {low.value:.3g} ({low.layer}) to {high.value:.3g} ({high.layer})"
-    said = [r for r in known if r.note]
-    if said:
-        worst = next((r for r in said if r is low), said[0])
-        words += f"; in {len(said)} of {len(known)} layers it says little ({worst.layer}: {worst.note})"
+    doubtful = [r for r in known if r.note]
+    if doubtful:
+        worst = next((r for r in doubtful if r is low), doubtful[0])
+        words += f"; in {len(doubtful)} of {len(known)} layers it says little ({worst.layer}: {worst.note})"
     return [words]
 
 

@@ -30,10 +30,7 @@ def catalogue() -> dict[str, Measure]:
 
 def facts() -> dict[str, Facts]:
     """What people read about every measure, in the same order: its card and its reference. No measure is imported."""
-    try:
-        from richter.measures.cards import CARDS  # type: ignore[import-not-found]
-    except ImportError:  # they are not written yet
-        CARDS = {}
+    from richter.measures.cards import CARDS
     known = CATALOGUE.facts()
     cards = {name: CARDS.get(name) or known[name].get("card") for name in {**dict.fromkeys(DEFAULT), **known}}
     return {name: {**known[name], "card": card, "ref": known[name].get("ref") or getattr(card, "ref", None)}

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from richter.core import WHOLE
+from richter.core import WHOLE, Card
 from richter.report import plotdata
 from richter.report.looks import FAINT, LEGEND, Look, depth_map
-from richter.report.titles import short_names
+from richter.report.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,6 +42,11 @@ def say_why(ax: Axes, notes: Iterable[str]) -> None:
     ax.set_xticks([])
     ax.set_yticks([])
     ax.set_xlabel("")
+
+
+def shows_whole_range(card: Card, low: float, high: float) -> bool:
+    """Does the axis of a measure show its whole range? If its card says so, and values from ``low`` to ``high`` lie in it."""
+    return card.whole and math.isfinite(card.range.low + card.range.high) and low in card.range and high in card.range
 
 
 def same_height(axes: Sequence[Axes]) -> None:

@@ -17,29 +17,30 @@ import numpy as np
 
 from richter.core import WHOLE, SelectionError, unknown
 from richter.core.cosine import cosine
+from richter.measures.cards import SHOWN_FIRST, card
 from richter.report import plotdata
 from richter.report.axes import decade_ticks, grid_of_panels, key, layer_key, plain_ticks, same_height, same_width, say_why
+from richter.report.cards import cards_of, cards_of_all
 from richter.report.images import heat_panels, limits_of, matrix_panel
 from richter.report.looks import COLOURS, Look, depth_looks, run_looks, styled
+from richter.report.names import short_names, shortened
 from richter.report.panels import measure_panel, scalar_panel
 from richter.report.plotdata import Framed
-from richter.report.titles import TITLES, short_names, shortened
 from richter.runs import Run
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "TITLES", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "save", "scalars",
-           "side_by_side", "spectra"]
+__all__ = ["COLOURS", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "save", "scalars", "side_by_side",
+           "spectra"]
 
 
 @styled
-def curves(found: pandas.DataFrame | Framed, scalars: pandas.DataFrame | None = None,
-           measures: Sequence[str] = ("nfc", "cnfc", "c_uc_ratio", "weight_change", "tangent_cka"),
-           title: str = "") -> Figure:
+def curves(subject: pandas.DataFrame | Framed, scalars: pandas.DataFrame | None = None,
+           measures: Sequence[str] = SHOWN_FIRST, title: str = "") -> Figure:
     """One panel for each measure, one curve for each layer with its standard error as a band, and the scalars."""
-    frame = plotdata.frame_of(found)
+    frame, kept = plotdata.frame_of(subject), cards_of(subject)
     measures = [m for m in measures if (frame.measure == m).any()]
     layers = plotdata.depth([frame])
     look = depth_looks(layers)
@@ -49,7 +50,7 @@ def curves(found: pandas.DataFrame | Framed, scalars: pandas.DataFrame | None = 
                                 + line.step[-1:].tolist())
     figure, axes = grid_of_panels(len(measures) + len(mine), across=4 if len(measures) + len(mine) == 4 else 3)
     for ax, (m, lines) in zip(axes, panels.items(), strict=False):
-        measure_panel(ax, {k: (line, look[k]) for k, line in lines.items()}, m, linear)
+        measure_panel(ax, {k: (line, look[k]) for k, line in lines.items()}, card(m, kept), linear)
     same_width(axes[:len(measures)])
     for ax, (name, line) in zip(axes[len(measures):], mine.items(), strict=True):
         scalar_panel(ax, name, {name: (line, Look("#222222"))}, plotdata.threshold(line.step.tolist()))
@@ -63,26 +64,29 @@ def curves(found: pandas.DataFrame | Framed, scalars: pandas.DataFrame | None = 
     return figure
 
 
-@styled
-def heat_map(found: pandas.DataFrame | Framed, measure: str) -> Figure:
+def heat_map(subject: pandas.DataFrame | Framed, measure: str) -> Figure:
     """Layers by measurements, the value as a colour; grey where there is no finding."""
-    grid = plotdata.grid(_having(found, measure), measure)
-    return heat_panels([(TITLES.get(measure, measure), grid, limits_of([grid], measure))])
+    return heat_maps(subject, [measure])
 
 
 @styled
-def heat_maps(found: pandas.DataFrame | Framed, measures: Sequence[str]) -> Figure:
+def heat_maps(subject: pandas.DataFrame | Framed, measures: Sequence[str]) -> Figure:
     """One heat map for each measure."""
-    grids = {m: plotdata.grid(_having(found, m), m) for m in measures}
-    return heat_panels([(TITLES.get(m, m), g, limits_of([g], m)) for m, g in grids.items()])
+    frame, kept = plotdata.frame_of(subject), cards_of(subject)
+    for m in measures:
+        if not (frame.measure == m).any():
+            raise unknown("this run", "measure", m, frame.measure.unique())
+    grids = [(card(m, kept), plotdata.grid(frame, m)) for m in measures]
+    return heat_panels([(c.heading, grid, limits_of([grid], c)) for c, grid in grids])
 
 
 @styled
 def compare_heat(runs: Sequence[Run] | Mapping[str, Any], measure: str) -> Figure:
     """One heat map of a measure for each run, on one scale of colours."""
     grids = {name: plotdata.grid(plotdata.frame_of(run), measure) for name, run in _named(runs).items()}
-    limits = limits_of(grids.values(), measure)
-    return heat_panels([(name, g, limits) for name, g in grids.items()], TITLES.get(measure, measure))
+    described = card(measure, cards_of_all(_named(runs).values()))
+    limits = limits_of(grids.values(), described)
+    return heat_panels([(name, grid, limits) for name, grid in grids.items()], shortened(described.heading, 80))
 
 
 @styled
@@ -91,6 +95,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Any], measure: str, layers: Seque
 
     Runs, or Runs, Observers and frames by the names they shall have."""
     frames = {name: plotdata.frame_of(run) for name, run in _named(runs).items()}
+    described = card(measure, cards_of_all(_named(runs).values()))
     lines = {name: plotdata.lines(frame, measure) for name, frame in frames.items()}
     every = [k for k in plotdata.depth(frames.values()) if any(k in mine for mine in lines.values())]
     shown = plotdata.chosen(every, most) if layers is None else [k for k in layers if k in every]
@@ -99,19 +104,20 @@ def compare(runs: Sequence[Run] | Mapping[str, Any], measure: str, layers: Seque
     figure, axes = grid_of_panels(len(shown), across=4, height=2.35)
     names = short_names(shown, 30)
     for ax, k in zip(axes, shown, strict=False):
-        measure_panel(ax, {name: (mine[k], look[name]) for name, mine in lines.items() if k in mine}, measure, linear)
+        measure_panel(ax, {name: (mine[k], look[name]) for name, mine in lines.items() if k in mine}, described, linear)
         ax.set_title(names[k] if k == WHOLE or len(names[k]) > 20 else f"layer {names[k]}")
     same_height(axes)
     same_width(axes)
-    figure.suptitle(TITLES.get(measure, measure), fontsize=10)
+    figure.suptitle(shortened(described.heading, 80), fontsize=10)
     key(figure, look, "")
     return figure
 
 
 @styled
-def scalars(found: Run | pandas.DataFrame | Sequence[Run] | Mapping[str, Run], names: Sequence[str] | None = None) -> Figure:
+def scalars(subject: Run | pandas.DataFrame | Sequence[Run] | Mapping[str, Run], names: Sequence[str] | None = None) -> Figure:
     """Loss, accuracy and other curves of the user's, a panel each; one colour for each run."""
-    runs: dict[str, Any] = {"": found} if isinstance(found, Run) or hasattr(found, "columns") else _named(found)  # type: ignore[arg-type]
+    one = isinstance(subject, Run) or hasattr(subject, "columns")
+    runs: dict[str, Any] = {"": subject} if one else _named(subject)  # type: ignore[arg-type]
     tables = {name: plotdata.scalar_lines(getattr(run, "scalars", run)) for name, run in runs.items()}
     shown = list(dict.fromkeys(n for mine in tables.values() for n in mine)) if names is None else list(names)
     measured = plotdata.threshold(s for run in runs.values() for s in getattr(run, "steps", ()))
@@ -142,12 +148,12 @@ def side_by_side(matrices: Mapping[str, np.ndarray[Any, Any]], title: str = "") 
 @styled
 def spectra(run: Run, layer: str = WHOLE, across: int = 3) -> Figure:
     """Eigenvalues of each stored matrix of a layer, at the first and at the last step; so many panels side by side."""
-    found = plotdata.spectra(run, layer)
-    if not found:
+    eigenvalues = plotdata.spectra(run, layer)
+    if not eigenvalues:
         raise SelectionError(f"the run {run.name} has no matrix of layer {layer!r} that has eigenvalues. Matrices are of: "
                              f"{', '.join(map(repr, dict.fromkeys(k for k, *_ in run.arrays))) or 'no layer'}.")
-    figure, axes = grid_of_panels(len(found), across=across, width=2.6 if across > 1 else 4.4, height=2.3)
-    for ax, (name, mine) in zip(axes, found.items(), strict=False):
+    figure, axes = grid_of_panels(len(eigenvalues), across=across, width=2.6 if across > 1 else 4.4, height=2.3)
+    for ax, (name, mine) in zip(axes, eigenvalues.items(), strict=False):
         for i, (step, values) in enumerate(mine.items()):
             after = i == len(mine) - 1
             ax.plot(np.arange(1, len(values) + 1), values, "-" if after else "--", color=COLOURS[0] if after else COLOURS[1],
@@ -158,7 +164,7 @@ def spectra(run: Run, layer: str = WHOLE, across: int = 3) -> Figure:
         ax.set_xlabel("rank")
         ax.grid(alpha=0.7)
         ax.set_title(f"{name.upper() if name in plotdata.MATRICES else shortened(name, 18)}: eigenvalues")
-    ends = list(dict.fromkeys(s for mine in found.values() for s in (min(mine), max(mine))))
+    ends = list(dict.fromkeys(s for mine in eigenvalues.values() for s in (min(mine), max(mine))))
     first, last = (f"step {ends[0]}", f"step {ends[-1]}") if len(ends) <= 2 else ("first step", "last step")
     key(figure, {first: Look(COLOURS[1], "--"), last: Look(COLOURS[0])} if first != last else {last: Look(COLOURS[0])}, "")
     return figure
@@ -194,7 +200,7 @@ def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     drawn, printed = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".pdf")
-    drawn.write_text(svg_text(figure, stem.name), encoding="utf-8")
+    drawn.write_text(svg_text(figure), encoding="utf-8")
     printed.write_bytes(pdf_bytes(figure))
     return drawn, printed
 
@@ -203,10 +209,3 @@ def _named(runs: Sequence[Run] | Mapping[str, Any]) -> dict[str, Any]:
     if not runs:
         raise SelectionError("there is no run to show: give at least one.")
     return dict(runs) if isinstance(runs, Mapping) else plotdata.labelled(runs)
-
-
-def _having(found: pandas.DataFrame | Framed, measure: str) -> pandas.DataFrame:
-    frame = plotdata.frame_of(found)
-    if not (frame.measure == measure).any():
-        raise unknown("this run", "measure", measure, frame.measure.unique())
-    return frame

@@ -96,8 +96,8 @@ def _given(scope: Scope) -> dict[str, str]:
 
 def _host(header: str) -> str:
     """The name without the port: ``[::1]:80`` is ``::1``; nothing if it is anything else than a name and a port."""
-    found = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d+)?", header.lower())
-    return (found[1] or found[2]) if found else ""
+    parts = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d+)?", header.lower())
+    return (parts[1] or parts[2]) if parts else ""
 
 
 def _port(scope: Scope) -> int:

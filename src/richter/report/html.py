@@ -6,22 +6,24 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from richter.core import WHOLE, RichterError, SelectionError
+from richter.core import WHOLE, Card, RichterError, SelectionError
 from richter.instrument.snapshot import Snapshot
+from richter.measures.cards import SHOWN_FIRST, panels
+from richter.measures.cards import card as measure_card
 from richter.report import plotdata
+from richter.report.cards import cards_of, cards_of_all
 from richter.report.looks import run_looks
 from richter.report.markup import Markup, joined, tag
 from richter.report.record import claims, cost, last_values, references, sessions, settings, verdict
-from richter.report.titles import TITLES, families
+from richter.report.svg import image, picture
 from richter.runs import Run
 
 if TYPE_CHECKING:
@@ -29,20 +31,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STATIC = Path(__file__).parent / "static"
-HEAT = ("nfc", "c_uc_ratio", "tangent_cka")  # of several runs; of one, all
 LAYERS = 6  # whose matrices are shown
 PICTURE = 2 ** 20  # bytes of a stored picture
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A run with a name that no other of the report has, its colour, and its rows, read once."""
+    """A run with a name that no other of the report has, its colour, its rows, read once, and the cards of its measures."""
 
     name: str
     run: Run
     colour: str
     frame: pandas.DataFrame
     snapshots: list[Snapshot]
+    cards: dict[str, Card]
 
 
 @dataclass
@@ -55,15 +57,13 @@ class Album:
     def page(self, name: str, draw: Callable[[], Figure], caption: str) -> Markup:
         """A figure with its caption, or the sentence why there is none."""
         from richter.report.figures import save
-        from richter.report.svg import inline_svg
         try:
             figure = draw()
         except RichterError as why:
             return tag("p", f"{caption} Not drawn: {why}", class_="soft")
-        name = self._own(name)
         if self.folder is not None:
-            save(figure, self.folder / name)
-        return tag("figure", tag("div", Markup(inline_svg(figure, name, caption)), class_="picture"), tag("figcaption", caption))
+            save(figure, self.folder / self._own(name))
+        return tag("figure", tag("div", picture(figure, caption), class_="picture drawn"), tag("figcaption", caption))
 
     def _own(self, name: str) -> str:
         """A file name that cannot lead anywhere, and that no other figure has."""
@@ -95,12 +95,10 @@ def report(runs: Sequence[Run], path: str | os.PathLike[str], *, figures: str | 
 def card(run: Run) -> str:
     """For a notebook: the verdict, the last numbers and the curves of the feature correlation. ``HTML(card(run))``."""
     from richter.report.figures import curves
-    from richter.report.svg import inline_svg
     (shown,) = _shown([run])
-    measure = next((m for m in ("nfc", *run.measures) if m in run.measures), None)
-    picture = Markup(inline_svg(curves(shown.frame, measures=[measure]), f"card-{run.name}", TITLES.get(measure, measure))
-                     ) if measure else Markup("")
-    return tag("div", verdict(shown, brief=True), last_values(shown), picture)
+    first = next((m for m in (*SHOWN_FIRST, *run.measures) if m in run.measures), None)
+    drawn = picture(curves(shown, measures=[first]), measure_card(first, shown.cards).heading) if first else Markup("")
+    return tag("div", verdict(shown, brief=True), last_values(shown), drawn)
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
@@ -108,7 +106,8 @@ def card(run: Run) -> str:
 def _shown(runs: Sequence[Run]) -> list[Shown]:
     named = plotdata.labelled(runs)
     look = run_looks(named)
-    return [Shown(name, run, look[name].colour, run.frame, run.snapshots) for name, run in named.items()]
+    return [Shown(name, run, look[name].colour, plotdata.frame_of(run), run.snapshots, cards_of(run))
+            for name, run in named.items()]
 
 
 def _header(shown: Sequence[Shown], names: str, titles: Iterable[str]) -> Markup:
@@ -133,42 +132,52 @@ def _sections(shown: Sequence[Shown], album: Album) -> Iterable[tuple[str, Marku
     yield "Cost of measuring", cost(shown)
     yield "Settings", settings([(s.name, s.run.settings) for s in shown])
     yield "Record", sessions(shown)
-    yield "References", references(m for s in shown for m in s.run.measures)
+    yield "References", references(shown)
 
 
 def _curves(shown: Sequence[Shown], album: Album) -> Markup:
     from richter.report import figures
-    frames = {s.name: s.frame for s in shown}
+    by_name, kept = {s.name: s for s in shown}, cards_of_all(shown)
     parts: list[Markup] = []
-    bands = "Bands: one standard error over probe examples. Layers whose value is 1 by definition are left out."
-    for heading, words, measures in families(m for s in shown for m in s.run.measures):
-        parts += [tag("h3", heading), tag("p", words, class_="soft")]
+    bands = "Bands: one standard error over probe examples. Layers whose value is so by definition are left out."
+    for heading, words, measures in panels(_measures(shown), kept):
+        parts += [tag("h3", heading), tag("p", words, class_="soft") if words else Markup(""), _sentences(measures, kept)]
         if len(shown) == 1:
-            parts.append(album.page(f"curves-{heading}", lambda m=measures: figures.curves(shown[0].frame, measures=m), bands))  # type: ignore[misc]
+            parts.append(album.page(f"curves-{heading}", lambda m=measures: figures.curves(shown[0], measures=m), bands))  # type: ignore[misc]
         else:
-            parts += [album.page(f"compare-{m}", lambda m=m: figures.compare(frames, m), _compared(frames, m)) for m in measures]  # type: ignore[misc]
+            parts += [album.page(f"compare-{m}", lambda m=m: figures.compare(by_name, m), _compared(by_name, m, kept))  # type: ignore[misc]
+                      for m in measures]
     return joined(parts)
 
 
-def _compared(frames: dict[str, pandas.DataFrame], measure: str) -> str:
-    layers = len({k for f in frames.values() for k in f.layer[f.measure == measure]})
-    some = f" Of {layers} layers, 12 evenly over depth; the heat maps below show all." if layers > 12 else ""
-    return f"{TITLES.get(measure, measure)}: a panel for each layer, a colour for each run.{some}"
+def _measures(shown: Sequence[Shown]) -> list[str]:
+    return list(dict.fromkeys(m for s in shown for m in s.run.measures))
+
+
+def _sentences(measures: Sequence[str], kept: Mapping[str, Card]) -> Markup:
+    """What each measure of a panel says, folded away for those who know."""
+    cards = [c for m in measures for c in [measure_card(m, kept)] if c.sentence]
+    lines = [tag("li", tag("em", c.heading), f": {c.sentence}") for c in cards]
+    return tag("details", tag("summary", "What each of them says"), tag("ul", *lines, class_="soft")) if lines else Markup("")
+
+
+def _compared(runs: Mapping[str, Shown], measure: str, kept: Mapping[str, Card]) -> str:
+    layers = len({k for s in runs.values() for k in s.frame.layer[s.frame.measure == measure]})
+    few = f" Of {layers} layers, 12 evenly over depth; the heat maps below show all." if layers > 12 else ""
+    return f"{measure_card(measure, kept).heading}: a panel for each layer, a colour for each run.{few}"
 
 
 def _heat(shown: Sequence[Shown], album: Album) -> Markup:
+    """Of one run every measure; of several, the first of each panel."""
     from richter.report import figures
     caption = "One row for each layer, one column for each measurement; grey: no finding."
+    filled = [measures for *_, measures in panels(_measures(shown), cards_of_all(shown))]
+    wide = [m for measures in filled for m in (measures if len(shown) == 1 else measures[:1])
+            if any(min(plotdata.grid(s.frame, m).values.shape) > 1 for s in shown)]
     if len(shown) == 1:
-        frame = shown[0].frame
-        wide = [m for _, _, measures in families(shown[0].run.measures) for m in measures
-                if min(plotdata.grid(frame, m).values.shape) > 1]
-        return album.page("heat", lambda: figures.heat_maps(frame, wide), caption) if wide else Markup("")
-    frames = {s.name: s.frame for s in shown}
-    every = list(dict.fromkeys(m for s in shown for m in s.run.measures))
-    chosen = [m for m in [m for m in HEAT if m in every] or every[:3]
-              if any(min(plotdata.grid(f, m).values.shape) > 1 for f in frames.values())]
-    return joined(album.page(f"heat-{m}", lambda m=m: figures.compare_heat(frames, m), caption) for m in chosen)  # type: ignore[misc]
+        return album.page("heat", lambda: figures.heat_maps(shown[0], wide), caption) if wide else Markup("")
+    runs = {s.name: s for s in shown}
+    return joined(album.page(f"heat-{m}", lambda m=m: figures.compare_heat(runs, m), caption) for m in wide)  # type: ignore[misc]
 
 
 def _matrices(shown: Sequence[Shown], album: Album) -> Markup:
@@ -179,24 +188,24 @@ def _matrices(shown: Sequence[Shown], album: Album) -> Markup:
 
 
 def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
-    """Some layers, evenly over depth; with several runs fewer, and not the read-out, whose NFM is its AGOP."""
+    """Those of a few layers, evenly over depth; with several runs fewer, and not the read-out, whose NFM is its AGOP."""
     from richter.report import figures
     run, layers = s.run, plotdata.with_matrices(s.run)
-    some = plotdata.chosen(layers if runs == 1 else layers[:-1] or layers, max(1, LAYERS // runs))
-    of = f"{s.name}: " if runs > 1 else ""
-    for i, k in enumerate(some):
+    drawn = plotdata.chosen(layers if runs == 1 else layers[:-1] or layers, max(1, LAYERS // runs))
+    owner = f"{s.name}: " if runs > 1 else ""
+    for i, k in enumerate(drawn):
         steps = plotdata.matrix_steps(run, k)
         when = f"at the first and the last step ({steps[0]}, {steps[-1]})" if len(steps) > 1 else f"at step {steps[0]}"
-        few = f" {len(some)} of {len(layers)} layers are shown." if i == 0 and len(some) < len(layers) else ""
-        yield tag("h3", f"{of}layer {k}")
-        yield tag("div", album.page(f"matrices-{of}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{few}"),  # type: ignore[misc]
-                  _spectra(s, k, album, of), class_="pair")
+        few = f" {len(drawn)} of {len(layers)} layers are shown." if i == 0 and len(drawn) < len(layers) else ""
+        yield tag("h3", f"{owner}layer {k}")
+        pictures = album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{few}")  # type: ignore[misc]
+        yield tag("div", pictures, _spectra(s, k, album, owner), class_="pair")
     if any(name not in plotdata.MATRICES or not layers for name in plotdata.stored(run, WHOLE)):
-        yield tag("h3", f"{of}whole model")
-        yield _spectra(s, WHOLE, album, of)
+        yield tag("h3", f"{owner}whole model")
+        yield _spectra(s, WHOLE, album, owner)
 
 
-def _spectra(s: Shown, layer: str, album: Album, of: str) -> Markup:
+def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
     from richter.report import figures
     try:
         names = plotdata.stored(s.run, layer)
@@ -206,7 +215,7 @@ def _spectra(s: Shown, layer: str, album: Album, of: str) -> Markup:
     if width > plotdata.SPECTRUM:
         return tag("p", f"Spectra of matrices wider than {plotdata.SPECTRUM} are not part of a report; they are drawn by "
                         f"richter.report.figures.spectra(run, {layer!r}).", class_="soft")
-    return album.page(f"spectra-{of}{layer}", lambda: figures.spectra(s.run, layer, across=1),
+    return album.page(f"spectra-{owner}{layer}", lambda: figures.spectra(s.run, layer, across=1),
                       "Eigenvalues before and after; stored are the leading ones.")
 
 
@@ -224,8 +233,7 @@ def _stored_pictures(s: Shown) -> Markup:
         if kind == "pdf" or len(data) > PICTURE:
             parts.append(tag("p", f"{name}.{kind} ({len(data) / 1000:.0f} kB) lies in the run.", class_="soft"))
             continue
-        source = f"data:image/{'svg+xml' if kind == 'svg' else 'png'};base64,{base64.b64encode(data).decode()}"
-        parts.append(tag("figure", tag("div", tag("img", src=source, alt=name), class_="picture"), tag("figcaption", name)))
+        parts.append(tag("figure", tag("div", image(kind, data, name), class_="picture"), tag("figcaption", name)))
     return joined(parts)
 
 

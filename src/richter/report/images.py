@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from richter.core import Card
 from richter.report import plotdata
-from richter.report.axes import grid_of_panels, say_why, step_text
+from richter.report.axes import grid_of_panels, say_why, shows_whole_range, step_text
 from richter.report.looks import EMPTY
+from richter.report.names import short_names, shortened
 from richter.report.plotdata import Grid
 from richter.report.thin import shrink
-from richter.report.titles import UNIT, short_names, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 BLOCKS = 128  # pixels of a matrix
 
 
-def limits_of(grids: Iterable[Grid], measure: str) -> tuple[float, float]:
-    """Of the colours: 0 to 1 for correlations, otherwise from 0 (if the values come near it) to the largest."""
+def limits_of(grids: Iterable[Grid], card: Card) -> tuple[float, float]:
+    """Of the colours: the whole range where the card says so, otherwise from 0 (if the values come near it) to the largest."""
     values = np.concatenate([g.values[np.isfinite(g.values)] for g in grids] or [np.empty(0)])
-    if not len(values) or (measure in UNIT and values.min() >= 0 and values.max() <= 1):
+    if not len(values):
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
+    if shows_whole_range(card, low, high):
+        return card.range.low, card.range.high
     low = 0.0 if 0 <= low < 0.6 * high else low
     return (low, high) if high > low else (low - 0.5 * abs(low) - 1e-12, high + 0.5 * abs(high) + 1e-12)
 

@@ -29,8 +29,9 @@ LOOK: dict[Any, Any] = {
     "ytick.major.width": 0.7, "grid.color": "#d8d8d8",
     "grid.linewidth": 0.5, "legend.fontsize": 8.5, "lines.linewidth": 1.4, "text.parse_math": False, "text.usetex": False,
 }
-SAVED: dict[Any, Any] = {"svg.fonttype": "none", "pdf.fonttype": 42, "path.simplify": True, "text.parse_math": False,
-                         "savefig.facecolor": "white", "figure.autolayout": False, "figure.constrained_layout.use": False}
+SAVED: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "richter", "pdf.fonttype": 42, "path.simplify": True,
+                         "text.parse_math": False, "savefig.facecolor": "white", "figure.autolayout": False,
+                         "figure.constrained_layout.use": False}
 
 F = TypeVar("F", bound=Callable[..., "Figure"])
 

@@ -24,8 +24,8 @@ def joined(parts: Iterable[object], between: object = "") -> Markup:
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
     """``tag("p", "1 < 2", class_="note")`` -> ``<p class="note">1 &lt; 2</p>``; an attribute that is None is left out."""
-    said = "".join(f' {k.rstrip("_").replace("_", "-")}="{html.escape(str(v))}"' for k, v in attributes.items() if v is not None)
-    return Markup(f"<{name}{said}>" if name in VOID else f"<{name}{said}>{joined(inside)}</{name}>")
+    given = "".join(f' {k.rstrip("_").replace("_", "-")}="{html.escape(str(v))}"' for k, v in attributes.items() if v is not None)
+    return Markup(f"<{name}{given}>" if name in VOID else f"<{name}{given}>{joined(inside)}</{name}>")
 
 
 def table(heads: Sequence[object], rows: Iterable[Sequence[object]], **attributes: object) -> Markup:

@@ -8,30 +8,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from richter.instrument.verdict import LAZY, RICH
-from richter.report.axes import decade_ticks, say_why, step_axis
+from richter.core import Card, Interval
+from richter.report.axes import decade_ticks, say_why, shows_whole_range, step_axis
 from richter.report.looks import FAINT, LEGEND, Look
+from richter.report.names import shortened
 from richter.report.plotdata import Line
 from richter.report.thin import thin
-from richter.report.titles import TITLES, UNIT, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def measure_panel(ax: Axes, lines: Mapping[str, tuple[Line, Look]], measure: str, linear: float | None) -> None:
-    """Curves of one measure with their bands."""
+def measure_panel(ax: Axes, lines: Mapping[str, tuple[Line, Look]], card: Card, linear: float | None) -> None:
+    """Curves of one measure with their bands, and the levels up to which it is lazy and from which on it is rich, if known."""
     most = min(400, max(40, 5000 // max(1, len(lines))))
     for label, (line, look) in lines.items():
         _curve(ax, label, thin(line, most, linear), look, faint=len(lines) > LEGEND + 1)
     step_axis(ax, linear)
-    _heights(ax, [line for line, _ in lines.values()], measure)
-    if measure == "c_uc_ratio" and lines:
-        for level, word, side in ((LAZY, "lazy", "top"), (RICH, "rich", "bottom")):
-            if ax.get_ylim()[0] < level < ax.get_ylim()[1]:
-                ax.axhline(level, color=FAINT, linewidth=0.7, linestyle=(0, (2, 3)), zorder=0)
-                ax.text(1.01, level, word, transform=ax.get_yaxis_transform(), fontsize=7, color="#707070", va=side)
-    ax.set_title(TITLES.get(measure, shortened(measure)))
+    _heights(ax, [line for line, _ in lines.values()], card)
+    if lines and card.rich and card.typical:
+        _levels(ax, card.typical, ("lazy", "rich") if card.rich == "up" else ("rich", "lazy"))
+    ax.set_title(shortened(card.heading))
+
+
+def _levels(ax: Axes, typical: Interval, words: tuple[str, str]) -> None:
+    """What lies below the interval and what above, written beside the panel at its ends."""
+    for level, word, side in ((typical.low, words[0], "top"), (typical.high, words[1], "bottom")):
+        if ax.get_ylim()[0] < level < ax.get_ylim()[1]:
+            ax.axhline(level, color=FAINT, linewidth=0.7, linestyle=(0, (2, 3)), zorder=0)
+            ax.text(1.01, level, word, transform=ax.get_yaxis_transform(), fontsize=7, color="#707070", va=side)
 
 
 def _curve(ax: Axes, label: str, line: Line, look: Look, faint: bool = False) -> None:
@@ -61,16 +66,16 @@ def scalar_panel(ax: Axes, name: str, lines: Mapping[str, tuple[Line, Look]], li
         say_why(ax, [])
 
 
-def _heights(ax: Axes, lines: Sequence[Line], measure: str) -> None:
+def _heights(ax: Axes, lines: Sequence[Line], card: Card) -> None:
     """Limits by the values, with the band of a typical error; one wide band does not flatten the curves."""
     if not lines:
         return
     values, errors = (np.concatenate([getattr(line, c) for line in lines]) for c in ("value", "error"))
-    if measure in UNIT and values.min() >= 0 and values.max() <= 1:
-        ax.set_ylim(0, 1.02)
+    low, high = float(values.min()), float(values.max())
+    if shows_whole_range(card, low, high):
+        ax.set_ylim(card.range.low, card.range.high + 0.02 * (card.range.high - card.range.low))
         return
     typical = float(np.quantile(errors[np.isfinite(errors)], 0.8)) if np.isfinite(errors).any() else 0.0
-    low, high = float(values.min()), float(values.max())
     band = min(typical, high - low) if high > low else 1.5 * typical
     room = max(0.06 * (high - low) + band, 1e-6 * max(abs(low), abs(high)), 1e-12)
     low, floor = low - room, 0.0 if values.min() >= 0 and values.min() < 0.6 * values.max() else -math.inf

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import WHOLE, SelectionError, StoreError
+from richter.core import WHOLE, Mark, SelectionError, StoreError
 from richter.runs import Run
 
 if TYPE_CHECKING:
@@ -48,20 +48,23 @@ class Grid(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------------------ rows
 
-def frame_of(found: pandas.DataFrame | Framed) -> pandas.DataFrame:
-    return found if hasattr(found, "columns") else found.frame  # type: ignore[return-value, union-attr]
+def frame_of(subject: pandas.DataFrame | Framed) -> pandas.DataFrame:
+    """Its rows. The words of their marks are a column of a Run's and an Observer's; a table of a user's own may lack it."""
+    return subject if hasattr(subject, "columns") else subject.frame  # type: ignore[return-value, union-attr]
 
 
 def depth(frames: Iterable[pandas.DataFrame]) -> list[str]:
     """The layers of one or several frames in the order of measuring, the whole model last."""
-    found = dict.fromkeys(k for frame in frames for k in frame.layer.unique())
-    return [k for k in found if k != WHOLE] + [WHOLE] * (WHOLE in found)
+    layers = dict.fromkeys(k for frame in frames for k in frame.layer.unique())
+    return [k for k in layers if k != WHOLE] + [WHOLE] * (WHOLE in layers)
 
 
 def findings(frame: pandas.DataFrame, measure: str) -> pandas.DataFrame:
-    """The finite rows of a measure, by step. What is 1 by definition is no finding."""
-    mine = frame[frame.measure == measure]
-    return mine[np.isfinite(mine.value) & ~mine.note.str.startswith("trivial")].sort_values("step", kind="stable")
+    """The finite rows of a measure, by step. What has its value by definition is no finding."""
+    mine = frame[(frame.measure == measure) & np.isfinite(frame.value)]
+    if "mark" in mine:
+        mine = mine[mine.mark != Mark.TRIVIAL.value]
+    return mine.sort_values("step", kind="stable")
 
 
 def lines(frame: pandas.DataFrame, measure: str) -> dict[str, Line]:
@@ -72,24 +75,24 @@ def lines(frame: pandas.DataFrame, measure: str) -> dict[str, Line]:
 
 
 def grid(frame: pandas.DataFrame, measure: str) -> Grid:
-    found = findings(frame, measure)
-    steps = sorted(int(s) for s in found.step.unique())
-    have = set(found.layer)
-    layers = [k for k in depth([frame]) if k in have]
+    mine = findings(frame, measure)
+    steps = sorted(int(s) for s in mine.step.unique())
+    measured = set(mine.layer)
+    layers = [k for k in depth([frame]) if k in measured]
     values = np.full((len(layers), len(steps)), np.nan)
     row, column = {k: i for i, k in enumerate(layers)}, {s: j for j, s in enumerate(steps)}
-    values[[row[k] for k in found.layer], [column[int(s)] for s in found.step]] = found.value
+    values[[row[k] for k in mine.layer], [column[int(s)] for s in mine.step]] = mine.value
     return Grid(layers, steps, values)
 
 
 def scalar_lines(table: pandas.DataFrame) -> dict[str, Line]:
     """The user's own curves, of a frame with a column ``step``."""
-    found = {}
+    lines = {}
     for name in (c for c in table.columns if c != "step"):
         value = table[name].to_numpy(np.float64)
         real = np.isfinite(value)
-        found[str(name)] = Line(table.step.to_numpy(np.float64)[real], value[real], np.full(real.sum(), np.nan))
-    return found
+        lines[str(name)] = Line(table.step.to_numpy(np.float64)[real], value[real], np.full(real.sum(), np.nan))
+    return lines
 
 
 # ------------------------------------------------------------------------------------------------ what fits a picture
@@ -111,11 +114,11 @@ def chosen(items: Sequence[T], most: int) -> list[T]:
 
 def stored(run: Run, layer: str) -> dict[str, list[int]]:
     """name -> steps of the arrays of a layer."""
-    found: dict[str, list[int]] = {}
+    steps: dict[str, list[int]] = {}
     for k, name, step in run.arrays:
         if k == layer:
-            found.setdefault(name, []).append(step)
-    return {name: sorted(found[name]) for name in sorted(found, key=_order)}
+            steps.setdefault(name, []).append(step)
+    return {name: sorted(steps[name]) for name in sorted(steps, key=_order)}
 
 
 def with_matrices(run: Run) -> list[str]:
@@ -138,31 +141,31 @@ def spectrum(run: Run, name: str, layer: str, step: int) -> Numbers:
 
 def spectra(run: Run, layer: str) -> dict[str, dict[int, Numbers]]:
     """name -> {first step: eigenvalues, last step: eigenvalues}; what has none (not symmetric) is left out."""
-    found: dict[str, dict[int, Numbers]] = {}
+    spectra: dict[str, dict[int, Numbers]] = {}
     for name, steps in stored(run, layer).items():
         try:
-            found[name] = {s: spectrum(run, name, layer, s) for s in dict.fromkeys((steps[0], steps[-1]))}
+            spectra[name] = {s: spectrum(run, name, layer, s) for s in dict.fromkeys((steps[0], steps[-1]))}
         except StoreError:
             continue
-    return {name: mine for name, mine in found.items() if any(len(v) for v in mine.values())}
+    return {name: mine for name, mine in spectra.items() if any(len(v) for v in mine.values())}
 
 
 def matrices(run: Run, layer: str, step: int) -> dict[str, NDArray[Any]]:
     """NFM, AGOP and EGOP of a layer at a step. The EGOP of the whole model stands beside the layer that reads the input."""
     have = stored(run, layer)
-    found = {name: run.array(name, layer, step) for name in MATRICES if step in have.get(name, ())}
-    found = {name: a for name, a in found.items() if a.ndim == 2 and a.shape[0] == a.shape[1]}
-    if not found:
+    arrays = {name: run.array(name, layer, step) for name in MATRICES if step in have.get(name, ())}
+    square = {name: a for name, a in arrays.items() if a.ndim == 2 and a.shape[0] == a.shape[1]}
+    if not square:
         steps = sorted({s for name in MATRICES for s in have.get(name, ())})
         raise SelectionError(f"the run {run.name} has no square NFM or AGOP of layer {layer!r} at step {step}. "
                              + (f"It has matrices at: {', '.join(map(str, steps))}." if steps else
                                 f"Layers that have them: {', '.join(map(repr, with_matrices(run))) or 'none'}."))
-    if "egop" not in found:
+    if "egop" not in square:
         reads_input = with_matrices(run)[:1] == [layer] and "egop" in stored(run, WHOLE)
         other = run.array("egop", layer) if "egop" in have else run.array("egop", WHOLE) if reads_input else None
-        if other is not None and other.shape == next(iter(found.values())).shape:
-            found["egop"] = other
-    return found
+        if other is not None and other.shape == next(iter(square.values())).shape:
+            square["egop"] = other
+    return square
 
 
 def matrix_steps(run: Run, layer: str) -> list[int]:

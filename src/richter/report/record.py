@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from richter.core import WHOLE, SelectionError
+from richter.core import WHOLE, Card, SelectionError
 from richter.instrument.snapshot import Snapshot, shown
-from richter.instrument.verdict import LayerVerdict, diagnose
+from richter.instrument.verdict import SHARE, LayerVerdict, diagnose
+from richter.measures.cards import CARDS, card
 from richter.report import plotdata
 from richter.report.claims import told
 from richter.report.markup import Markup, joined, table, tag
-from richter.report.titles import called, papers
+from richter.report.names import called
 from richter.runs import Run
 
 
@@ -30,6 +31,8 @@ class Named(Protocol):
     def colour(self) -> str: ...
     @property
     def snapshots(self) -> list[Snapshot]: ...
+    @property
+    def cards(self) -> Mapping[str, Card]: ...
 
 
 # ------------------------------------------------------------------------------------------------------------ verdict
@@ -40,17 +43,17 @@ def verdict(s: Named, several: bool = False, brief: bool = False) -> Markup:
     swatch = tag("span", class_="swatch", style=f"border-color:{s.colour}") if several else ""
     line = tag("h3", swatch, s.name, chip) if several or brief else ""
     try:
-        found = diagnose(s)
+        d = diagnose(s)
     except SelectionError:
         words = "Nothing has been measured yet." if s.run.status == "running" else "Nothing was measured in this run."
         return tag("div", line, tag("p", words, "" if line else chip), class_="verdict")
-    sentence = tag("p", _brief(found.verdict[:1].upper() + found.verdict[1:], found.layers), "" if line else chip)
-    remarks = [*found.evidence, *(f"Advice: {_brief(a, found.layers)}" for a in found.advice)]
+    sentence = tag("p", _brief(d.verdict[:1].upper() + d.verdict[1:], d.layers), "" if line else chip)
+    remarks = [*d.evidence, *(f"Advice: {_brief(a, d.layers)}" for a in d.advice)]
     if brief:
         return tag("div", line, sentence)
-    layers = tag("div", _layers(found.layers), class_="scroll") if found.layers else Markup("")
+    layers = tag("div", _layers(d.layers), class_="scroll") if d.layers else Markup("")
     if several and layers:
-        layers = tag("details", tag("summary", f"{len(found.layers)} layers"), layers)
+        layers = tag("details", tag("summary", f"{len(d.layers)} layers"), layers)
     return tag("div", line, sentence, tag("ul", *(tag("li", r[:1].upper() + r[1:]) for r in remarks)) if remarks else "", layers,
                class_="verdict")
 
@@ -72,9 +75,9 @@ def _status(status: str) -> Markup:
 def _layers(layers: Sequence[LayerVerdict]) -> Markup:
     rows = []
     for v in layers:
-        share = v.evidence.get("c_uc_ratio", math.nan)
+        share = v.evidence.get(SHARE, math.nan)
         rows.append([called(v.layer), tag("span", v.words, class_=v.verdict), _bar(share), v.numbers])
-    return table(["layer", "verdict", "share learned, 0 to 1", "evidence"], rows)
+    return table(["layer", "verdict", f"{CARDS[SHARE].title}, 0 to 1", "evidence"], rows)
 
 
 def _bar(share: float) -> Markup:
@@ -102,9 +105,10 @@ def last_values(s: Named, several: bool = False) -> Markup:
             remarks.setdefault(r.note, []).append(f"{r.measure} of {called(r.layer)}")
     notes = [f"{_few(places)}: {note}" for note, places in remarks.items()]
     notes += [f"{called(k)}: {note}" for k, note in last.notes.items()]
+    heads = [tag("span", m, title=f"{card(m, s.cards).heading}. {card(m, s.cards).sentence}".strip()) for m in last.measures]
     words = f"Step {last.step}. 0.823(12) is 0.823 ± 0.012 over probe examples; a dot marks a value that is so by definition."
     return joined([tag("h3", s.name) if several else "", tag("p", words, class_="soft"),
-                   tag("div", table(["layer", *last.measures], rows, class_="numbers"), class_="scroll"),
+                   tag("div", table(["layer", *heads], rows, class_="numbers"), class_="scroll"),
                    tag("ul", *(tag("li", n) for n in notes), class_="soft") if notes else ""])
 
 
@@ -114,12 +118,12 @@ def _few(places: Sequence[str], most: int = 4) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- claims
 
-def claims(name: str, found: Mapping[str, Mapping[str, Any]], several: bool = False) -> Markup:
+def claims(name: str, records: Mapping[str, Mapping[str, Any]], several: bool = False) -> Markup:
     """What the run was to show: the claim, its bar, the value, and whether it holds."""
-    if not found:
+    if not records:
         return Markup("")
     rows = []
-    for c in (told(key, record) for key, record in found.items()):
+    for c in (told(key, record) for key, record in records.items()):
         remark = [tag("br"), tag("span", c.remark, class_="soft")] if c.remark else []
         rows.append([joined([c.text, *remark]), c.bar, c.value, c.paper,
                      tag("span", c.verdict, class_=None if c.holds is None else "rich" if c.holds else "trouble")])
@@ -174,19 +178,19 @@ def sessions(runs: Sequence[Named]) -> Markup:
                    table(["session", "begun (UTC)", "ended (UTC)", "git revision", "versions", "hardware", "command"], rows)])
 
 
-def _mapping(found: Any) -> dict[str, Any]:
-    return dict(found) if isinstance(found, Mapping) else {}
+def _mapping(record: Any) -> dict[str, Any]:
+    return dict(record) if isinstance(record, Mapping) else {}
 
 
-def _revision(found: Any) -> str:
-    if not isinstance(found, str):
+def _revision(name: Any) -> str:
+    if not isinstance(name, str):
         return "none"
-    return found[:12] + (" and changes" if found.endswith("+") else "")
+    return name[:12] + (" and changes" if name.endswith("+") else "")
 
 
-def _hardware(found: Mapping[str, Any]) -> str:
-    memory, cores = found.get("memory"), found.get("cores")
-    parts = [found.get("gpu"), found.get("processor") or found.get("machine"), f"{cores} cores" if cores else None,
+def _hardware(facts: Mapping[str, Any]) -> str:
+    memory, cores = facts.get("memory"), facts.get("cores")
+    parts = [facts.get("gpu"), facts.get("processor") or facts.get("machine"), f"{cores} cores" if cores else None,
              f"{memory / 2 ** 30:.0f} GiB" if isinstance(memory, (int, float)) else None]
     return ", ".join(str(p) for p in parts if p)
 
@@ -200,10 +204,12 @@ def _time(seconds: float | None) -> str:
 
 # --------------------------------------------------------------------------------------------------------- references
 
-def references(measures: Iterable[str]) -> Markup:
-    """The papers behind the measures, to be cited with them."""
+def references(runs: Iterable[Named]) -> Markup:
+    """The papers behind the measures of the runs, to be cited with them."""
     from richter.core.citations import bibtex, reference
-    names = papers(measures)
+    from richter.core.citations import references as known
+    refs = [card(m, s.cards).ref for s in runs for m in s.run.measures]
+    names = list(dict.fromkeys(ref.paper for ref in refs if ref is not None and ref.paper in known()))
     if not names:
         return Markup("")
     items = []

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable
 from pathlib import Path
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from typing import TYPE_CHECKING
 
 from richter.core import RichterError, SelectionError, StoreError
-from richter.report import answers
-from richter.report.guard import Guard, chosen_token
-from richter.report.shelf import Shelf
 
-STATIC = Path(__file__).parent / "static"
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+NEEDS = ("starlette", "uvicorn", "plotly")  # what the extra "dashboard" installs
 
 
 def serve(store: str | os.PathLike[str] = "runs", host: str = "127.0.0.1", port: int = 8642, token: str | None = None,
@@ -36,6 +26,10 @@ def serve(store: str | os.PathLike[str] = "runs", host: str = "127.0.0.1", port:
     Other machines reach it only with ``host="0.0.0.0"`` (or an address of this one), and then need the token in the printed
     address.
     """
+    _need_the_extra()
+    import uvicorn
+
+    from richter.report.guard import chosen_token
     if Path(store).exists() and not Path(store).is_dir():
         raise StoreError(f"{store} is a file; a store is a folder of runs.")
     token = chosen_token(host, token)
@@ -54,41 +48,15 @@ def serve(store: str | os.PathLike[str] = "runs", host: str = "127.0.0.1", port:
 
 def application(store: str | os.PathLike[str], host: str = "127.0.0.1", token: str | None = None) -> ASGIApp:
     """The dashboard as an ASGI application, for a server of your own."""
-    shelf = Shelf(store)
-
-    app = Starlette(
-        routes=[Route("/", _page), Route("/plotly.js", _plotly), Mount("/static", StaticFiles(directory=STATIC)),
-                *(Route(f"/api/{path}", _asking(shelf, answer)) for path, answer in answers.ANSWERS.items())],
-        exception_handlers={RichterError: _sorry, HTTPException: _sorry})
-    app.router.redirect_slashes = False
-    return Guard(app, host, token)
+    _need_the_extra()
+    from richter.report.app import application
+    return application(store, host, token)
 
 
-def _asking(shelf: Shelf, answer: Callable[[Shelf, Request], Response]) -> Callable[[Request], Response]:
-    def endpoint(request: Request) -> Response:  # not async: Starlette gives it a thread
-        return answer(shelf, request)
-    return endpoint
-
-
-def _page(_: Request) -> Response:
-    return FileResponse(STATIC / "dashboard.html")
-
-
-def _plotly(request: Request) -> Response:
-    """plotly.js as the Python package brings it along; the package itself, which is slow to import, is not imported."""
-    found = importlib.util.find_spec("plotly")
-    if found is None or found.origin is None:
-        raise StoreError("the curves are drawn by plotly.js, which comes with a Python package: pip install plotly.")
-    tag = f'"plotly-{importlib.metadata.version("plotly")}"'
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers={"ETag": tag})
-    return FileResponse(Path(found.origin).parent / "package_data" / "plotly.min.js", headers={"ETag": tag})
-
-
-def _sorry(_: Request, why: Exception) -> Response:
-    if isinstance(why, HTTPException):
-        return answers.as_json({"error": f"There is nothing here: {why.detail}."}, why.status_code)
-    return answers.as_json({"error": str(why)}, 400 if isinstance(why, SelectionError) else 404)
+def _need_the_extra() -> None:
+    if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
+        raise RichterError(f"the dashboard needs {', '.join(missing)}, which a plain installation leaves out: "
+                           f"pip install 'richter[dashboard]'. Reports (`richter report`) need nothing more.")
 
 
 def _listening(host: str, port: int) -> socket.socket:

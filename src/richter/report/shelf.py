@@ -9,11 +9,11 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from richter.core import RichterError, StoreError
+from richter.core import RichterError, SelectionError, StoreError
 from richter.runs import Run, inside
 from richter.runs.format import DATABASE, LOCK
 from richter.runs.lock import held
@@ -21,6 +21,9 @@ from richter.runs.reader import paths
 
 DEPTH = 3  # folders below the store that are looked into
 SETTLED = 2.0  # seconds; a file that changed more recently may change again without a new time of change
+# in which reading a file that somebody has damaged can end
+DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, OSError,
+          sqlite3.Error)
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,12 @@ class Shelf:
         """Its folder, which lies in the store: names do not lead out. That the files in it are no links, the reader sees to."""
         try:
             folder = inside(self.store, name)
-            there = (folder / DATABASE).is_file()
+            exists = (folder / DATABASE).is_file()
         except (ValueError, RuntimeError, OSError) as why:
             if isinstance(why, RichterError):
                 raise
             raise StoreError(f"{name[:100]!r} cannot be the name of a run: {why}.") from why
-        if not there:
+        if not exists:
             raise StoreError(f"there is no run {name[:100]!r} in this store.")
         return folder
 
@@ -86,8 +89,8 @@ class Shelf:
         return _seen(self.path(name))[0]
 
     def _take(self, path: Path) -> _Entry:
-        found = os.stat(path / DATABASE)
-        file = found.st_dev, found.st_ino
+        status = os.stat(path / DATABASE)
+        file = status.st_dev, status.st_ino
         with self._guard:
             entry = self._open.get(path)
             if entry is not None and entry.file != file:  # deleted, and another one made in its place
@@ -123,9 +126,9 @@ class Shelf:
 
     def summaries(self) -> list[Summary]:
         """Every run of the store, also those that cannot be read. Those that have not changed cost a look at their files."""
-        found = [self._summary(path) for path in self._search()]
-        self._known = {s.name: s for s in found}
-        return found
+        summaries = [self._summary(path) for path in self._search()]
+        self._known = {s.name: s for s in summaries}
+        return summaries
 
     def _search(self) -> list[Path]:
         """Not again at once, if the store is so large that looking through it takes long."""
@@ -151,10 +154,43 @@ class Shelf:
             return Summary(name, "unreadable", "unreadable", str(why))
 
 
+class Chosen:
+    """The runs that a page shows: ``for name, run in runs``, each open until the next one; or the only one of them."""
+
+    def __init__(self, shelf: Shelf, names: Sequence[str]) -> None:
+        self.names, self.current = list(names), ""
+        self._shelf, self._stack = shelf, contextlib.ExitStack()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[tuple[str, Run]]:
+        for name in self.names:
+            self._stack.close()
+            self.current = name
+            yield name, self._stack.enter_context(self._shelf.open(name))
+
+    def one(self) -> tuple[str, Run]:
+        if len(self.names) != 1:
+            raise SelectionError(f"run= was given {len(self.names)} times; this address needs it once.")
+        return next(iter(self))
+
+    @property
+    def mark(self) -> str:
+        """Differs when one of them has changed; asks the file system only."""
+        return repr([self._shelf.mark(name) for name in self.names])
+
+    def __enter__(self) -> Chosen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
 def _share(run: Run) -> float | None:
     """How much is done, as its writer said; None if that is no share."""
-    said = run.about.get("progress")
-    return float(said) if isinstance(said, (int, float)) and 0 <= said <= 1 else None
+    share = run.about.get("progress")
+    return float(share) if isinstance(share, (int, float)) and 0 <= share <= 1 else None
 
 
 @contextlib.contextmanager
@@ -164,18 +200,17 @@ def understood(name: str) -> Iterator[None]:
         yield
     except RichterError:
         raise
-    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, sqlite3.Error,
-            OSError) as why:
+    except DAMAGE as why:
         raise StoreError(f"the run {name!r} is damaged: {type(why).__name__}: {why}.") from why
 
 
 def _seen(path: Path) -> tuple[str, float]:
     """The mark of a run, and when something was last written."""
-    found = []
+    files = []
     for name in (DATABASE, f"{DATABASE}-wal"):
         with contextlib.suppress(FileNotFoundError):
             s = os.stat(path / name)
-            found += [(s.st_mtime_ns, s.st_size, s.st_ino)] if s.st_size else []  # a reader may leave an empty log behind
-    updated = max(found)[0] / 1e9 if found else 0.0
+            files += [(s.st_mtime_ns, s.st_size, s.st_ino)] if s.st_size else []  # a reader may leave an empty log behind
+    updated = max(files)[0] / 1e9 if files else 0.0
     fresh = time.monotonic() if time.time() - updated < SETTLED else None
-    return hashlib.sha256(repr((found, fresh)).encode()).hexdigest()[:16], updated
+    return hashlib.sha256(repr((files, fresh)).encode()).hexdigest()[:16], updated

@@ -1,4 +1,4 @@
-"""Figures as text and bytes: SVG that is small, the same every time and safe to stand inside a page, and PDF."""
+"""Figures as files and as images of a page: SVG that is small and the same every time, and PDF."""
 
 from __future__ import annotations
 
@@ -14,49 +14,42 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 from richter.report.looks import SAVED
+from richter.report.markup import Markup, tag
 
-HEADER = '<?xml version="1.0" encoding="utf-8"?>\n'
-NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-
-
-def svg_text(figure: Figure, name: str) -> str:
-    """A file of its own."""
-    return HEADER + inline_svg(figure, name).replace("<svg ", f"<svg {NAMESPACES} ", 1)
+PAGE_FONT = 'text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif !important}'
 
 
-def inline_svg(figure: Figure, name: str, label: str = "") -> str:
-    """For the inside of an HTML page. ``name`` keeps the identifiers of several figures in one page apart."""
-    import html
-
+def svg_text(figure: Figure) -> str:
+    """As a file of its own: text stays text."""
     import matplotlib
     out = io.StringIO()
-    with matplotlib.rc_context({**SAVED, "svg.hashsalt": name}), _laid_out(figure):
+    with matplotlib.rc_context(SAVED), _laid_out(figure):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = out.getvalue()
-    text = text[text.index("<svg"):]
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r'<style type="text/css">.*?</style>', "", text, flags=re.DOTALL)  # it would hold for the whole page
-    text = re.sub(r"<defs>\s*</defs>", "", text)
-    text = re.sub(r"<[^>]+>", _smaller, text)
-    text = re.sub(r">\s+<", "><", text)
-    opening = re.search(r'<svg [^>]*?width="([\d.]+)pt" height="([\d.]+)pt" viewBox="([^"]+)"', text)
-    assert opening is not None
-    body = text[text.index(">") + 1:]
-    about = f' role="img" aria-label="{html.escape(label)}"' if label else ""
-    return (f'<svg width="{float(opening[1]) / 72 * 96:.0f}" height="{float(opening[2]) / 72 * 96:.0f}" viewBox="{opening[3]}"'
-            f' stroke-linejoin="round" stroke-linecap="butt"{about}>{body}').strip() + "\n"
+    return re.sub(r">\s+<", "><", re.sub(r"<[^>]+>", _smaller, out.getvalue())) + "\n"
 
 
-def _smaller(tag: re.Match[str]) -> str:
-    """A tag with two digits after the point and without the names of groups. Texts are between tags and stay as they are."""
-    text = tag[0]
-    if text.startswith("<g id="):
-        text = re.sub(r'^<g id="[^"]*"', "<g", text)
-    if "base64," in text:
-        head, _, rest = text.partition("base64,")
-        data, quote, tail = re.sub(r' id="image[^"]*"', "", rest).partition('"')
-        return f"{head}base64,{_fewer_colours(data)}{quote}{tail}"
-    return re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip(".") or "0", text)
+def picture(figure: Figure, words: str) -> Markup:
+    """As an image of a page, in the font of the page. A browser runs no script in an image and loads nothing for it, whatever
+    the texts in it are. ``words`` stand for it where it cannot be seen."""
+    text = svg_text(figure).replace("</style>", f"{PAGE_FONT}</style>", 1)
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    return image("svg", text.encode(), words, width=width, height=height)
+
+
+def image(kind: str, data: bytes, words: str, **attributes: object) -> Markup:
+    """The bytes of an SVG or PNG picture as an image whose address holds them."""
+    address = f"data:image/{'svg+xml' if kind == 'svg' else kind};base64,{base64.b64encode(data).decode()}"
+    return tag("img", src=address, alt=words, **attributes)
+
+
+def _smaller(element: re.Match[str]) -> str:
+    """A tag with two digits after the point, which is finer than paper. Texts are between tags and stay as they are."""
+    head, marker, rest = element[0].partition("base64,")
+    head = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip(".") or "0", head)
+    if not marker:
+        return head
+    data, quote, tail = rest.partition('"')
+    return f"{head}base64,{_fewer_colours(data)}{quote}{tail}"
 
 
 def _fewer_colours(data: str) -> str:

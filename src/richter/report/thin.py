@@ -1,4 +1,4 @@
-"""Fewer points and smaller pictures that look the same: extremes are kept, nothing is averaged, nothing is invented."""
+"""Fewer points, digits and pixels that look the same: extremes are kept, nothing is averaged, nothing is invented."""
 
 from __future__ import annotations
 
@@ -46,8 +46,17 @@ def _stretches(place: NDArray[np.float64], most: int) -> NDArray[np.int64]:
 def _first(least: np.ufunc, values: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the extreme of each stretch is; of equal ones, the first."""
     sizes = np.diff(starts, append=len(values))
-    there = np.flatnonzero(values == np.repeat(least.reduceat(values, starts), sizes))
-    return there[np.unique(np.searchsorted(starts, there, side="right"), return_index=True)[1]]
+    extreme = np.flatnonzero(values == np.repeat(least.reduceat(values, starts), sizes))
+    return extreme[np.unique(np.searchsorted(starts, extreme, side="right"), return_index=True)[1]]
+
+
+def numbers(values: NDArray[np.float64]) -> list[float | None]:
+    """To 7 digits, which no screen shows; None for what is no number."""
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** (6 - np.floor(np.log10(np.abs(values))))
+        short = np.round(values * scale) / scale
+    short = np.where(np.isfinite(short), short, values)
+    return [v if ok else None for v, ok in zip(short.tolist(), np.isfinite(short), strict=True)]
 
 
 def shrink(matrix: NDArray[Any], size: int) -> NDArray[Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from richter.core.progress import progress
 from richter.instrument.observe import Observer
 from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot, shown
@@ -46,14 +46,16 @@ def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Di
 
     layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     print(f"{'step':>6} {'loss':>7} {'test':>6}   {'   '.join(f'nfc {k}'.rjust(9) for k in layers)}   {'tangent_cka':>11}")
+    bar = progress(range(steps), title="training", unit="step")
+
     def report(step: int, loss: Tensor, snap: Snapshot) -> None:
         with torch.no_grad():
             right = (model(data.x_test).argmax(1) == data.y_test).double().mean().item()
         numbers = "   ".join(shown(snap.row("nfc", k)).rjust(9) for k in layers)
-        tqdm.write(f"{step:6d} {loss.item():7.4f} {right:6.3f}   {numbers}   {shown(snap.row('tangent_cka')):>11}",
-                   file=sys.stdout)
+        cka = shown(snap.row("tangent_cka"))
+        bar.write(f"{step:6d} {loss.item():7.4f} {right:6.3f}   {numbers}   {cka:>11}", file=sys.stdout)
 
-    for step in tqdm(range(steps), desc="training", unit="step", leave=False, disable=None):
+    for step in bar:
         rows = torch.randint(len(data.x), (s.batch,), generator=draw)
         loss = F.cross_entropy(model(data.x[rows]), data.y[rows])
         snap = watch(step, loss=loss)
@@ -64,12 +66,12 @@ def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Di
         optimiser.step()
 
     report(steps, loss, watch.now(steps))
-    found = diagnose(watch)
-    print(f"\n{watch.snapshots[-1]}\n\n{found}")
+    diagnosis = diagnose(watch)
+    print(f"\n{watch.snapshots[-1]}\n\n{diagnosis}")
     print(f"Measured {len(watch.snapshots)} times, {watch.share:.1%} of the time "
           f"({len(watch.put_off)} measurements put off to stay within the budget of {watch.budget:.0%}).")
     watch.close()
     print(f"Report:    {write_report([Run(run)], run / 'report.html')}")
     program = sys.argv[0] if Path(sys.argv[0]).name == "richter" else "richter"  # as it was called: it need not be on the PATH
     print(f"Dashboard: {program} serve {run.parent}")
-    return found
+    return diagnosis

@@ -15,8 +15,11 @@ const TIP = 14; // lines of a tooltip
 /** A name as plotly shows it literally. */
 export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
-/** Draw panels [{key, title, curves, query}] into a grid; panels that stay keep their zoom. */
-export function drawPanels(grid, wanted, runs, layers) {
+/**
+ * Draw panels into a grid; those that stay keep their zoom. A panel has a key, a title, a hint, its curves, the runs and layers that
+ * colours and dashes tell apart, and perhaps a table (the question whose answer are all its points) and a legend.
+ */
+export function drawPanels(grid, wanted) {
   for (const [key, panel] of panels) {
     if (wanted.some((w) => w.key === key)) continue;
     forget(panel);
@@ -26,12 +29,14 @@ export function drawPanels(grid, wanted, runs, layers) {
   wanted.forEach((w, i) => {
     const fresh = !panels.has(w.key);
     if (fresh) panels.set(w.key, made(w.key));
-    const panel = Object.assign(panels.get(w.key), w, { runs, layers });
+    const panel = Object.assign(panels.get(w.key), { table: null, legend: false }, w);
     if (grid.children[i] !== panel.node) grid.insertBefore(panel.node, grid.children[i] ?? null);
     if (fresh) watcher.observe(panel.node);
-    panel.heading.textContent = panel.heading.title = w.title;
+    panel.heading.textContent = w.title;
+    panel.heading.title = w.hint || w.title;
     panel.log.setAttribute("aria-pressed", String(isLog(w.key)));
-    panel.csv.href = address("curves.csv", w.query);
+    panel.csv.hidden = !panel.table;
+    if (panel.table) panel.csv.href = address("curves.csv", panel.table);
     panel.stale = true;
     if (panel.near) enqueue(panel);
   });
@@ -100,17 +105,17 @@ function drawPanel(panel) {
 
 function traces(panel, look) {
   const log = isLog(panel.key);
-  const found = panel.curves.map((c, i) => {
+  const lines = panel.curves.map((c, i) => {
     const l = look(c.run, c.layer);
-    const trivial = c.note.startsWith("trivial");
+    const trivial = c.mark === "trivial";
     return {
       x: c.step.map(place), y: c.value, customdata: c.step.map(() => i), name: literal(label(panel, c)), hoverinfo: "none", type: "scatter",
       mode: c.step.length > 60 || trivial || panel.runs.length > 1 ? "lines" : "lines+markers", marker: { size: 3.5 }, opacity: trivial ? 0.45 : 1, connectgaps: false,
       line: { color: l.color, dash: trivial ? "dot" : l.dash, width: panel.curves.length > BANDS ? 1.2 : 1.7 },
     };
   });
-  if (panel.curves.length > BANDS) return found;
-  return [...panel.curves.map((c) => band(c, look(c.run, c.layer).color, log)), ...found];
+  if (panel.curves.length > BANDS) return lines;
+  return [...panel.curves.map((c) => band(c, look(c.run, c.layer).color, log)), ...lines];
 }
 
 /** The standard error above and below, as one closed shape. */
@@ -132,7 +137,8 @@ function panelLayout(panel, which = theme()) {
   const axis = { gridcolor: c.grid, linecolor: c.line, tickfont: { size: 10.5, color: c.faint }, zeroline: false };
   return {
     autosize: true, margin: { l: 50, r: 12, t: 8, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: FONT, size: 11, color: c.text }, showlegend: false, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
+    font: { family: FONT, size: 11, color: c.text }, showlegend: panel.legend, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
+    legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)", font: { size: 10.5 } },
     uirevision: `${panel.key} ${isLog(panel.key)} ${state.logx}`,
     xaxis: { ...axis, ...steps(panel.curves), title: { text: "step", font: { size: 10.5, color: c.faint }, standoff: 4 },
       showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: c.line },
@@ -211,7 +217,7 @@ function tip(panel, event) {
     const c = panel.curves[p.customdata];
     return el("tr", {}, el("td", {}, swatch(look(c.run, c.layer))), el("td", { textContent: label(panel, c) }),
       el("td", { className: "value", textContent: measured(c.value[p.pointIndex], c.error[p.pointIndex]) }),
-      c.note ? el("td", { className: "note", textContent: c.note.startsWith("trivial") ? "by definition" : c.note }) : null);
+      c.note ? el("td", { className: "note", textContent: c.mark === "trivial" ? "by definition" : c.note }) : null);
   });
   const first = points[0];
   const more = event.points.filter((p) => p.customdata !== undefined).length - points.length;

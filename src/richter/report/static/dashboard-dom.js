@@ -29,6 +29,12 @@ export function show(parent, ...children) {
   if (focused !== undefined) [...parent.querySelectorAll("[data-key]")].find((n) => n.dataset.key === focused)?.focus();
 }
 
+/** Empty a parent, also of what ``show`` remembers. */
+export function clear(parent) {
+  drawn.delete(parent);
+  parent.replaceChildren();
+}
+
 export function number(v) {
   if (v === null || v === undefined || Number.isNaN(v)) return "–";
   const size = Math.abs(v);

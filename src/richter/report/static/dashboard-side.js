@@ -8,9 +8,9 @@ const SIGNS = { running: "●", finished: "✓", interrupted: "◐", failed: "�
 
 export function drawRuns(runs, chosen, look) {
   const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = runs.filter((r) => words.every((w) => `${r.name} ${r.status}`.toLowerCase().includes(w)));
-  byId("count").textContent = words.length ? `${found.length} of ${runs.length}` : String(runs.length);
-  show(byId("runs"), ...found.map((r) => line(r, chosen, look)));
+  const matching = runs.filter((r) => words.every((w) => `${r.name} ${r.status}`.toLowerCase().includes(w)));
+  byId("count").textContent = words.length ? `${matching.length} of ${runs.length}` : String(runs.length);
+  show(byId("runs"), ...matching.map((r) => line(r, chosen, look)));
 }
 
 /** Ages move on although nothing else does: only their texts are touched. */
@@ -42,12 +42,12 @@ function line(run, chosen, look) {
       dataset: { key: `only ${run.name}` }, onclick: () => change({ runs: [run.name] }) }) : null);
 }
 
-/** A titled list of boxes; the choice goes to state[key]. ``mark`` gives a value its swatch. */
-export function drawChoice(id, key, title, values, chosen, say, mark = () => null) {
-  const section = byId(id);
+/** A titled list of boxes; the choice goes to state[key]. ``mark`` gives a value its swatch, ``hint`` what is said when it is pointed at. */
+export function drawChoice(key, title, values, chosen, { say = (v) => v, hint = say, mark = () => null } = {}) {
+  const section = byId(key);
   section.hidden = !values.length;
-  const set = (some) => change({ [key]: some });
-  const all = (text, some) => el("button", { type: "button", textContent: text, dataset: { key: `${key} ${text}` }, onclick: () => set(some),
+  const set = (part) => change({ [key]: part });
+  const all = (text, part) => el("button", { type: "button", textContent: text, dataset: { key: `${key} ${text}` }, onclick: () => set(part),
     "aria-label": `${title}: ${text}` });
   show(section, el("div", { className: "title" }, el("h2", { textContent: title }), all("all", [...values]), all("none", [])),
     el("ul", { className: "choice" }, ...values.map((v) => {
@@ -55,7 +55,7 @@ export function drawChoice(id, key, title, values, chosen, say, mark = () => nul
       const box = el("input", { type: "checkbox", dataset: { key: `${key} = ${v}`, on },
         onchange: (e) => set(values.filter((k) => (k === v ? e.target.checked : chosen.includes(k)))) });
       box.checked = on;
-      return el("li", {}, el("label", { title: say(v) }, box, el("span", { className: "name", textContent: say(v) }), on ? mark(v) : null));
+      return el("li", {}, el("label", { title: hint(v) || say(v) }, box, el("span", { className: "name", textContent: say(v) }), on ? mark(v) : null));
     })));
 }
 

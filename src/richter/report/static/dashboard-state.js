@@ -2,7 +2,6 @@
 
 const LISTS = { runs: "run", measures: "measure", layers: "layer", scalars: "scalar", logy: "logy", arrays: "array" };
 const WORDS = { view: "view", layer: "of", from: "from" };
-export const VIEWS = { curves: "Curves", matrices: "Matrices", verdict: "Verdict", settings: "Settings" };
 
 export const state = read();
 
@@ -20,18 +19,17 @@ addEventListener("hashchange", () => change(read()));
 
 function read() {
   const words = new URLSearchParams(location.hash.slice(1));
-  const found = { view: "curves", logx: words.has("logx"), x: null, step: null, layer: null, from: null };
+  const choices = { view: null, logx: words.has("logx"), x: null, step: null, layer: null, from: null };
   for (const [key, word] of Object.entries(LISTS)) {
     // "measure=" alone: none of them was chosen on purpose
-    found[key] = words.has(word) ? words.getAll(word).filter((w) => w !== "" || word === "layer") : null;
-    if (words.has(`no-${word}`)) found[key] = [];
+    choices[key] = words.has(word) ? words.getAll(word).filter((w) => w !== "" || word === "layer") : null;
+    if (words.has(`no-${word}`)) choices[key] = [];
   }
-  for (const [key, word] of Object.entries(WORDS)) if (words.has(word)) found[key] = words.get(word);
-  if (!(found.view in VIEWS)) found.view = "curves";
+  for (const [key, word] of Object.entries(WORDS)) if (words.has(word)) choices[key] = words.get(word);
   const ends = (words.get("x") ?? "").split("~").map(Number);
-  if (ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1]) found.x = ends;
-  if (/^\d+$/.test(words.get("step") ?? "")) found.step = Number(words.get("step"));
-  return found;
+  if (ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1]) choices.x = ends;
+  if (/^\d+$/.test(words.get("step") ?? "")) choices.step = Number(words.get("step"));
+  return choices;
 }
 
 function written(s) {
@@ -41,7 +39,6 @@ function written(s) {
     for (const v of s[key] ?? []) words.append(word, v);
   }
   for (const [key, word] of Object.entries(WORDS)) if (s[key] !== null) words.append(word, s[key]);
-  if (s.view === "curves") words.delete("view");
   if (s.logx) words.append("logx", "");
   if (s.x) words.append("x", s.x.map((v) => Number(v.toPrecision(6))).join("~"));
   if (s.step !== null) words.append("step", s.step);

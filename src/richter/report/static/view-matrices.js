@@ -11,10 +11,10 @@ const cards = new Map();
 let turn = 0;
 
 /** Load and draw what the state asks for, of one of the chosen runs. */
-export async function drawMatrices(view, runs) {
+export async function draw(view, { runs }) {
   const mine = ++turn;
   const run = runs.includes(state.from) ? state.from : runs[0];
-  const { arrays } = await ask("arrays", { run });
+  const { arrays } = await ask("matrices", { run });
   if (mine !== turn) return;
   if (!arrays.length) return empty(view, `The run ${run} holds no matrices. An Observer keeps them if asked to; Writer.array writes your own.`);
   const layers = [...new Set(arrays.map((a) => a.layer))];
@@ -28,14 +28,14 @@ export async function drawMatrices(view, runs) {
     const own = here.find((a) => a.name === name).steps;
     return { run, name, layer, step: own.findLast((s) => s <= step) ?? own[0] };
   });
-  const found = await Promise.all(wanted.map((w) => ask("matrix", w)));
+  const loaded = await Promise.all(wanted.map((w) => ask("matrix", w)));
   if (mine !== turn) return;
   const [controls, grid] = frame(view);
   drawControls(controls, { runs, run, layers, layer, names, chosen, steps, step });
-  drawCards(grid, wanted, found, step);
+  drawCards(grid, wanted, loaded, step);
 }
 
-export function forgetMatrices() {
+export function forget() {
   turn += 1; // whatever is still being loaded comes too late
   clear();
 }
@@ -84,7 +84,7 @@ function drawControls(box, { runs, run, layers, layer, names, chosen, steps, ste
       el("output", { textContent: step === undefined ? "" : `step ${step.toLocaleString("en")}${at === steps.length - 1 ? " (last)" : ""}` })));
 }
 
-function drawCards(grid, wanted, found, step) {
+function drawCards(grid, wanted, loaded, step) {
   const keys = [...wanted.map((w) => `m ${w.name}`), "spectra"];
   for (const [key, card] of cards) {
     if (keys.includes(key)) continue;
@@ -95,23 +95,23 @@ function drawCards(grid, wanted, found, step) {
   wanted.forEach((w, i) => {
     const card = placed(grid, keys[i], i);
     card.heading.textContent = `${w.name} of ${layerName(w.layer)}`;
-    const whole = found[i].shape.every((n, k) => n === found[i].shown[k]);
-    card.words.textContent = card.words.title = `${found[i].shape.join(" × ")}, from ${number(found[i].low)} to ${number(found[i].high)}`
+    const whole = loaded[i].shape.every((n, k) => n === loaded[i].shown[k]);
+    card.words.textContent = card.words.title = `${loaded[i].shape.join(" × ")}, from ${number(loaded[i].low)} to ${number(loaded[i].high)}`
       + (whole ? "" : "; a point is the largest of its block") + (w.step === step ? "" : `; of step ${w.step.toLocaleString("en")}`);
     card.csv.href = address("matrix.csv", w);
     card.csv.hidden = false;
-    card.figure = (which) => (found[i].shape.length === 1 ? vectorFigure(found[i], which) : matrixFigure(found[i], which));
+    card.figure = (which) => (loaded[i].shape.length === 1 ? vectorFigure(loaded[i], which) : matrixFigure(loaded[i], which));
     card.title = `${w.name} of ${layerName(w.layer)}, step ${w.step}`;
-    draw(card);
+    drawCard(card);
   });
   const spectra = placed(grid, "spectra", wanted.length);
-  spectra.node.hidden = !found.some((f) => f.spectrum.length);
+  spectra.node.hidden = !loaded.some((f) => f.spectrum.length);
   spectra.heading.textContent = "Spectra";
-  const say = found.map((f, i) => f.spectrum_words && `${wanted[i].name}: ${f.spectrum_words}`).filter(Boolean);
+  const say = loaded.map((f, i) => f.spectrum_words && `${wanted[i].name}: ${f.spectrum_words}`).filter(Boolean);
   spectra.words.textContent = spectra.words.title = say.join("; ");
-  spectra.figure = (which) => spectrumFigure(wanted, found, which);
+  spectra.figure = (which) => spectrumFigure(wanted, loaded, which);
   spectra.title = `Spectra, ${layerName(wanted[0]?.layer ?? "")}, step ${wanted[0]?.step ?? ""}`;
-  if (!spectra.node.hidden) draw(spectra);
+  if (!spectra.node.hidden) drawCard(spectra);
 }
 
 function placed(grid, key, i) {
@@ -128,7 +128,7 @@ function placed(grid, key, i) {
   return card;
 }
 
-function draw(card) {
+function drawCard(card) {
   const { data, layout } = card.figure(theme());
   Plotly.react(card.plot, data, layout, CONFIG);
   if (card.ready) return;
@@ -190,11 +190,11 @@ function vectorFigure(f, which) {
   };
 }
 
-function spectrumFigure(wanted, found, which) {
+function spectrumFigure(wanted, loaded, which) {
   const [axis, layout] = base(which);
-  const data = found.map((f, i) => ({
+  const data = loaded.map((f, i) => ({
     type: "scatter", mode: "lines+markers", name: literal(wanted[i].name), x: f.spectrum.map((_, k) => k + 1),
-    y: f.spectrum.map((v) => v / (f.spectrum[0] || 1)), marker: { size: 4 }, line: { color: colour(i, Math.max(2, found.length), which), width: 1.5 }, hoverinfo: "none",
+    y: f.spectrum.map((v) => v / (f.spectrum[0] || 1)), marker: { size: 4 }, line: { color: colour(i, Math.max(2, loaded.length), which), width: 1.5 }, hoverinfo: "none",
   })).filter((d) => d.x.length);
   return {
     data,

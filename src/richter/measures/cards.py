@@ -1,0 +1,131 @@
+"""The cards of the measures: what people read about each of them. This is the only place where these facts are written, and
+it needs no torch. A measure of a user's own has a card too, ``Measure(..., card=Card("my title"))``; it is kept with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from richter.core import Card, Interval, Ref
+
+UNIT, COSINE, POSITIVE, COUNT = Interval(0.0, 1.0), Interval(-1.0, 1.0), Interval(low=0.0), Interval(low=1.0)
+
+# heading -> what to look for
+CORRELATIONS, LEARNED, TANGENT, CONVERGENCE = (
+    "Feature correlations", "What was learned, and how far the weights moved", "Tangent kernel and labels",
+    "Features at convergence")
+PANELS: dict[str, str] = {
+    CORRELATIONS:
+        "Do the weights of a layer amplify the directions that the outputs use? 1: exactly those. Random weights already give a "
+        "value that depends on the layer's shape, so look at the change.",
+    LEARNED:
+        "The share of the correlation that the change of the weights carries: near 0 the layer stayed lazy, near 1 it is rich. "
+        "Beside it, the distance from the initial weights relative to their norm now.",
+    TANGENT:
+        "How far the kernel by which training moves the outputs points along the labels, and how many directions it has: its "
+        "alignment grows and its rank falls when features specialise.",
+    CONVERGENCE:
+        "With weight decay, a network that has converged has W'W = FACT in every layer, on the examples it was trained on: the "
+        "correlation goes to 1 and the relative error to 0 as the gradient comes to balance the decay. Before, they say little.",
+}
+OTHER, OTHER_WORDS = "Other measures", "Measures of your own, and those of other families."
+
+# by name; within a panel, reports show them in this order
+CARDS: dict[str, Card] = {
+    "nfc": Card(
+        "feature correlation (nfc)", "How far the weights amplify the directions that the outputs use; 1: exactly those.",
+        rich="up", panel=CORRELATIONS, range=UNIT, whole=True, ref=Ref("nfa", "Eq. (NFC)")),
+    "cnfc": Card(
+        "centred feature correlation (cnfc)", "How far what training added to the weights points where the outputs look.",
+        rich="up", panel=CORRELATIONS, range=UNIT, whole=True, ref=Ref("nfa", "Eq. (C-NFC)")),
+    "double_centred_nfc": Card(
+        "doubly centred (double_centred_nfc)",
+        "How far the change of the weights aligns with the change of what the outputs ask of the layer.",
+        panel=CORRELATIONS, range=UNIT, whole=True, ref=Ref("nfa", "App. D")),
+    "ptk_centred_nfc": Card(
+        "gradient-centred (ptk_centred_nfc)", "How the initial weights stand to what the outputs newly ask of the layer.",
+        panel=CORRELATIONS, range=UNIT, whole=True, ref=Ref("nfa", "App. D")),
+    "nfc_pearson": Card(
+        "Pearson of entries (nfc_pearson)",
+        "The feature correlation after subtracting the mean of all entries, the convention of some published code.",
+        rich="up", panel=CORRELATIONS, range=COSINE, ref=Ref("nfa", "App. L")),
+    "cnfc_pearson": Card(
+        "centred, Pearson (cnfc_pearson)", "The centred feature correlation after subtracting the mean of all entries.",
+        rich="up", panel=CORRELATIONS, range=COSINE, ref=Ref("nfa", "App. L")),
+    "nfc_diagonal": Card(
+        "correlation of diagonals (nfc_diagonal)", "Whether the weights and the outputs weigh the input coordinates alike.",
+        rich="up", panel=CORRELATIONS, range=COSINE, ref=Ref("nfa", "Fig. 16")),
+    "cnfc_diagonal": Card(
+        "centred, diagonals (cnfc_diagonal)",
+        "Whether what training added to the weights and the outputs weigh the input coordinates alike.",
+        rich="up", panel=CORRELATIONS, range=COSINE, ref=Ref("nfa", "Fig. 16")),
+    "nfc_sqrt": Card(
+        "with the root of the AGOP (nfc_sqrt)",
+        "The feature correlation with the root of the AGOP, the other power of the ansatz, with which FACT is compared.",
+        rich="up", panel=CORRELATIONS, range=UNIT, whole=True, ref=Ref("fact", "the ansatz with s = 1/2")),
+    # In the networks of [nfa, Fig. 4] lazy training ends at .004, training that learns features at .65 to 1.00.
+    "c_uc_ratio": Card(
+        "share learned (c_uc_ratio)",
+        "The share of the correlation that the learned part of the weights carries: near 0 lazy, near 1 rich.",
+        rich="up", typical=Interval(0.05, 0.5), panel=LEARNED, range=POSITIVE, ref=Ref("nfa", "Fig. 4")),
+    "dc_c_ratio": Card(
+        "doubly centred share (dc_c_ratio)",
+        "The share of the centred correlation that the change of what is asked carries: small early, relevant late.",
+        panel=LEARNED, range=POSITIVE, ref=Ref("nfa", "Fig. 5")),
+    "weight_change": Card(
+        "weights moved |W-W0|/|W|", "How far the weights have moved, relative to their norm now.",
+        rich="up", panel=LEARNED, range=POSITIVE, ref=Ref("nfa", "Fig. 14")),
+    "tangent_cka": Card(
+        "tangent kernel x labels (cka)",
+        "How far the tangent kernel points along the labels, all outputs at once and centred: grows several times over when "
+        "features are learned, interior layers most.",
+        rich="up", panel=TANGENT, range=UNIT, ref=Ref("signal", "Eq. 6")),
+    "tangent_alignment": Card(
+        "tangent alignment",
+        "How far the large directions of the tangent kernel are the labels, output by output and not centred.",
+        rich="up", panel=TANGENT, range=UNIT, ref=Ref("rapid", "Sec. 2")),
+    "tangent_correlation": Card(
+        "tangent correlation", "How much of the labels lies along the largest directions of the tangent kernel.",
+        panel=TANGENT, range=UNIT, ref=Ref("signal", "Sec. 4")),
+    "tangent_stable_rank": Card(
+        "tangent stable rank", "How many directions the tangent kernel has: falls as features specialise.",
+        rich="down", panel=TANGENT, range=COUNT, ref=Ref("signal", "Sec. 4")),
+    "fact": Card(
+        "features at convergence (fact)",
+        "How far W'W has the direction that the examples and the loss ask for: 1 at convergence.",
+        panel=CONVERGENCE, range=COSINE, ref=Ref("fact", "Theorem (FACT)")),
+    "fact_backward": Card(
+        "of the output side (fact_backward)",
+        "How far WW', the output side, has the direction that the examples and the loss ask for: 1 at convergence.",
+        panel=CONVERGENCE, range=COSINE, ref=Ref("fact", "Theorem (FACT), backward")),
+    "fact_error": Card(
+        "|W'W - FACT| / |W'W|",
+        "How far W'W is from what the examples and the loss ask for, its scale included: 0 at convergence.",
+        panel=CONVERGENCE, range=POSITIVE, ref=Ref("fact", "Theorem (FACT)")),
+    "fact_backward_error": Card(
+        "output side: |WW' - FACT| / |WW'|",
+        "How far WW', the output side, is from what the examples and the loss ask for, its scale included: 0 at convergence.",
+        panel=CONVERGENCE, range=POSITIVE, ref=Ref("fact", "Theorem (FACT), backward")),
+    "fact_stationarity": Card(
+        "gradient off the decay (0: converged)",
+        "How far the gradient is from balancing the weight decay: 0 at convergence, often 10 to 1000 before.",
+        panel=CONVERGENCE, range=POSITIVE, ref=Ref("fact", "Theorem (FACT)")),
+}
+SHOWN_FIRST = ("nfc", "cnfc", "c_uc_ratio", "weight_change", "tangent_cka")  # by figures and dashboard, until somebody chooses
+
+
+def card(measure: str, kept: Mapping[str, Card] | None = None) -> Card:
+    """The card of a measure: that which was kept with a run, ours, or one with its bare name."""
+    return (kept or {}).get(measure) or CARDS.get(measure) or Card(measure)
+
+
+def panels(measures: Iterable[str], kept: Mapping[str, Card] | None = None) -> list[tuple[str, str, list[str]]]:
+    """(heading, what to look for, measures) of the panels that these measures fill, each measure in one of them."""
+    filled: dict[str, list[str]] = {heading: [] for heading in PANELS}
+    for m in dict.fromkeys(measures):
+        filled.setdefault(card(m, kept).panel or OTHER, []).append(m)
+    order = {name: i for i, name in enumerate(CARDS)}
+    last = filled.pop(OTHER, [])
+    known = [(heading, PANELS.get(heading, ""), sorted(mine, key=lambda m: order.get(m, len(order))))
+             for heading, mine in filled.items() if mine]
+    return known + ([(OTHER, OTHER_WORDS, last)] if last else [])

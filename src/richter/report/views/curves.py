@@ -1,0 +1,47 @@
+"""A panel of curves for each measure and scalar; also as a table with every point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from richter.core import Mark, Remark, SelectionError
+from richter.report.query import Query
+from richter.report.shelf import Chosen
+from richter.report.thin import numbers, thin
+from richter.report.views import Sheet, View
+from richter.runs import Series
+
+MOST = 4000  # curves in one answer
+
+
+def curves(runs: Chosen, query: Query) -> Any:
+    """Every chosen measure of every chosen layer, and every chosen scalar, of every chosen run: what there is of them."""
+    points = query.whole("points", 4, 10_000, 400)
+    return {"curves": [{"run": name, "measure": measure, "layer": layer, "note": remark.text, "mark": remark.mark.value,
+                        "count": len(series.step), "step": line.step.tolist(), "value": numbers(line.value),
+                        "error": numbers(line.error)}
+                       for name, measure, layer, series, remark in _chosen(runs, query) for line in [thin(series, points)]]}
+
+
+def curves_csv(runs: Chosen, query: Query) -> Sheet:
+    """The same with every point."""
+    rows = [(name, int(step), layer or "", measure, float(value), float(error), remark.text, remark.mark.value)
+            for name, measure, layer, series, remark in _chosen(runs, query)
+            for step, value, error in zip(*series, strict=True)]
+    return Sheet("curves", ["run", "step", "layer", "measure", "value", "error", "note", "mark"], rows)
+
+
+def _chosen(runs: Chosen, query: Query) -> Iterator[tuple[str, str, str | None, Series, Remark]]:
+    """(run, measure, layer or None for a scalar, series, the mark and the note of its last row)."""
+    measures, layers, scalars = (query.several(k) for k in ("measure", "layer", "scalar"))
+    if (count := len(runs) * (len(measures) * len(layers) + len(scalars))) > MOST:
+        raise SelectionError(f"{count} curves were asked for, and one answer has up to {MOST}. Choose fewer runs or layers.")
+    for name, run in runs:
+        for (measure, layer), (series, remark) in run.curves(measures, layers).items() if measures and layers else ():
+            yield name, measure, layer, series, remark
+        for scalar, series in run.scalar_curves(scalars).items() if scalars else ():
+            yield name, scalar, None, series, Remark(Mark.EXACT)
+
+
+VIEW = View("curves", "Curves", curves, more={"curves.csv": curves_csv}, script="view-curves.js", place=0)

@@ -1,0 +1,38 @@
+"""Lazy or rich, in words and layer by layer; of an experiment its claims and its pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from richter.core import SelectionError
+from richter.instrument.verdict import diagnose
+from richter.report.claims import told
+from richter.report.query import Query
+from richter.report.shelf import Chosen
+from richter.report.views import Picture, View
+
+KINDS = ("svg", "png")  # of pictures that a browser shows
+
+
+def verdict(runs: Chosen, query: Query) -> Any:
+    """In words; the run's claims, and the names of its pictures."""
+    name, run = runs.one()
+    base = {"run": name, "claims": [told(k, record)._asdict() for k, record in run.claims.items()],
+            "figures": [{"name": n, "kind": kind} for n, kind in run.figures if kind in KINDS]}
+    try:
+        d = diagnose(run)
+    except SelectionError:
+        return {**base, "verdict": "Nothing has been measured yet.", "layers": [], "evidence": [], "advice": []}
+    return {**base, "step": d.step, "verdict": d.verdict, "evidence": d.evidence, "advice": d.advice,
+            "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
+
+
+def figure(runs: Chosen, query: Query) -> Picture:
+    """A picture that was stored with a run."""
+    kind = query.one("kind")
+    if kind not in KINDS:
+        raise SelectionError(f"kind={kind[:100]!r}: pictures are shown as {' or '.join(KINDS)}.")
+    return Picture(kind, runs.one()[1].figure(query.one("name"), kind))
+
+
+VIEW = View("verdict", "Verdict", verdict, more={"figure": figure}, script="view-verdict.js", place=2)
