@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import os
@@ -24,6 +25,7 @@ from richter.instrument.evaluate import Evaluation, Plan, plan
 from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.subject import Subject
+from richter.measures.cards import CARDS
 from richter.measures.measure import Measure, resolve
 from richter.runs import Writer, create
 
@@ -215,9 +217,13 @@ class Observer:
             else:
                 self.initial = _fitting(self.model, load_file(kept), writer.path)
             self.snapshots = writer.run.snapshots
+            if (before := writer.run.state("previous")) is not None:
+                device = self.measurement.subject.home
+                self.measurement.subject.previous = {tuple(json.loads(key)): t.to(device) for key, t in load_file(before).items()}
             writer.observer = self
             writer.describe(model=type(self.model).__name__, parameters=sum(p.numel() for p in self.model.parameters()),
-                            examples=self.probe.n, budget=self.budget, measures=[m.name for m in self.measures])
+                            examples=self.probe.n, budget=self.budget, measures=[m.name for m in self.measures],
+                            cards={m.name: card.to_json() for m in self.measures if (card := m.card or CARDS.get(m.name))})
         except BaseException:
             if self._owns:
                 writer.close()
@@ -255,7 +261,7 @@ class Observer:
             if self.writer is not None:
                 self.writer.snapshot(snap)
                 snap = replace(snap, arrays={})  # they are on disk
-            self.measurement.subject.previous = self.measurement.subject.carried
+            self._hand_on()
         finally:
             seconds = time.perf_counter() - start  # with writing it down
             self._spent += seconds
@@ -263,6 +269,15 @@ class Observer:
         others = [s for s in self.snapshots if s.step != step]  # a step that is measured again replaces
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
+
+    def _hand_on(self) -> None:
+        """What the next snapshot wants to know of this one; numbers and tensors also in the run."""
+        subject = self.measurement.subject
+        subject.previous = subject.carried
+        tensors = {json.dumps(key): torch.as_tensor(value).cpu().contiguous() for key, value in subject.carried.items()
+                   if isinstance(value, (Tensor, float))}
+        if tensors and self.writer is not None:
+            self.writer.keep_state(lambda path: save_file(tensors, path), "previous")
 
     def _due(self, step: int) -> bool:
         due = self.when(step)

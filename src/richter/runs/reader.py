@@ -270,11 +270,15 @@ class Run:
             raise StoreError(f"the array {name!r} of the run {self.path} has no bytes. It is damaged.")
         return str(form), str(dtype), tuple(sizes), data
 
+    def state(self, key: str) -> Path | None:
+        """A safetensors file that was kept as ``initial`` or ``previous`` state, its content checked."""
+        name = self._meta(key)
+        return None if name is None else arrays.object_path(self.path / OBJECTS, str(name))
+
     @property
     def initial(self) -> Path | None:
         """The safetensors file of the weights at initialisation, its content checked."""
-        name = self._meta("initial")
-        return None if name is None else arrays.object_path(self.path / OBJECTS, str(name))
+        return self.state("initial")
 
     @property
     def claims(self) -> dict[str, dict[str, Any]]:

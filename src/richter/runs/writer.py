@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
@@ -166,11 +166,15 @@ class Writer:
         with self._transaction("written"):
             self._database.describe(_as_json({"about": plain({**self.run.about, **facts})}))
 
-    def keep_state(self, write: Callable[[Path], object]) -> str:
-        """The initial state, once: ``write(path)`` puts a safetensors file there. Returns its digest."""
+    def keep_state(self, write: Callable[[Path], object], key: Literal[initial, previous] = "initial") -> str:
+        """The initial state, or what the last snapshot hands on: ``write(path)`` puts a safetensors file there. Returns its
+        digest. What the snapshot before it handed on is dropped."""
+        before = self.run.state("previous") if key == "previous" else None
         with self._transaction("written"):
             name = arrays.keep_object(self.path / OBJECTS, write)
-            self._database.describe(_as_json({"initial": name}))
+            self._database.describe(_as_json({key: name}))
+        if before is not None and before.name != name:
+            before.unlink(missing_ok=True)
         return name
 
     def finish(self, how: str = "finished") -> None:
