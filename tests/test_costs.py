@@ -3,6 +3,9 @@ error and become exact where they have nothing left to estimate."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib
 import math
 import re
 import subprocess
@@ -22,14 +25,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 import richter
-import richter.instrument.survey
+import richter.instrument.survey.examine
 import richter.kernels.planning
 import zoo
 from richter import kernels
-from richter.core import WHOLE, MemoryBudgetError, parse_bytes
+from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, parse_bytes
 from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
+from richter.instrument.observe import Measurement
 from richter.instrument.statistics import estimates
+from richter.instrument.survey import SurveyMemo, surveyed
 from richter.kernels import contract, operations
 from richter.kernels.contract import Sum, mirror
 from richter.kernels.operations import Size
@@ -213,6 +218,7 @@ def test_silent_positions_are_skipped_in_backward_passes(outputs: str, monkeypat
     model, x = GPT(7, 16, d=8, depth=2, heads=2).double(), torch.randint(0, 7, (4, 16))
     last = lambda logits: logits[:, -1, :3]  # noqa: E731
     found = {}
+    remembering(monkeypatch)
     for skipping in (True, False):
         if not skipping:
             monkeypatch.setattr(Survey, "silent", set())
@@ -242,8 +248,9 @@ def test_a_layer_that_is_silent_no_more_is_heard() -> None:
 
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.Softplus(), nn.Softplus(beta=2.0),
                                         nn.LogSigmoid()], ids=repr)
-def test_derivatives_of_activations_are_computed_once(activation: nn.Module) -> None:
+def test_derivatives_of_activations_are_computed_once(activation: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    remembering(monkeypatch)
     model, x = nn.Sequential(nn.Linear(3, 5), activation, nn.Linear(5, 4)).double(), draw(6, 3)
     close(kernels.ntk(model, x, outputs="full"), oracles.ntk(model, x, outputs="full"))
     with Operations() as count:
@@ -419,27 +426,83 @@ def test_whole_kernels_need_no_room_for_layers() -> None:
 # -------------------------------------------------------------------------------------------------------------- survey
 
 
-def test_the_same_weights_are_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on kernels share a memo, as the measurements of one Observer do."""
+    module = importlib.import_module("richter.kernels.ntk")
+    monkeypatch.setattr(module, "surveyed", functools.partial(surveyed, memo=SurveyMemo()))
+
+
+@pytest.fixture
+def surveys(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each survey that is made."""
+    runs: list[int] = []
+    real = richter.instrument.survey.examine.survey
+    monkeypatch.setattr(richter.instrument.survey.examine, "survey", lambda *a: runs.append(1) or real(*a))
+    return runs
+
+
+def test_without_a_memo_every_measurement_is_surveyed(surveys: list[int]) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), draw(9, 3)
+    for number in (1, 2):
+        kernels.ntk(model, x)
+        assert len(surveys) == number
+
+
+def test_a_memo_tells_models_apart(surveys: list[int]) -> None:
+    """Also two of the same shapes with the same weights, and one that takes the place of another that is gone."""
+    memo, x = SurveyMemo(), draw(9, 3)
+    model = nn.Linear(3, 2).double()
+    twin = copy.deepcopy(model)
+    first = surveyed(model, x, memo=memo)
+    assert surveyed(model, x, memo=memo)[2].maps.keys() == first[2].maps.keys()
+    assert len(surveys) == 1
+    state = surveyed(twin, x, memo=memo)[1]
+    assert len(surveys) == 2
+    assert state["weight"].data_ptr() == twin.weight.data_ptr()
+    surveyed(twin, x, memo=SurveyMemo())
+    assert len(surveys) == 3  # what one remembers another does not know
+
+
+def test_an_observer_has_its_survey_made_once(surveys: list[int]) -> None:
+    model, probe = mlp([6, 8, 3], seed=0), richter.Probe(torch.randn(20, 6), torch.arange(20) % 3)
+    watch = richter.Observer(model, probe, when=1, budget=None, measures=["nfc"])
+    for step in range(3):
+        watch(step)
+    assert len(surveys) == 1
+    with torch.no_grad():
+        model[0].weight.mul_(1.0)
+    watch(3)
+    assert len(surveys) == 2
+
+
+def test_notes_are_not_kept_in_a_memo() -> None:
+    """What a measurement adds to the notes of a survey belongs to that measurement."""
+    memo, x, model = SurveyMemo(), draw(9, 3), nn.Linear(3, 2).double()
+    for _ in range(3):
+        found = surveyed(model, x, memo=memo)[2]
+        assert found.notes == {}
+        found.notes[""] = Remark(Mark.IDLE, "mine")
+
+
+def test_the_same_weights_are_surveyed_once(monkeypatch: pytest.MonkeyPatch, surveys: list[int]) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), draw(9, 3)
-    runs: list[int] = []
-    real = richter.instrument.survey.survey
-    monkeypatch.setattr(richter.instrument.survey, "survey", lambda *a: runs.append(1) or real(*a))
+    remembering(monkeypatch)
 
     def kernel() -> Tensor:
         return kernels.ntk(model, x)
 
     first, again = kernel(), kernel()
-    assert len(runs) == 1
+    assert len(surveys) == 1
     assert torch.equal(first, again)
     for number, change in enumerate([lambda: model[0].weight.data_ptr() and model[0].weight.detach().add_(0.1),
                                      lambda: model[0].register_forward_hook(lambda m, i, z: 2 * z),
                                      lambda: model[2].bias.requires_grad_(False)], 2):
         change()
         close(kernel(), sum(K.diagonal(dim1=1, dim2=3).sum(2) for K in oracles.tangent_kernels(model, x).values()))
-        assert len(runs) == number
+        assert len(surveys) == number
     kernels.ntk(model, x + 1)
-    assert len(runs) == 5
+    assert len(surveys) == 5
     outputs = [2]
     some = lambda f: f[:, :outputs[0]]  # noqa: E731
     assert kernels.ntk(model, x, outputs="full", output=some).shape == (9, 2, 9, 2)
@@ -745,8 +808,10 @@ def test_no_activation_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sum(seen[-3:]) == 40
     passes: list[int] = []
     real = torch.autograd.grad
+    measurement = Measurement(model, richter.Probe(x, torch.arange(40) % 3, chunk=40, kernel=8), initial=start)
+    measurement.take()
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(1) or real(*a, **k))
-    richter.measure(model, richter.Probe(x, torch.arange(40) % 3, chunk=40, kernel=8), initial=start)
+    measurement.take()
     assert len(passes) == 3  # one backward pass for each output; the survey is known
 
 

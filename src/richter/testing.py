@@ -77,7 +77,8 @@ def check_layer(layer: nn.Module, x: Tensor, name: str = "layer") -> None:
         found = survey(model, x, state)
         seen = forward(model, x, state)
         _require(not any(k in found.notes for k in (name, *(f"{name}.{s}" for s in view))),
-                 f"the captured inputs and outputs do not rebuild the gradient: {found.notes}")
+                 "the captured inputs and outputs do not rebuild the gradient: "
+                 + "; ".join(remark.text for remark in found.notes.values()))
         for c in seen.calls:
             info = found.maps[c.name]
             _require(bool(info.layouts), f"map {c.name!r}: the examples cannot be found on one axis of what outputs() returns.")

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from richter.core import SelectionError, matches, unknown
+from richter.core.modules import unwrap
 
 
 def slo_groups(model: nn.Module, speeds: Mapping[str, float] | None = None, default: float = 1.0) -> list[dict[str, Any]]:
@@ -42,11 +43,9 @@ def _speed(name: str, by_pattern: dict[str, float], default: float) -> float:
 
 def owners(model: nn.Module) -> dict[str, list[Tensor]]:
     """The parameters that each module owns itself; a shared one counts for the first of its owners."""
-    if not isinstance(model, nn.Module):
-        raise SelectionError(f"the model is a {type(model).__name__}; a torch.nn.Module is needed.")
     seen: set[Tensor] = set()
     layers: dict[str, list[Tensor]] = {}
-    for name, module in inner(model).named_modules():
+    for name, module in unwrap(model).named_modules():
         own = [p for p in module.parameters(recurse=False) if p not in seen]
         seen.update(own)
         if own:
@@ -54,17 +53,6 @@ def owners(model: nn.Module) -> dict[str, list[Tensor]]:
     if not layers:
         raise SelectionError("the model has no parameters, so there is no layer to give a speed.")
     return layers
-
-
-def inner(model: nn.Module) -> nn.Module:
-    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile: its names are the layers'."""
-    while True:
-        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
-        else:
-            return model
 
 
 def owner(name: str, layers: Iterable[str]) -> str | None:

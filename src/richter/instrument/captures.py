@@ -1,117 +1,22 @@
-"""What one batch says about each linear map: captures with the examples first, and what a survey found out that makes
-them possible."""
+"""What one batch says about each linear map: captures with the examples first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import CaptureError, Mark, Remark, SelectionError
-from richter.instrument.capture import Call, Inputs, Output, Pass, State, forward
+from richter.core import CaptureError, Mark, Remark
+from richter.instrument.capture import Call, Inputs, Output, Pass, State, check_finite, count, forward, select
+from richter.instrument.survey import Layout, MapInfo, Survey, by_example, grouped, map_gradient
 from richter.layers import Kind
 
-Layout = Literal["major", "minor", "second"]  # where the examples are in a layer's own [b, s, ...]
-
-
-@dataclass(frozen=True)
-class MapInfo:
-    """What the survey learned about one linear map."""
-
-    name: str
-    kind: Kind
-    layouts: tuple[Layout, ...]  # one for each call; empty when only one example at a time can be read
-    module: str
-    weight: str | None  # the parameter behind it; None for a weight computed from parameters
-    shape: tuple[int, ...]  # of the matrix
-    width: int  # numbers written per example, over all calls
-    index: Tensor  # where each entry of the matrix stands in the flattened weight
-    unfolded: int = 0  # numbers per example that reading it copies (patches of a convolution); 0 for a view
-    live: int = 0  # positions from which an output can be reached
-
-    @property
-    def positions(self) -> int:
-        """Of one example, over all calls."""
-        return max(1, self.width // (self.shape[0] if self.kind == "diagonal" else torch.Size(self.shape[:-1]).numel()))
-
-    @property
-    def silent(self) -> bool:
-        """Is nothing asked of it at most positions?"""
-        return 0 < 2 * self.live <= self.positions
-
-
-@dataclass
-class Survey:
-    """What can be measured, and how; ``notes`` says in words what cannot."""
-
-    maps: dict[str, MapInfo] = field(default_factory=dict)
-    expand: set[str] = field(default_factory=set)  # modules whose output all examples share
-    structured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # parameter -> maps that rebuild its gradient
-    biases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # bias -> maps whose summed g is its gradient
-    notes: dict[str, Remark] = field(default_factory=dict)  # layer -> why it has no number
-    outputs: int = 0
-    shape: tuple[int, ...] = ()  # of one example's output
-    matrices: dict[str, Tensor] = field(default_factory=dict)  # of every map that is called
-    graph: int = 0  # numbers per example that a forward pass keeps for its backward passes
-    differentiates: bool = False  # the model itself does, inside its forward pass
-    drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
-
-    @property
-    def silent(self) -> set[str] | None:
-        """Modules all of whose maps are silent; None if the model differentiates: then nothing may be skipped."""
-        if self.differentiates:
-            return None
-        return {m.module for m in self.maps.values()} - {m.module for m in self.maps.values() if not m.silent}
-
-    @property
-    def batched(self) -> dict[str, MapInfo]:
-        return {name: m for name, m in self.maps.items() if m.layouts}
-
-
-def count(x: Inputs) -> int:
-    """The number of examples of a tensor, tuple or dict of tensors."""
-    if isinstance(x, (dict, tuple, list)) and len(x):
-        return count(next(iter(x.values() if isinstance(x, dict) else x)))
-    if not isinstance(x, Tensor) or x.dim() == 0:
-        raise SelectionError(f"inputs are tensors, or tuples or dicts of tensors, with the examples first; not "
-                             f"{'a number' if isinstance(x, Tensor) else type(x).__name__}.")
-    return x.shape[0]
-
-
-def select(x: Inputs, index: slice | Tensor | Sequence[int]) -> Inputs:
-    """Some examples of a tensor, or of a tuple or dict of tensors; what is not a tensor is passed on."""
-    if isinstance(x, Tensor):
-        return x[index.to(x.device)] if isinstance(index, Tensor) else x[index]
-    if isinstance(x, dict):
-        return {k: select(v, index) for k, v in x.items()}
-    return tuple(select(v, index) for v in x) if isinstance(x, (tuple, list)) else x
-
-
-def by_example(t: Tensor, n: int, layout: Layout) -> Tensor:
-    """[b, s, ...] as the layer saw it -> [n, s', ...]."""
-    b, s, rest = t.shape[0], t.shape[1], t.shape[2:]
-    if layout == "second":
-        return t.reshape(b, n, s // n, *rest).movedim(1, 0).reshape(n, -1, *rest)
-    if layout == "minor":
-        return t.reshape(b // n, n, s, *rest).movedim(1, 0).reshape(n, -1, *rest)
-    return t.reshape(n, -1, *rest)
-
-
-def check_finite(f: Tensor) -> None:
-    if not torch.isfinite(f).all():
-        raise CaptureError("the model's output on the probe contains NaN or Inf, so every statistic of it would too. "
-                           "Look for a diverged run, or inputs outside the range the model was trained on.")
-
-
-def grouped(calls: Sequence[Call]) -> dict[str, list[Call]]:
-    groups: dict[str, list[Call]] = {}
-    for c in calls:
-        groups.setdefault(c.name, []).append(c)
-    return groups
+__all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "by_example", "check_finite", "count",
+           "covariance", "example_gradients", "grouped", "layer_captures", "map_gradient", "record", "room_for", "select",
+           "widened"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +27,7 @@ class LayerCapture:
     kind: Kind
     W: Tensor  # the matrix now
     h: Tensor  # "n s d_in": what it read
-    g: Tensor  # "v n s d_out": what the outputs ask of it, d <V_v, f(x_n)> / dz
+    g: Tensor  # "v n s d_out": the gradients of the outputs in what it wrote, d <V_v, f(x_n)> / dz
     W0: Tensor | None = None  # the same at initialisation
     h0: Tensor | None = None
     g0: Tensor | None = None
@@ -136,72 +41,60 @@ class LayerCapture:
                        h0=None if self.h0 is None else self.h0[rows], g0=None if self.g0 is None else self.g0[:, rows])
 
 
-def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
-    """The gradient in the matrix, summed over examples and positions: h [n,s,...], g [n,s,...]."""
-    if kind == "diagonal":
-        return (g * h).sum((0, 1))
-    if kind == "grouped":
-        return torch.einsum("nsro,nsri->roi", g, h)
-    if kind == "dense":
-        return torch.einsum("nso,nsi->oi", g, h)
-    flat, keep = h.reshape(-1), h.reshape(-1) >= 0
-    return g.new_zeros(d_in, g.shape[-1]).index_add(0, flat[keep], g.reshape(-1, g.shape[-1])[keep]).T
-
-
 RowCotangents = Callable[[Tensor, slice], Tensor]  # f "n k" of the examples `rows` of a probe -> V "v n k"
 
 
 @dataclass
 class Recording:
-    """One forward pass of some examples, to be asked any number of times: ``g`` for any cotangents, ``h`` once."""
+    """One forward pass of some examples: ``g`` for any cotangents, any number of times, and ``h`` once."""
 
-    found: Survey
+    survey: Survey
     n: int
-    f: Tensor  # "n k", detached
-    seen: Pass  # with the calls of the chosen maps alone
-    where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among seen.calls and where their examples are
+    f: Float[Tensor, "n k"]  # detached
+    run: Pass  # with the calls of the chosen maps alone
+    where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among run.calls and where their examples are
     _reads: dict[str, Tensor] = field(default_factory=dict)
     _live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = field(default_factory=dict)  # live, silent, what the live ones read
 
-    def asked(self, V: Tensor) -> dict[str, Tensor]:
+    def gradients(self, V: Float[Tensor, "n k"]) -> dict[str, Tensor]:
         """d <V, f> / dz of each map, "n s d_out", by one backward pass; views where the layout allows."""
-        found, calls = self.seen.backward(V)[0], self.seen.calls
-        return {name: _joined([by_example(calls[i].map.outputs(calls[i].module, found[i]), self.n, k) for i, k in own], 1)
+        g, calls = self.run.backward(V)[0], self.run.calls
+        return {name: _joined([by_example(calls[i].map.outputs(calls[i].module, g[i]), self.n, k) for i, k in own], 1)
                 for name, own in self.where.items()}
 
     def reads(self, name: str) -> Tensor:
         """What a map read, "n s d_in"; computed once."""
         if name not in self._reads:
-            self._reads[name] = _joined([by_example(self.seen.calls[i].inputs(), self.n, k) for i, k in self.where[name]], 1)
+            self._reads[name] = _joined([by_example(self.run.calls[i].inputs(), self.n, k) for i, k in self.where[name]], 1)
         return self._reads[name]
 
     def reads_of(self, name: str, rows: Tensor) -> Tensor:
         """The same of some examples; only their patches are unfolded where the layout allows."""
-        calls = [self.seen.calls[i] for i, _ in self.where[name]]
+        calls = [self.run.calls[i] for i, _ in self.where[name]]
         if len(calls) > 1 or name in self._reads or self.where[name][0][1] != "major" or len(calls[0].read) != self.n:
             return self.reads(name)[rows]
         return calls[0].inputs(rows).flatten(0, 1).unflatten(0, (len(rows), -1))
 
-    def captures(self, V: Tensor, reads: bool = True) -> dict[str, LayerCapture]:
-        """The same for a stack of cotangents V "v n k", with what was read and the matrices."""
+    def captures(self, V: Float[Tensor, "v n k"], reads: bool = True) -> dict[str, LayerCapture]:
+        """The gradients for a stack of cotangents, with what was read and the matrices."""
         stacked: dict[str, Tensor] = {}
         for v in range(len(V)):
-            for name, g in self.asked(V[v]).items():
+            for name, g in self.gradients(V[v]).items():
                 if len(V) == 1:
                     stacked[name] = g[None]
                     continue
                 if v == 0:
                     stacked[name] = room_for(g, len(V))
                 stacked[name][v] = g
-        captured = {}
-        for name, own in self.where.items():
-            calls = [self.seen.calls[i] for i, _ in own]
-            h, g = self.reads(name) if reads else self.f[:, :0], stacked[name]
-            wrote = max(1, sum(c.shape.numel() for c in calls) // max(1, g.shape[2]))  # numbers at one position
-            captured[name] = LayerCapture(calls[0].map.kind, calls[0].map.matrix(calls[0].module, calls[0].weight.detach()), h,
-                                          g, f=self.f, calls=tuple(c.shape.numel() // wrote for c in calls),
-                                          shapes=tuple(c.shape for c in calls))
-        return captured
+        return {name: self._capture(name, stacked[name], reads) for name in self.where}
+
+    def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
+        calls = [self.run.calls[i] for i, _ in self.where[name]]
+        first = calls[0]
+        wrote = max(1, sum(c.shape.numel() for c in calls) // max(1, g.shape[2]))  # numbers at one position
+        return LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()),
+                            self.reads(name) if reads else self.f[:, :0], g, f=self.f,
+                            calls=tuple(c.shape.numel() // wrote for c in calls), shapes=tuple(c.shape for c in calls))
 
     def trimmed(self, name: str, c: LayerCapture) -> LayerCapture:
         """Without the positions from which no output can be reached (those before the last token, say). They are found in
@@ -209,8 +102,8 @@ class Recording:
         if c.g.shape[2] < 2:
             return c
         if name not in self._live:
-            spoken = c.g[0].flatten(2).abs().sum((0, 2)) > 0
-            live, silent = spoken.nonzero()[:, 0], (~spoken).nonzero()[:, 0]
+            reached = c.g[0].flatten(2).abs().sum((0, 2)) > 0
+            live, silent = reached.nonzero()[:, 0], (~reached).nonzero()[:, 0]
             self._live[name] = (live, silent, c.h[:, live]) if 0 < len(live) <= len(silent) else None
         known = self._live[name]
         if known is None:
@@ -222,39 +115,41 @@ class Recording:
         return replace(c, g=c.g.index_select(2, live), h=h)
 
 
-def record(model: nn.Module, x: Inputs, rows: slice, state: State, found: Survey, names: Sequence[str],
+def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Survey, names: Sequence[str],
            output: Output | None = None) -> Recording:
     """One forward pass of the examples ``rows`` of a probe, remembering the maps ``names``. A map that is not batched can
-    only be seen on a single example, whose every call it then is; it is left out if there is none."""
+    only be read from a single example, whose every call it then is; it is left out if it is not called."""
     n = count(x)
-    seen = forward(model, x, state, output=output, expand=dict.fromkeys(found.expand, n), silent=found.silent,
-                   seed=rows.start)
-    groups = grouped(seen.calls)
-    names = [name for name in names if groups.get(name) or n > 1]
-    for name in groups.keys() - found.maps.keys() - found.notes.keys():
-        found.notes[name] = Remark(Mark.IDLE, "called for some examples only, and not for the first ones, on which the capture "
-                                              "is verified")
+    run = forward(model, x, state, output=output, expand=dict.fromkeys(survey.expand, n), silent=survey.silent,
+                  seed=rows.start)
+    groups = grouped(run.calls)
+    for name in groups.keys() - survey.maps.keys() - survey.notes.keys():
+        survey.notes[name] = Remark(Mark.IDLE, "called for some examples only, and not for the first ones, on which the capture "
+                                               "is verified")
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []
     for name in names:
-        own, layouts = groups.get(name, []), found.maps[name].layouts
-        if n > 1 and len(own) != len(layouts):
+        own = groups.get(name, [])
+        if n == 1 and not own:
+            continue
+        alone: list[Layout] = ["major"] * len(own)  # a single example: everything is its own
+        layouts = tuple(alone) if n == 1 else survey.maps[name].layouts
+        if len(own) != len(layouts):
             raise CaptureError(f"layer {name!r} was called {len(layouts)} times on the first examples and "
                                f"{len(own)} times on others: its use depends on the data. "
                                f"Leave it out with layers=..., or measure with chunk=1.")
-        alone: list[Layout] = ["major"] * len(own)  # a single example: everything is its own
-        where[name] = list(enumerate(layouts if n > 1 else tuple(alone), len(calls)))
+        where[name] = list(enumerate(layouts, len(calls)))
         calls += own
-    f = seen.f.detach().reshape(n, -1)
+    f = run.f.detach().reshape(n, -1)
     check_finite(f)
-    return Recording(found, n, f, replace(seen, calls=calls), where)
+    return Recording(survey, n, f, replace(run, calls=calls), where)
 
 
-def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State, found: Survey,
+def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State, survey: Survey,
                    names: Sequence[str], output: Output | None = None, reads: bool = True) -> dict[str, LayerCapture]:
     """Capture the maps ``names`` on one chunk: one forward pass, one backward pass for each cotangent."""
-    seen = record(model, x, rows, state, found, names, output)
-    return seen.captures(cotangents(seen.f, rows), reads)
+    recording = record(model, x, rows, state, survey, names, output)
+    return recording.captures(cotangents(recording.f, rows), reads)
 
 
 def room_for(g: Tensor, v: int, shape: Sequence[int] | None = None) -> Tensor:
@@ -275,18 +170,18 @@ def example_gradients(model: nn.Module, x: Inputs, rows: slice, cotangents: RowC
     """d <V_v, f(x_n)> / d parameter, "v n p", by plain autograd on one example after another: always right."""
     gathered: dict[str, list[Tensor]] = {name: [] for name in names}
     for i in range(count(x)):
-        seen = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False, seed=rows.start + i)
-        check_finite(seen.f)
-        V = cotangents(seen.f.detach().reshape(1, -1), slice(rows.start + i, rows.start + i + 1))
+        run = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False, seed=rows.start + i)
+        check_finite(run.f)
+        V = cotangents(run.f.detach().reshape(1, -1), slice(rows.start + i, rows.start + i + 1))
         places = [state[name] for name in names]
-        found = [seen.backward(V[v], places)[1] for v in range(len(V))]
+        gradients = [run.backward(V[v], places)[1] for v in range(len(V))]
         for j, name in enumerate(names):
-            gathered[name].append(torch.stack([d[j].reshape(-1) for d in found]))
+            gathered[name].append(torch.stack([d[j].reshape(-1) for d in gradients]))
     return {name: torch.stack(r, 1) for name, r in gathered.items()}
 
 
 def widened(c: LayerCapture) -> LayerCapture:
-    """Half precision is read as it is and summed in float32; what is read and what is asked have one precision."""
+    """Half precision is read as it is and summed in float32; h and g have one precision."""
     dtype = c.g.dtype if c.g.dtype in (torch.float32, torch.float64) else torch.float32
     h = c.h.to(dtype) if c.h.is_floating_point() else c.h
     return c if c.g.dtype == dtype and h is c.h else replace(c, W=c.W.to(dtype), h=h, g=c.g.to(dtype))

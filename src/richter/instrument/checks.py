@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import CaptureError, SelectionError
+from richter.core.modules import unwrapped_name
 
 
 def finite(t: Tensor) -> bool:
@@ -43,22 +44,22 @@ def check_initial(model: nn.Module, initial: Any) -> dict[str, Tensor]:
         raise SelectionError(f"initial= is a {type(initial).__name__}; a state_dict of this model is needed: "
                              f"initial=copy.deepcopy(model.state_dict()), taken before training.")
     own = model.state_dict()
-    found = {k if k in own else k.removeprefix("module.").removeprefix("_orig_mod."): v for k, v in initial.items()}
+    state = {k if k in own else unwrapped_name(k, own): v for k, v in initial.items()}
     needed = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     for name, p in needed.items():
-        if name not in found:
+        if name not in state:
             if name in own:
                 raise SelectionError(f"initial= has no entry {name!r}. Pass a state_dict of this very model, taken before "
                                      f"training.")
             continue  # a buffer that is not saved
-        if not isinstance(found[name], Tensor):
-            raise SelectionError(f"initial[{name!r}] is a {type(found[name]).__name__}, not a tensor.")
-        if found[name].shape != p.shape:
-            raise SelectionError(f"initial[{name!r}] has shape {tuple(found[name].shape)}, the model's is {tuple(p.shape)}: "
+        if not isinstance(state[name], Tensor):
+            raise SelectionError(f"initial[{name!r}] is a {type(state[name]).__name__}, not a tensor.")
+        if state[name].shape != p.shape:
+            raise SelectionError(f"initial[{name!r}] has shape {tuple(state[name].shape)}, the model's is {tuple(p.shape)}: "
                                  f"it is the state of another architecture.")
-        if found[name].is_floating_point() and not finite(found[name]):
+        if state[name].is_floating_point() and not finite(state[name]):
             raise SelectionError(f"initial[{name!r}] contains NaN or Inf.")
-    return found
+    return state
 
 
 def check_inputs(x: Any, name: str = "x") -> None:

@@ -23,7 +23,7 @@ from richter.instrument.probe import Probe
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
-from richter.instrument.survey import SURVEYED, surveyed
+from richter.instrument.survey import SURVEYED, SurveyMemo, surveyed
 from richter.kernels.planning import Unit, units_of
 
 MAP_KINDS = ("dense", "grouped", "lookup")
@@ -39,6 +39,7 @@ class Subject:
         self.memory, self.output, self.errors = memory, output, errors
         self.device = device_of(model)
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
+        self.memo = SurveyMemo()
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[tuple[str, str], Any] = {}  # by statistic and place: its values at the last recorded snapshot
         self.carried: dict[tuple[str, str], Any] = {}  # and those of now, for the next one
@@ -51,7 +52,7 @@ class Subject:
         self.forwards, self.carried = [], {}
         self.x = self._inputs()
         few = to_device(select(self.x, slice(0, SURVEYED)), self.device)
-        copied, self.state, self.survey = surveyed(self.model, few, self.output)
+        copied, self.state, self.survey = surveyed(self.model, few, self.output, self.memo)
         self._read_probe()
         self.W = {k: W.double() for k, W in self.survey.matrices.items()}
         self.then: State | None = None

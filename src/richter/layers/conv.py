@@ -22,18 +22,19 @@ def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: 
         return x.permute(order).reshape(n, -1, channels * math.prod(size))
     space = [(length - gap * (k - 1) - 1) // step + 1
              for length, k, step, gap in zip(x.shape[2:], size, stride, dilation, strict=True)]
-    found = x.new_empty(n, *space, channels, *size)
+    unfolded = x.new_empty(n, *space, channels, *size)
     for offset in itertools.product(*map(range, size)):
-        seen = x
+        entries = x  # what stands at this offset in every patch
         for axis, (o, many, step, gap) in enumerate(zip(offset, space, stride, dilation, strict=True)):
             index: tuple[Any, ...] = (slice(None),) * (2 + axis)
-            seen = seen[(*index, slice(o * gap, o * gap + (many - 1) * step + 1, step))]
+            entries = entries[(*index, slice(o * gap, o * gap + (many - 1) * step + 1, step))]
         place: tuple[Any, ...] = (..., *offset)
-        found[place] = seen.movedim(1, -1)
-    return found.view(n, math.prod(space), channels * math.prod(size))
+        unfolded[place] = entries.movedim(1, -1)
+    return unfolded.view(n, math.prod(space), channels * math.prod(size))
 
 
 def patches(m: nn.Module, x: Tensor) -> Tensor:
+    """What each output position of the convolution reads, [n, positions, channels * prod(size)]."""
     assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     if x.dim() == len(m.kernel_size) + 1:
         x = x.unsqueeze(0)

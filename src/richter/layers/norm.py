@@ -18,6 +18,7 @@ def channels_second(z: Tensor) -> Tensor:
 
 
 def diagonal(normalise: Callable[[Any, Tensor], Tensor], arrange: Callable[[Any, Tensor], Tensor]) -> View:
+    """The view of a layer that normalises without its affine part, with its axes re-arranged to [n, positions, d]."""
     return {"": LinearMap(matrix=lambda m, w: w.flatten(), inputs=lambda m, x: arrange(m, normalise(m, x)),
                           outputs=arrange, kind="diagonal")}
 
@@ -30,6 +31,7 @@ def trailing(m: nn.LayerNorm | nn.RMSNorm, z: Tensor) -> Tensor:
 
 
 def batch_statistics(m: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor) -> Tensor:
+    """Normalised by the running statistics, or by those of the batch where there are none."""
     use_batch = m.training or m.running_mean is None
     return F.batch_norm(x, None if use_batch else m.running_mean, None if use_batch else m.running_var,
                         training=use_batch, eps=m.eps)

@@ -1,0 +1,32 @@
+"""The only folder that hooks or intercepts anything: one forward pass of a model that remembers what every linear map read and
+where its output stands in the graph, so that any number of backward passes can compute ``g`` from it.
+
+    with quiet(model):
+        run = forward(model, x, state_of(model))
+        g, _ = run.backward(V)          # d <V, f> / dz for every call of every map
+
+Weights are replaced for the pass by aliases (same memory, no hooks, all requiring a gradient) and buffers by copies:
+the model's own parameters, gradients, buffers and hooks are never touched.
+
+``state``: what goes in and comes out; ``quiet``: what is put back; ``detours`` around checkpoints, compiled code and
+parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module; ``shortcuts`` in backward passes.
+"""
+
+from richter.core.modules import unwrap
+from richter.instrument.capture.quiet import quiet
+from richter.instrument.capture.recorder import Call, Pass, forward, kept_for_backward, written
+from richter.instrument.capture.state import (
+    Inputs,
+    Output,
+    State,
+    check_finite,
+    copy_of,
+    count,
+    device_of,
+    select,
+    state_of,
+    to_device,
+)
+
+__all__ = ["Call", "Inputs", "Output", "Pass", "State", "check_finite", "copy_of", "count", "device_of", "forward",
+           "kept_for_backward", "quiet", "select", "state_of", "to_device", "unwrap", "written"]

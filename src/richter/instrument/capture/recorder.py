@@ -1,0 +1,231 @@
+"""One forward pass of a model: hooks on every module and a torch function mode remember what every linear map read and where its
+output stands in the graph; any number of backward passes start from there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+from richter.core import CaptureError
+from richter.instrument.capture.detours import checkpoints_called, parametrised_once
+from richter.instrument.capture.quiet import seeded
+from richter.instrument.capture.shortcuts import Shortcuts
+from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
+from richter.instrument.capture.uses import Scope, Use
+from richter.layers import LinearMap
+from richter.layers.attention import attention_in_parts
+
+DERIVATIVES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One application of a linear map: what it read, and the place in the graph that it wrote."""
+
+    name: str
+    map: LinearMap
+    module: nn.Module
+    weight: Tensor
+    read: Tensor
+    edge: GradientEdge
+    shape: torch.Size  # of what it wrote
+    version: int  # of `read`: an in-place change afterwards must not go unnoticed
+
+    def inputs(self, rows: Tensor | None = None) -> Tensor:
+        """h [b, s, d_in] as the layer saw it (b is its own first axis, not yet the examples); of some ``rows`` of b."""
+        if self.read._version != self.version:
+            raise CaptureError(f"layer {self.name!r}: its input was changed in place after it was read, so what it read "
+                               f"is lost. Replace the in-place operation, or leave the layer out with layers=....")
+        read = self.read if rows is None else self.read[rows]
+        return read if self.map.kind == "diagonal" else self.map.inputs(self.module, read)
+
+    def index(self) -> Tensor:
+        """Where each entry of the matrix stands in the flattened weight."""
+        entries = torch.arange(self.weight.numel(), device=self.weight.device).view(self.weight.shape)
+        return self.map.matrix(self.module, entries)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass: outputs ``f`` with their graph, and every call of every linear map in it."""
+
+    f: Tensor
+    calls: list[Call]
+    aliases: State
+    skips: bool = False  # what backward passes to the calls do not need: there are no gradients of weights
+    differentiates: bool = False  # the model itself does, inside its forward pass
+
+    def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
+        """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused."""
+        assert not (also and self.skips)
+        places: list[Any] = [*(c.edge for c in self.calls), *also]
+        if not places:
+            return [], []
+        gradients = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
+                                        retain_graph=True, allow_unused=True)
+        cut = len(self.calls)
+        g = [self.f.new_zeros(c.shape) if d is None else d.to_dense() if d.is_sparse else d
+             for c, d in zip(self.calls, gradients[:cut], strict=True)]
+        return g, [torch.zeros_like(t) if d is None else d.to_dense() if d.is_sparse else d
+                   for t, d in zip(also, gradients[cut:], strict=True)]
+
+
+def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
+            expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
+            seed: int = 0) -> Pass:
+    """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
+
+    ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
+    the output is given an example axis, so that each example gets a gradient of its own. ``silent`` makes many backward
+    passes cheaper, where only gradients toward the calls are wanted: derivatives of activations are computed once, and in the
+    named linear layers the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
+    train mode) is the same in every pass with the same seed. Call it inside ``quiet``.
+    """
+    recorder = Recorder(model, state, expand or {}, silent) if record else None
+    args, kwargs = arguments(model, copy_of(x))
+    versions = {name: p._version for name, p in model.named_parameters()}
+    with seeded(model, seed):
+        with recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(model):
+            returned = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
+        _check_unwritten(model, versions)
+        f = pick(returned, output)
+    if not f.is_floating_point():
+        raise CaptureError(f"the model's output has dtype {f.dtype}. Richter differentiates real outputs; "
+                           f"pick or convert one with output=....")
+    if not f.requires_grad:
+        raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
+                           "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
+    aliases = {k: v for k, v in state.items() if v.requires_grad}
+    calls, differentiates = ([], False) if recorder is None else (recorder.calls, recorder.differentiates)
+    return Pass(f, calls, aliases, silent is not None, differentiates)
+
+
+def _check_unwritten(model: nn.Module, versions: Mapping[str, int]) -> None:
+    for name, p in model.named_parameters():
+        if p._version != versions[name]:
+            raise CaptureError(f"the forward pass wrote into parameter {name!r} on some inputs of the probe and not on its first "
+                               f"ones, on which this is rehearsed: the model's own weight has been changed by it. Write into a "
+                               f"buffer instead, or put such an input first in the probe.")
+
+
+def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[str]:
+    """Names of the parameters that a forward pass changes in place (``max_norm`` of an embedding, a hand-made
+    projection): rehearsed on copies, so that nothing of the model's own is touched."""
+    state = state_of(model, copied=None)
+    before = {name: t._version for name, t in state.items()}
+    forward(model, x, state, output=output, record=False)
+    return {name for name, t in state.items() if t._version != before[name]}
+
+
+@contextlib.contextmanager
+def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
+    """Bytes that forward passes keep for their backward passes, by storage, without the weights."""
+    kept: dict[int, int] = {}
+    weights = {t.untyped_storage().data_ptr() for t in state.values()}
+
+    def add(t: Tensor) -> Tensor:
+        place = t.untyped_storage()
+        if place.data_ptr() not in weights:
+            kept[place.data_ptr()] = place.nbytes()
+        return t
+
+    with saved_tensors_hooks(add, lambda t: t):
+        yield kept
+
+
+class Recorder(TorchFunctionMode):
+    """While it is entered, every call of every linear map of ``model`` is remembered, in the order in which they happen."""
+
+    def __init__(self, model: nn.Module, state: State, expand: Mapping[str, int], silent: Collection[str] | None = None) -> None:
+        super().__init__()
+        self.scope = Scope(model, state)
+        self.shortcuts = Shortcuts(self.scope, silent)
+        self.expand = expand
+        self.calls: list[Call] = []
+        self.differentiates = False  # does the model itself differentiate?
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Recorder:
+        try:
+            for module in self.scope.modules.values():
+                self._handles.append(module.register_forward_pre_hook(self._begin, prepend=True))
+                # first of all hooks: a user's may change the output, and that is no longer the linear map
+                self._handles.append(module.register_forward_hook(self._end, with_kwargs=True, prepend=True))
+            super().__enter__()
+        except BaseException:
+            self._unhook()
+            raise
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        try:
+            super().__exit__(*exc)
+        finally:
+            self._unhook()
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, module: nn.Module, _: Any) -> None:
+        self.scope.path.append(module)
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> Any:
+        self.scope.path.pop()
+        if module not in self.scope.views or not isinstance(z, Tensor):
+            return None
+        with torch._C.DisableTorchFunction():
+            return self._module_called(module, args[0] if args else next(iter(kwargs.values())), z)
+
+    def _module_called(self, module: nn.Module, x: Tensor, z: Tensor) -> Tensor:
+        """A module that is known to be one or several linear maps has read ``x`` and returned ``z``."""
+        name, view = self.scope.views[module]
+        x, n = x.detach(), self.expand.get(name)
+        if n is not None:
+            z, x = _with_examples(z, n), _with_examples(x, n, lookup=True)
+        elif z._is_view():
+            z = z.clone()  # an in-place change of a view would cut the graph at the edge kept below
+        for suffix, m in view.items():
+            weight = getattr(module, m.weight, None)
+            if weight is None or not z.requires_grad:  # a norm without affine part
+                continue
+            read = m.inputs(module, x).clone() if m.kind == "diagonal" else x
+            self._add(Use(f"{name}.{suffix}" if suffix and name else name or suffix, m, module, weight, read), z)
+        return z
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            return attention_in_parts(self._project, *args, **kwargs)
+        self.differentiates |= func in DERIVATIVES
+        shortcut = self.shortcuts.instead(func, args, kwargs)
+        z = func(*args, **kwargs) if shortcut is None else shortcut()
+        use = self.scope.use(func, args, kwargs) if isinstance(z, Tensor) and z.requires_grad else None
+        return z if use is None else self._used(use, z)
+
+    def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """One projection of nn.MultiheadAttention, called from attention_in_parts."""
+        return self._used(self.scope.projection(which, x, weight), F.linear(x, weight, bias))
+
+    def _used(self, use: Use, z: Tensor) -> Tensor:
+        z = z.clone() if z._is_view() else z
+        self._add(use._replace(read=use.read.detach()), z)
+        return z
+
+    def _add(self, use: Use, z: Tensor) -> None:
+        self.calls.append(Call(*use, edge=get_gradient_edge(z), shape=z.shape, version=use.read._version))
+
+
+def _with_examples(t: Tensor, n: int, lookup: bool = False) -> Tensor:
+    """[1, T, ...] or [T, ...] -> [n, T, ...]: a copy for each example."""
+    rank = 2 if lookup and not t.is_floating_point() else 3
+    t = t if t.dim() >= rank and t.shape[0] == 1 else t.unsqueeze(0)
+    return t.expand(n, *t.shape[1:]).clone()

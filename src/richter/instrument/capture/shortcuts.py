@@ -1,0 +1,82 @@
+"""Cheaper backward passes, where only gradients toward what linear maps wrote are wanted and none of weights: derivatives of
+activations are computed once for all backward passes, and positions from which no output is reached are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from richter.instrument.capture.uses import Scope
+
+CURVED = {F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid}  # derivatives that cost more than a product
+
+
+class Shortcuts:
+    """What is computed in another way than the model says, with the same result. ``silent``: modules that are silent at most
+    positions; None: no shortcut at all."""
+
+    def __init__(self, scope: Scope, silent: Collection[str] | None) -> None:
+        self.scope, self.silent = scope, silent
+
+    def instead(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
+        """A cheaper way to compute ``func(*args, **kwargs)``, if there is one."""
+        if self.silent is None:
+            return None
+        if self._curves(func, args, kwargs):
+            return lambda: Curved.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
+        return (lambda: Silent.apply(*args)) if self._skips(func, args, kwargs) else None
+
+    def _curves(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Is this an activation with a derivative worth keeping, not in place, that a backward pass will need?"""
+        if func not in CURVED or not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
+            return False
+        in_place = kwargs.get("inplace", False) or (len(args) > 1 and args[1] is True)
+        return not in_place and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+    def _skips(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Is this the product of a linear layer that is silent at most positions? Of its own parameters: through a weight that
+        is computed, the maps that it is computed from need their share of the gradient."""
+        running = self.scope.running
+        if func is not F.linear or not self.silent or running is None or kwargs or len(args) != 3:
+            return False
+        computed = any(t is not None and t.grad_fn is not None for t in args[1:])
+        return not computed and self.scope.views.get(running, ("", {}))[0] in self.silent and args[1] is running.weight
+
+
+class Curved(torch.autograd.Function):
+    """A function of single numbers whose derivative costs more than a product: it is computed once for all backward passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = function(x)
+            ctx.save_for_backward(*torch.autograd.grad(y, x, torch.ones_like(y)))
+        return y.detach()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g * ctx.saved_tensors[0], None
+
+
+class Silent(torch.autograd.Function):
+    """F.linear with a backward pass, to its input, over the positions whose gradient is not zero; the others give zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        weight, positions = ctx.saved_tensors[0].to(g.dtype), g.flatten(0, -2)  # autocast multiplies in a precision of its own
+        live = (positions.abs().amax(-1) != 0).nonzero()[:, 0]
+        to_input = g.new_zeros(len(positions), weight.shape[1]).index_copy_(0, live, positions[live] @ weight)
+        return to_input.view(*g.shape[:-1], -1), None, None  # no gradients of parameters: see Pass.backward

@@ -1,0 +1,126 @@
+"""What goes into a forward pass and comes out of it: weights as aliases, so that the model's own are never touched; examples,
+which are counted, chosen, moved, copied and passed on; and the one tensor that counts as the output."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from richter.core import CaptureError, SelectionError
+
+State = dict[str, Tensor]  # weights, by the names of parameters and buffers
+Inputs = Any  # a tensor, or a tuple or dict of tensors, examples first
+Output = Callable[[Any], Tensor]  # picks the tensor from what a model returns
+
+
+def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copied: Collection[str] | None = None) -> State:
+    """Aliases of all parameters (the same memory, no hooks, all requiring a gradient) and copies of all buffers; values from
+    ``initial`` where it is given. Parameters in ``copied`` (None: all of them) are copied too, because the forward pass writes
+    into them."""
+    state: State = {}
+    aliases: dict[int, Tensor] = {}  # one for each parameter, under however many names
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if id(p) not in aliases:
+            value = p.detach() if initial is None else initial[name].detach().to(p.device, p.dtype)
+            if copied is None or name in copied or value.is_inference():
+                value = value.clone()
+            aliases[id(p)] = value.requires_grad_() if value.is_floating_point() else value
+        state[name] = aliases[id(p)]
+    for name, b in model.named_buffers(remove_duplicate=False):
+        value = initial[name].to(b.device) if initial is not None and name in initial else b
+        state[name] = value.detach().clone()
+    return state
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the first parameter is; the CPU if there is none."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def count(x: Inputs) -> int:
+    """The number of examples of a tensor, tuple or dict of tensors."""
+    if isinstance(x, (dict, tuple, list)) and len(x):
+        return count(next(iter(x.values() if isinstance(x, dict) else x)))
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        raise SelectionError(f"inputs are tensors, or tuples or dicts of tensors, with the examples first; not "
+                             f"{'a number' if isinstance(x, Tensor) else type(x).__name__}.")
+    return x.shape[0]
+
+
+def select(x: Inputs, index: slice | Tensor | Sequence[int]) -> Inputs:
+    """Some examples of a tensor, or of a tuple or dict of tensors; what is not a tensor is passed on."""
+    if isinstance(x, Tensor):
+        return x[index.to(x.device)] if isinstance(index, Tensor) else x[index]
+    if isinstance(x, dict):
+        return {k: select(v, index) for k, v in x.items()}
+    return tuple(select(v, index) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+def copy_of(x: Inputs) -> Inputs:
+    """A model may write into its input; the probe's own examples stay as they are."""
+    if isinstance(x, Tensor):
+        return x.clone()
+    if isinstance(x, Mapping):
+        return {k: copy_of(v) for k, v in x.items()}
+    return tuple(copy_of(v) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+def to_device(x: Inputs, device: torch.device) -> Inputs:
+    """Move a tensor, or a tuple, list or dict of tensors; tensors made in inference mode are copied out of it."""
+    if isinstance(x, Tensor):
+        return (x.clone() if x.is_inference() else x.detach()).to(device)
+    if isinstance(x, Mapping):
+        return {k: to_device(v, device) for k, v in x.items()}
+    return tuple(to_device(v, device) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+def arguments(model: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a probe's inputs are passed: a tuple as positions, a dict by keyword when forward takes these names."""
+    if isinstance(x, Mapping):
+        accepted = inspect.signature(model.forward).parameters
+        by_name = all(k in accepted for k in x) or any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        return ((), dict(x)) if by_name else ((x,), {})
+    return (tuple(x), {}) if isinstance(x, (tuple, list)) else ((x,), {})
+
+
+def pick(returned: Any, output: Output | None = None) -> Tensor:
+    """The tensor that counts as the model's output, from what its forward returned."""
+    if output is not None:
+        return _chosen(returned, output)
+    if isinstance(returned, Tensor):
+        return returned
+    if isinstance(returned, Mapping):
+        if isinstance(returned.get("logits"), Tensor):
+            return returned["logits"]
+        tensors = [v for v in returned.values() if isinstance(v, Tensor)]
+        if len(tensors) == 1:
+            return tensors[0]
+        raise SelectionError(f"the model returned a dict with {sorted(map(str, returned))}, and which of them is the output "
+                             f"is not known. Say so: output=lambda out: out['...'].")
+    if isinstance(returned, (tuple, list)) and returned and isinstance(returned[0], Tensor):
+        return returned[0]
+    raise SelectionError(f"the model returned {type(returned).__name__}, not a tensor. "
+                         f"Say which tensor is its output: output=lambda out: ....")
+
+
+def _chosen(returned: Any, output: Output) -> Tensor:
+    """What the user's own function picks."""
+    if not callable(output):
+        raise SelectionError(f"output={output!r}: a function that picks the tensor is needed, e.g. output=lambda out: "
+                             f"out['logits'].")
+    f = output(returned)
+    if not isinstance(f, Tensor):
+        raise SelectionError(f"output= returned {type(f).__name__}, not a tensor. "
+                             f"Return one floating point tensor with the examples first.")
+    return f
+
+
+def check_finite(f: Tensor) -> None:
+    """Outputs from which statistics can be made."""
+    if not torch.isfinite(f).all():
+        raise CaptureError("the model's output on the probe contains NaN or Inf, so every statistic of it would too. "
+                           "Look for a diverged run, or inputs outside the range the model was trained on.")

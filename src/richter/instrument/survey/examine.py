@@ -1,0 +1,215 @@
+"""The survey: which maps there are, how examples lie in them, do examples mix, and is what was captured right? Whoever measures
+again and again has it made once for the same weights and the same examples."""
+
+from __future__ import annotations
+
+import math
+import types
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from richter.core import CaptureError, Mark, MixingError, Remark
+from richter.instrument.capture import (
+    Inputs,
+    Output,
+    Pass,
+    State,
+    check_finite,
+    copy_of,
+    forward,
+    kept_for_backward,
+    select,
+    state_of,
+    written,
+)
+from richter.instrument.survey.layouts import Bench, expanded, layouts_of
+from richter.instrument.survey.maps import Survey
+from richter.instrument.survey.verify import MIXING, biases, coarsest, structured, tolerance, verify, verify_one
+
+SURVEYED = 8  # examples
+
+
+def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = None) -> Survey:
+    """Look at ``x`` (a few examples): run all of them and the inner ones, and compare."""
+    bench = Bench(model, x, state, output)
+    _check_modes(model)
+    whole = bench.run()
+    with kept_for_backward(state) as kept:
+        part = bench.run(bench.inner)
+    drawn = _draws(bench, whole, part)
+    m = bench.inner.stop - 1
+    result = Survey(outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn, differentiates=whole.differentiates,
+                    graph=sum(kept.values()) // (m * part.f.element_size()))
+    whole, layouts, result.expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
+    verified = verify(bench, whole, layouts, drawn)
+    result.maps, result.notes = verified.maps, verified.notes
+    result.structured = structured(result)
+    result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.aliases, whole.f)))
+    one_by_one = [name for name, info in result.maps.items() if not info.layouts]
+    if one_by_one and not drawn:
+        weights = [state[w] for name in one_by_one if (w := result.maps[name].weight)]
+        _check_sums(bench, verified.R, weights, verified.exact)
+    if one_by_one:
+        refused = verify_one(bench.alone(0), one_by_one)
+        result.notes |= refused
+        result.maps = {name: info for name, info in result.maps.items() if name not in refused}
+    result.matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in whole.calls}
+    result.notes |= _idle(model, result, whole)
+    return result
+
+
+def _check_modes(model: nn.Module) -> None:
+    """A batch norm in train mode is known to mix, and named."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise MixingError(f"layer {name!r} is a {type(module).__name__} in train mode: {MIXING}")
+
+
+def _draws(bench: Bench, whole: Pass, part: Pass) -> bool:
+    """Do outputs differ from pass to pass (dropout)? They are compared with those of fewer examples and of single ones: if
+    they differ there and not from pass to pass, examples mix, and an error says so."""
+    _check_outputs(bench, whole, part)
+    off = max(_difference(whole.f[bench.inner], part.f, whole.f), *(_alone(bench, whole, i) for i in (0, bench.n - 1)))
+    if not off > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
+        return False
+    again = bench.run(record=False, seed=1)
+    if torch.equal(again.f, whole.f):
+        raise MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: "
+                          f"{MIXING}")
+    return True
+
+
+def _check_outputs(bench: Bench, whole: Pass, part: Pass) -> None:
+    """Shapes and numbers as they should be."""
+    f, n = whole.f, bench.n
+    if f.dim() == 0 or not f.numel() or f.shape[0] != n or part.f.shape[0] != bench.inner.stop - 1:
+        raise CaptureError(f"the model's output has shape {tuple(f.shape)} for {n} examples. Richter needs the examples "
+                           f"on the first axis: use output=lambda out: ... to pick or transpose it (a loss averaged over "
+                           f"the batch is not an output).")
+    check_finite(f)
+
+
+def _alone(bench: Bench, whole: Pass, i: int) -> float:
+    """How much the output of one example changes when it is alone; 0 for models that cannot run on one."""
+    try:
+        f = bench.alone(i, record=False).f
+    except (RuntimeError, ValueError, IndexError, AssertionError):
+        return 0.0
+    among = whole.f[i:i + 1]
+    return _difference(f, among, whole.f) if f.shape == among.shape else 0.0
+
+
+def _difference(f: Tensor, other: Tensor, scale: Tensor) -> float:
+    """The largest difference, relative to the largest of all outputs."""
+    return (f - other).detach().abs().max().item() / (scale.detach().abs().max().item() + 1e-300)
+
+
+def _check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[int, Tensor]) -> None:
+    """The gradients of single examples must add up to that of the batch, or there are no gradients of single examples."""
+    added = [torch.zeros_like(w) for w in weights]
+    for i in range(bench.n):
+        gradients = bench.alone(i, record=False).backward(R[i], weights)[1]
+        added = [a + d for a, d in zip(added, gradients, strict=True)]
+    for w, a in zip(weights, added, strict=True):
+        if (a - exact[id(w)]).norm() > 10 * tolerance(a.dtype) * (a.norm() + exact[id(w)].norm()):
+            raise MixingError(f"the gradients of single examples do not add up to that of the batch: {MIXING}")
+
+
+def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
+    """Remarks on modules with a weight matrix that no map speaks of."""
+    remarks = {}
+    for name, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        mapped = any(k == name or k.startswith(f"{name}.") for k in survey.maps)
+        if weight is not None and weight.dim() >= 2 and not mapped and name not in survey.notes:
+            called = any(c.module is module for c in whole.calls)
+            remarks[name] = Remark(Mark.IDLE, "its forward was never called on the probe, or not as a linear map" if called else
+                                   "never called on the probe")
+    return remarks
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A survey, and everything by which one sees that it still holds."""
+
+    model: weakref.ref[nn.Module]
+    fingerprint: Any
+    x: Inputs
+    f: Tensor  # outputs of the first examples
+    copied: set[str]
+    survey: Survey
+
+
+class SurveyMemo:
+    """Remembers the last survey. It belongs to one measurer (an Observer has one) and one thread at a time; a survey is never
+    shared between measurers."""
+
+    def __init__(self) -> None:
+        self._entry: _Entry | None = None
+
+    def recall(self, model: nn.Module, x: Inputs, output: Output | None) -> tuple[set[str], State, Survey] | None:
+        """What ``surveyed`` gives, if this model with these weights was surveyed on these examples; that it gives the same
+        outputs is looked at on the first of them."""
+        entry, now = self._entry, _fingerprint(model, output)
+        if now is None or entry is None or entry.model() is not model or entry.fingerprint != now or not _equal(entry.x, x):
+            return None
+        state = state_of(model, copied=entry.copied)
+        if not _equal(entry.f, _first_outputs(model, x, state, output)):
+            return None
+        return entry.copied, state, _own(entry.survey)
+
+    def keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey) -> None:
+        fingerprint = _fingerprint(model, output)
+        if fingerprint is not None:
+            f = _first_outputs(model, x, state_of(model, copied=copied), output)
+            self._entry = _Entry(weakref.ref(model), fingerprint, copy_of(x), f, copied, _own(result))
+
+
+def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
+             memo: SurveyMemo | None = None) -> tuple[set[str], State, Survey]:
+    """(parameters that the forward pass writes into, aliases of all, the survey); from ``memo`` where it is known."""
+    known = None if memo is None else memo.recall(model, x, output)
+    if known is not None:
+        return known
+    copied = written(model, x, output)
+    state = state_of(model, copied=copied)
+    result = survey(model, x, state, output)
+    if memo is not None:
+        memo.keep(model, x, output, copied, result)
+    return copied, state, result
+
+
+def _own(result: Survey) -> Survey:
+    """A copy to which a measurement may add notes."""
+    return replace(result, notes=dict(result.notes))
+
+
+def _first_outputs(model: nn.Module, x: Inputs, state: State, output: Output | None) -> Tensor:
+    """What is compared to see that a model is still the one that was surveyed."""
+    return forward(model, select(x, slice(0, 2)), state, output=output, record=False).f.detach()
+
+
+def _fingerprint(model: nn.Module, output: Output | None) -> Any:
+    """Everything of a model that a survey depends on; None when it cannot be told (inference tensors count no changes)."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if any(t.is_inference() for _, t in tensors) or not (output is None or isinstance(output, types.FunctionType)):
+        return None
+    return (None if output is None else weakref.ref(output),
+            [(name, id(t), t._version, t.requires_grad, t.data_ptr()) for name, t in tensors],
+            [(name, id(m), type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks), id(m.__dict__.get("forward")))
+             for name, m in model.named_modules()])
+
+
+def _equal(x: Inputs, y: Inputs) -> bool:
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device and torch.equal(x, y)
+    if isinstance(x, dict) and isinstance(y, dict):
+        return x.keys() == y.keys() and all(_equal(x[k], y[k]) for k in x)
+    if isinstance(x, (tuple, list)) and isinstance(y, (tuple, list)):
+        return len(x) == len(y) and all(map(_equal, x, y))
+    return x is y

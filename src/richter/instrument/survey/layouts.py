@@ -1,0 +1,123 @@
+"""The few examples on which a model is surveyed, and how they lie in what a layer reads and writes: on the axis that shrinks when
+there are fewer of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+from richter.instrument.capture import Call, Inputs, Output, Pass, State, count, forward, select
+from richter.instrument.survey.maps import Layout
+
+REGULAR = ("major", "minor", "second")
+Layouts = dict[str, list[str]]  # of each map, for each of its calls: a Layout, or "shared" or "irregular"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model, examples and weights: what every part of a survey starts from."""
+
+    model: nn.Module
+    x: Inputs
+    state: State
+    output: Output | None = None
+
+    @cached_property
+    def n(self) -> int:
+        """The number of examples."""
+        return count(self.x)
+
+    @property
+    def inner(self) -> slice:
+        """Examples without their neighbours on both sides, which must not matter to them."""
+        return slice(1, self.n - 1) if self.n > 2 else slice(1, 2)
+
+    @cached_property
+    def modules(self) -> dict[int, str]:
+        """id of a module -> its name."""
+        return {id(module): name for name, module in self.model.named_modules()}
+
+    def run(self, rows: slice = slice(None), **options: Any) -> Pass:
+        """A forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
+        x = self.x if rows == slice(None) else select(self.x, rows)
+        return forward(self.model, x, self.state, output=self.output, **options)
+
+    def alone(self, i: int, **options: Any) -> Pass:
+        """A forward pass of one example."""
+        return self.run(slice(i, i + 1), **options)
+
+
+def by_example(t: Shaped[Tensor, "b s *rest"], n: int, layout: Layout) -> Shaped[Tensor, "n p *rest"]:
+    """What a layer saw on its own axes b, s -> the examples first, and each one's positions."""
+    b, s, rest = t.shape[0], t.shape[1], t.shape[2:]
+    if layout == "second":  # examples along the second axis, as in recurrent layers
+        return t.reshape(b, n, s // n, *rest).movedim(1, 0).reshape(n, -1, *rest)
+    if layout == "minor":  # b counts examples fastest
+        return t.reshape(b // n, n, s, *rest).movedim(1, 0).reshape(n, -1, *rest)
+    return t.reshape(n, -1, *rest)  # b counts examples slowest
+
+
+def grouped(calls: Sequence[Call]) -> dict[str, list[Call]]:
+    """The calls of each map, in their order."""
+    groups: dict[str, list[Call]] = {}
+    for c in calls:
+        groups.setdefault(c.name, []).append(c)
+    return groups
+
+
+def layouts_of(whole: Pass, part: Pass, n: int, m: int) -> Layouts:
+    """Where the examples are in each call of each map: a pass of n of them is compared with one of m (the second to the last
+    but one)."""
+    fewer = grouped(part.calls)
+    return {name: [_layout(c, d, n, m) for c, d in zip(calls, fewer[name], strict=True)]
+            if len(calls) == len(fewer.get(name, [])) else ["irregular"] * len(calls)
+            for name, calls in grouped(whole.calls).items()}
+
+
+def _layout(c: Call, d: Call, n: int, m: int) -> str:
+    """Of one call, on n examples and on m."""
+    if c.shape == d.shape:
+        return "shared"
+    if len(c.shape) != len(d.shape):
+        return "irregular"
+    axes = [i for i, (p, q) in enumerate(zip(c.shape, d.shape, strict=True)) if p != q]
+    axis = axes[0]
+    if len(axes) > 1 or axis > 1 or c.shape[axis] % n or c.shape[axis] // n * m != d.shape[axis]:
+        return "irregular"
+    if axis == 1:
+        return "second" if len(c.shape) > 2 else "irregular"
+    if c.shape[0] == n:
+        return "major"
+    r, x, y = c.shape[0] // n, c.read, d.read  # r rows for each example: side by side, or n apart?
+    if x.shape[0] != c.shape[0]:
+        return "irregular"
+    if torch.allclose(x[r:r + r * m], y, rtol=1e-3, atol=1e-6):
+        return "major"
+    unfold = x.reshape(r, n, *x.shape[1:])[:, 1:1 + m].reshape(y.shape)
+    return "minor" if torch.allclose(unfold, y, rtol=1e-3, atol=1e-6) else "irregular"
+
+
+def expanded(bench: Bench, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts, set[str]]:
+    """Give outputs that all examples share (a position embedding) an example axis, wherever that leaves the model's output as it
+    was: (the pass with it, its layouts, the modules that got one)."""
+    shared = {bench.modules[id(c.module)] for c in whole.calls if c.name in layouts and "shared" in layouts[c.name]}
+    accepted: set[str] = set()
+    for module in sorted(shared):
+        try:
+            trial = bench.run(expand=dict.fromkeys({*accepted, module}, bench.n))
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+            continue  # the model does not broadcast there: one example at a time, then
+        if trial.f.shape == whole.f.shape and torch.allclose(trial.f, whole.f, rtol=1e-4, atol=1e-6):
+            accepted.add(module)
+            whole = trial
+    if accepted:
+        m = bench.inner.stop - 1
+        part = bench.run(bench.inner, expand=dict.fromkeys(accepted, m))
+        layouts = layouts_of(whole, part, bench.n, m)
+    return whole, layouts, accepted

@@ -1,0 +1,69 @@
+"""What a survey learns: about each linear map, and about the model as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from richter.core import Remark
+from richter.layers import Kind
+
+Layout = Literal["major", "minor", "second"]  # where the examples are in a layer's own [b, s, ...]: see by_example
+
+
+@dataclass(frozen=True)
+class MapInfo:
+    """What the survey learned about one linear map."""
+
+    name: str
+    kind: Kind
+    layouts: tuple[Layout, ...]  # one for each call; empty when only one example at a time can be read
+    module: str
+    weight: str | None  # the parameter behind it; None for a weight computed from parameters
+    shape: tuple[int, ...]  # of the matrix
+    width: int  # numbers written per example, over all calls
+    index: Tensor  # where each entry of the matrix stands in the flattened weight
+    unfolded: int = 0  # numbers per example that reading it copies (patches of a convolution); 0 for a view
+    live: int = 0  # positions from which an output can be reached
+
+    @property
+    def positions(self) -> int:
+        """Of one example, over all calls."""
+        return max(1, self.width // (self.shape[0] if self.kind == "diagonal" else torch.Size(self.shape[:-1]).numel()))
+
+    @property
+    def silent(self) -> bool:
+        """Is no output reached from most positions?"""
+        return 0 < 2 * self.live <= self.positions
+
+
+@dataclass
+class Survey:
+    """What can be measured, and how; ``notes`` says what cannot."""
+
+    maps: dict[str, MapInfo] = field(default_factory=dict)
+    expand: set[str] = field(default_factory=set)  # modules whose output all examples share
+    structured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # parameter -> maps that rebuild its gradient
+    biases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # bias -> maps whose summed g is its gradient
+    notes: dict[str, Remark] = field(default_factory=dict)  # layer -> why it has no number
+    outputs: int = 0
+    shape: tuple[int, ...] = ()  # of one example's output
+    matrices: dict[str, Tensor] = field(default_factory=dict)  # of every map that is called
+    graph: int = 0  # numbers per example that a forward pass keeps for its backward passes
+    differentiates: bool = False  # the model itself does, inside its forward pass
+    drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
+
+    @property
+    def silent(self) -> set[str] | None:
+        """Modules all of whose maps are silent; None if the model differentiates: then nothing may be skipped."""
+        if self.differentiates:
+            return None
+        return {m.module for m in self.maps.values()} - {m.module for m in self.maps.values() if not m.silent}
+
+    @property
+    def batched(self) -> dict[str, MapInfo]:
+        """Maps that can be read for many examples at a time."""
+        return {name: m for name, m in self.maps.items() if m.layouts}

@@ -1,0 +1,243 @@
+"""Do the captured ``h`` and ``g`` rebuild autograd's gradients? Looked at, not trusted: gradients of a random combination of the
+outputs are added up from what was captured, and what does not agree with autograd is not measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from richter.core import CaptureError, Mark, MixingError, Remark
+from richter.instrument.capture import Call, Pass, State
+from richter.instrument.survey.layouts import REGULAR, Bench, Layouts, by_example, grouped
+from richter.instrument.survey.maps import MapInfo, Survey
+from richter.layers import Kind
+
+BIASES = ("bias", "in_proj_bias")
+MIXING = ("the model mixes examples (BatchNorm in train mode or without running statistics, a batch-wide normalisation or "
+          "attention), so gradients of single examples do not exist. Measure in eval mode (the default), or give BatchNorm "
+          "running statistics.")
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far two right computations of one gradient may differ."""
+    return {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 5e-2)
+
+
+def coarsest(state: State, f: Tensor) -> torch.dtype:
+    """Of the precisions that a model computes in: half-precision layers before a float32 output round as they do."""
+    return max({f.dtype, *(t.dtype for t in state.values() if t.is_floating_point())}, key=lambda d: torch.finfo(d).eps)
+
+
+def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
+    """The gradient in the matrix, summed over examples and positions: h [n,s,...], g [n,s,...]."""
+    if kind == "diagonal":
+        return (g * h).sum((0, 1))
+    if kind == "grouped":
+        return torch.einsum("nsro,nsri->roi", g, h)
+    if kind == "dense":
+        return torch.einsum("nso,nsi->oi", g, h)
+    flat, keep = h.reshape(-1), h.reshape(-1) >= 0
+    return g.new_zeros(d_in, g.shape[-1]).index_add(0, flat[keep], g.reshape(-1, g.shape[-1])[keep]).T
+
+
+class Rebuilt:
+    """Gradients of weights, added up call by call from what was captured, beside those of autograd."""
+
+    def __init__(self, weights: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+        self.exact = {id(w): e for w, e in zip(weights, exact, strict=True)}
+        self.sums = {k: torch.zeros(e.numel(), dtype=e.dtype, device=e.device) for k, e in self.exact.items()}
+        self.squares = dict.fromkeys(self.exact, 0.0)  # of the sizes of the terms that were added
+
+    def add(self, call: Call, h: Tensor, g: Tensor) -> None:
+        """What one call contributes to the gradient of its weight."""
+        index = call.index()
+        h = h if call.map.kind == "lookup" else h.to(g.dtype)
+        gradient = map_gradient(call.map.kind, h, g, index.shape[-1])
+        if gradient.shape != index.shape:
+            raise CaptureError(f"layer {call.name!r}: its view gives a matrix of shape {tuple(index.shape)}, but its inputs and "
+                               f"outputs make a gradient of shape {tuple(gradient.shape)}. richter.testing.check_layer tells "
+                               f"what is wrong.")
+        total = self.sums[id(call.weight)]
+        total.index_add_(0, index.reshape(-1), gradient.reshape(-1).to(total.dtype))
+        size = g.flatten(2).norm(dim=-1) * (h.flatten(2).norm(dim=-1) if call.map.kind != "lookup" else 1.0)
+        self.squares[id(call.weight)] += size.square().sum().item()
+
+    def error(self, weight: Tensor, cancelling: bool = True) -> float:
+        """How far the sum is from autograd's gradient, relative to its size; where terms may be ``cancelling`` each other,
+        relative to theirs too."""
+        exact = self.exact[id(weight)]
+        terms = math.sqrt(self.squares[id(weight)]) if cancelling else 0.0
+        return ((self.sums[id(weight)] - exact.reshape(-1)).norm() / (exact.norm() + terms + 1e-300)).item()
+
+
+@dataclass
+class Tally:
+    """What the calls of one map add up to."""
+
+    first: Call
+    index: Tensor  # where each entry of the matrix stands in the flattened weight
+    layouts: list[str]  # of all calls; "irregular" throughout, once one of them is
+    calls: int = 0
+    copied: int = 0  # numbers that reading it copies
+    wrote: int = 0
+    live: int = 0  # positions from which an output is reached
+    summed: Tensor = field(default_factory=lambda: torch.zeros(()))  # g, over examples and positions
+    squares: float = 0.0  # of the entries of g
+
+    def add(self, call: Call, h: Tensor, g: Tensor) -> None:
+        self.calls += 1
+        anew = h.untyped_storage().data_ptr() != call.read.untyped_storage().data_ptr()
+        self.copied += anew * h.numel()
+        self.wrote += g.numel()
+        self.summed = self.summed + g.flatten(2).sum((0, 1))
+        self.squares += g.square().sum().item()
+
+    def separate(self, call: Call, halves: tuple[Tensor, Tensor], n: int, tol: float) -> bool:
+        """Does a gradient that starts from half of the examples stay with them? Then the map can be read for all at a time."""
+        layout = self.layouts[self.calls]
+        if layout not in REGULAR:
+            self.layouts = ["irregular"] * len(self.layouts)
+            return True  # nothing is claimed of it
+        first, second = (by_example(call.map.outputs(call.module, t), n, layout) for t in halves)  # type: ignore[arg-type]
+        self.live += int(((first + second).flatten(2).abs().sum((0, 2)) > 0).sum())
+        if first[n // 2:].norm() > tol * first.norm() or second[:n // 2].norm() > tol * second.norm():
+            self.layouts = ["irregular"] * len(self.layouts)
+            return False
+        return True
+
+    def info(self, module: str, weight: str | None, n: int) -> MapInfo:
+        regular = all(k in REGULAR for k in self.layouts)
+        return MapInfo(self.first.name, self.first.map.kind, tuple(self.layouts) if regular else (),  # type: ignore[arg-type]
+                       module, weight, tuple(self.index.shape), self.wrote // n, self.index.reshape(-1), self.copied // n,
+                       self.live)
+
+
+@dataclass
+class Verified:
+    """Maps whose gradients were rebuilt, and remarks on those whose were not."""
+
+    R: Float[Tensor, "n k"]  # the random combination of outputs
+    exact: dict[int, Tensor]  # id of a parameter -> the gradient of <R, f>
+    tallies: dict[str, Tally]
+    maps: dict[str, MapInfo] = field(default_factory=dict)
+    notes: dict[str, Remark] = field(default_factory=dict)
+
+
+def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified:
+    """Rebuild the gradient of a random combination of the outputs, in two halves of the examples."""
+    n, f, tol = bench.n, whole.f, tolerance(coarsest(whole.aliases, whole.f))
+    R = torch.randn(n, f[0].numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f.device, f.dtype)
+    half = R.clone()
+    half[n // 2:] = 0
+    weights, parameters = _distinct([c.weight for c in whole.calls]), _distinct(list(whole.aliases.values()))
+    g1, w1 = whole.backward(half, weights + parameters)
+    g2, w2 = whole.backward(R - half, weights + parameters)
+    exact = [p + q for p, q in zip(w1, w2, strict=True)]
+    rebuilt = Rebuilt(weights, exact[:len(weights)])
+    by_parameter = {id(a): e for a, e in zip(parameters, exact[len(weights):], strict=True)}
+    _check_references(bench.model, whole)
+    tallies: dict[str, Tally] = {}
+    for c, *halves in zip(whole.calls, g1, g2, strict=True):
+        if c.name not in tallies:
+            tallies[c.name] = Tally(c, c.index(), layouts[c.name])
+        tally = tallies[c.name]
+        if not tally.separate(c, (halves[0], halves[1]), n, tol) and drawn:
+            raise MixingError(f"layer {c.name!r}: what one example's output asks of it reaches other examples: {MIXING}")
+        h, g = c.inputs(), c.map.outputs(c.module, halves[0] + halves[1])
+        rebuilt.add(c, h, g)
+        tally.add(c, h, g)
+    return _accepted(bench, Verified(R, by_parameter, tallies), rebuilt, tol)
+
+
+def _accepted(bench: Bench, verified: Verified, rebuilt: Rebuilt, tol: float) -> Verified:
+    names = {id(weight): name for name, weight in reversed(bench.state.items())}  # the first of each
+    for name, tally in verified.tallies.items():
+        error = rebuilt.error(tally.first.weight)
+        if error > tol:
+            verified.notes[name] = _refused(name, tally.calls, error)
+        else:
+            verified.maps[name] = tally.info(bench.modules.get(id(tally.first.module), ""), names.get(id(tally.first.weight)),
+                                             bench.n)
+    return verified
+
+
+def verify_one(one: Pass, names: Sequence[str]) -> dict[str, Remark]:
+    """Maps that are read one example at a time are checked on a pass of one example: remarks on those that fail."""
+    R = torch.randn(one.f[0].numel(), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = _distinct([c.weight for c in one.calls])
+    g, exact = one.backward(R.to(one.f.device), weights)
+    rebuilt, tol = Rebuilt(weights, exact), tolerance(coarsest(one.aliases, one.f))
+    for c, d in zip(one.calls, g, strict=True):
+        rebuilt.add(c, c.inputs(), c.map.outputs(c.module, d))
+    calls = grouped(one.calls)
+    remarks = {}
+    for name in (k for k in names if k in calls):
+        weight = calls[name][0].weight
+        error = rebuilt.error(weight, cancelling=False)
+        if error > tol and rebuilt.exact[id(weight)].norm() > 0:
+            remarks[name] = _refused(name, len(calls[name]), error)
+    return remarks
+
+
+def _refused(name: str, calls: int, error: float) -> Remark:
+    return Remark(Mark.REFUSED, f"layer {name!r}: {calls} calls were seen, and they rebuild its weight gradient only up to a "
+                                f"relative error of {error:.2g}. The weight is also used in a way that is not a linear map of "
+                                f"one input. Leave it out with layers=..., or teach richter.layers to see it.")
+
+
+def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return list({id(t): t for t in tensors}.values())
+
+
+def _check_references(model: nn.Module, whole: Pass) -> None:
+    """A parameter reached through a reference outside the module tree would be missed: refuse, do not guess."""
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not own:
+        return
+    gradients = torch.autograd.grad(whole.f.sum(), list(own.values()), retain_graph=True, allow_unused=True)
+    for name, gradient in zip(own, gradients, strict=True):
+        if gradient is not None:
+            raise CaptureError(f"parameter {name!r} reaches the output through a reference kept outside its module (a list, a "
+                               f"closure). Its gradient cannot be separated by example. Read it as an attribute in forward().")
+
+
+def structured(survey: Survey) -> dict[str, tuple[str, ...]]:
+    """Weights -> all maps that use them, where each can be read for many examples at a time."""
+    users: dict[str, list[str]] = {}
+    for name, info in survey.maps.items():
+        if info.weight is not None:
+            users.setdefault(info.weight, []).append(name)
+    return {weight: tuple(maps) for weight, maps in users.items()
+            if weight.rpartition(".")[0] not in survey.notes and all(survey.maps[k].layouts for k in maps)}
+
+
+def biases(model: nn.Module, survey: Survey, verified: Verified, aliases: State, tol: float) -> dict[str, tuple[str, ...]]:
+    """Biases -> the maps of their module, where the bias' gradient is their summed g."""
+    first = {id(t): name for name, t in reversed(aliases.items())}  # of the names of each parameter
+    described = {}
+    for name, own in _maps_by_module(model, survey):
+        for attribute in BIASES:
+            bias = f"{name}.{attribute}" if name else attribute
+            if bias in aliases and first[id(aliases[bias])] == bias and _is_sum(
+                    [verified.tallies[k] for k in own], verified.exact[id(aliases[bias])].reshape(-1), tol):
+                described[bias] = tuple(own)
+    return described
+
+
+def _maps_by_module(model: nn.Module, survey: Survey) -> Iterator[tuple[str, list[str]]]:
+    for name, _ in model.named_modules():
+        own = [k for k, info in survey.maps.items() if info.module == name and info.layouts and k.rpartition(".")[2] != "T"]
+        if own:
+            yield name, own
+
+
+def _is_sum(tallies: list[Tally], exact: Tensor, tol: float) -> bool:
+    """Is the gradient ``exact`` the summed g of these maps, one behind the other?"""
+    total = torch.cat([tally.summed for tally in tallies])
+    size = exact.norm() + math.sqrt(sum(tally.squares for tally in tallies)) + 1e-300
+    return total.shape == exact.shape and bool((total - exact).norm() <= tol * size)
