@@ -25,7 +25,7 @@ from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.statistics import Factor, FeatureMatrix, agop, basis, egop
 from richter.instrument.survey import survey
 from richter.measures import catalogue
-from richter.measures.nfa import cosine, diagonal_pearson, pearson
+from richter.measures.nfa import diagonal_pearson, pearson
 from test_linalg import with_spectrum
 
 EVERY = list(catalogue())
@@ -512,7 +512,7 @@ def test_correlations_of_feature_matrices_are_those_of_dense_ones(
 ) -> None:
     pair = feature_matrices(seed, r, q, d, shared, middle)
     A, B = (M.dense() for M in pair)
-    assert cosine(*pair) == pytest.approx(oracles.cosine(A, B), abs=1e-10)
+    assert FeatureMatrix.cosine(*pair) == pytest.approx(oracles.cosine(A, B), abs=1e-10)
     assert pearson(*pair) == pytest.approx(oracles.pearson(A, B), abs=1e-8, nan_ok=True)
     expected = oracles.pearson(A.diagonal(), B.diagonal())
     assert diagonal_pearson(*pair) == pytest.approx(expected, abs=1e-8, nan_ok=True)
@@ -526,7 +526,7 @@ def test_correlations_of_constant_matrices_do_not_exist() -> None:
     assert math.isnan(oracles.pearson(constant.dense(), other.dense()))
     assert math.isnan(pearson(constant, other))
     assert math.isnan(pearson(other, constant))
-    assert math.isnan(cosine(FeatureMatrix(Factor(0 * W)), other))
+    assert math.isnan(FeatureMatrix.cosine(FeatureMatrix(Factor(0 * W)), other))
     assert math.isnan(oracles.pearson((Q.T @ Q).diagonal(), other.diagonal()))
     assert math.isnan(diagonal_pearson(FeatureMatrix(Factor(Q)), other))
 

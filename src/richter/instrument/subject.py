@@ -40,31 +40,37 @@ class Subject:
         self.device = device_of(model)
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
         self.memo = SurveyMemo()
+        self._known: Any = None  # what a plan rests on besides the architecture
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[tuple[str, str], Any] = {}  # by statistic and place: its values at the last recorded snapshot
         self.carried: dict[tuple[str, str], Any] = {}  # and those of now, for the next one
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
 
     def renew(self) -> bool:
-        """Look at the model as it is now. Is it another architecture than the last time?"""
-        self.__dict__.pop("bases", None)
-        self.__dict__.pop("loss_gradient", None)
+        """Look at the model as it is now. Is anything but its numbers other than the last time?"""
+        for name in ("bases", "loss_gradient", "then"):  # what is computed once of the weights
+            self.__dict__.pop(name, None)
         self.forwards, self.carried = [], {}
-        self.x = self._inputs()
-        few = to_device(select(self.x, slice(0, SURVEYED)), self.device)
-        copied, self.state, self.survey = surveyed(self.model, few, self.output, self.memo)
-        self._read_probe()
+        self._find_device()
+        self.few = to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
+        before = self._known
+        self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo)
         self.W = {k: W.double() for k, W in self.survey.matrices.items()}
-        self.then: State | None = None
-        self.W0: dict[str, Tensor] = {}
-        if self.initial is not None:
-            self.then = state_of(self.model, self.initial, copied)
-            self.W0 = self._matrices_then(few)
+        self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
+        if self._known == before:
+            return False
+        self._read_probe()
+        self.W0 = {} if self.initial is None else self._matrices_then()
         self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         self._check_selection()
         return True
+
+    @cached_property
+    def then(self) -> State | None:
+        """The initial state, if it is known."""
+        return None if self.initial is None else state_of(self.model, self.initial, self.copied)
 
     @property
     def groups(self) -> int:
@@ -186,6 +192,10 @@ class Subject:
         examples = sum(n for n, _ in self.forwards)
         return 3 * self.probe.n * sum(t for _, t in self.forwards) / examples if examples else math.nan
 
+    def _find_device(self) -> None:
+        self.device = device_of(self.model)
+        self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
+
     def _inputs(self) -> Any:
         return self.probe.inputs(next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32))
 
@@ -209,9 +219,9 @@ class Subject:
                 f"works here is above memory='{show_bytes(need)}'; pick fewer outputs, e.g. those of the last token: "
                 f"output=lambda out: out.logits[:, -1].")
 
-    def _matrices_then(self, few: Any) -> dict[str, Tensor]:
+    def _matrices_then(self) -> dict[str, Tensor]:
         assert self.then is not None
-        seen = forward(self.model, few, self.then, output=self.output)
+        seen = forward(self.model, self.few, self.then, output=self.output)
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")

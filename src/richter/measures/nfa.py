@@ -12,18 +12,23 @@ from richter.instrument.statistics import (
     AGOP,
     CENTRED_AGOP,
     CENTRED_NFM,
+    CENTRED_PAIR,
     CHANGE,
-    DOUBLE_CENTRED_AGOP,
-    INITIAL_NFM,
+    DOUBLE_CENTRED_PAIR,
     NFM,
-    PTK_CENTRED_AGOP,
+    NFM_AND_AGOP,
+    PTK_CENTRED_PAIR,
     WEIGHT,
     Factor,
     FeatureMatrix,
+    Pair,
 )
 from richter.measures.measure import Measure
 
-cosine = FeatureMatrix.cosine  # <A, B> / (|A| |B|) in the Frobenius inner product  [nfa, Eq. NFC]
+
+def correlation(p: Pair) -> float:
+    """<F, G> / (|F| |G|) in the Frobenius inner product, F = W^T W and G = W^T K W.  [nfa, Eq. NFC]"""
+    return p.inner / p.size if p.size else math.nan
 
 
 def pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
@@ -45,10 +50,9 @@ def diagonal_pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
     return (a @ b).item() / (a.norm() * b.norm()).item()
 
 
-def energy_ratio(A: FeatureMatrix, B: FeatureMatrix, C: FeatureMatrix, D: FeatureMatrix) -> float:
-    """<A, B> / <C, D>: how much of the uncentred correlation the change of the weights carries.  [nfa, Fig. 4, 5]"""
-    uncentred = C.inner(D)
-    return A.inner(B) / uncentred if uncentred else math.nan
+def energy_ratio(p: Pair, q: Pair) -> float:
+    """<F_p, G_p> / <F_q, G_q>: how much of the uncentred correlation the change of the weights carries.  [nfa, Fig. 4, 5]"""
+    return p.inner / q.inner if q.inner else math.nan
 
 
 def relative_change(change: Factor, weight: Factor) -> float:
@@ -57,32 +61,32 @@ def relative_change(change: Factor, weight: Factor) -> float:
     return change.W.norm().item() / size if size else math.nan
 
 
-def trivial(F: FeatureMatrix, G: FeatureMatrix) -> Remark:
+def trivial(p: Pair) -> Remark:
     """With K = c I the two matrices are the same up to a factor, whatever was learned."""
-    if G.K is None:
+    K = p.G.K
+    if K is None:
         return Remark()
-    scale = G.K.diagonal().mean()
-    same = torch.eye(len(G.K), dtype=G.K.dtype, device=G.K.device) * scale
-    close = (G.K - same).norm() <= 1e-6 * same.norm()
+    scale = K.diagonal().mean()
+    same = torch.eye(len(K), dtype=K.dtype, device=K.device) * scale
+    close = (K - same).norm() <= 1e-6 * same.norm()
     text = "trivial: the outputs read this layer directly, so its value is 1 by definition"
     return Remark(Mark.TRIVIAL, text) if scale and close else Remark()
 
 
-def both(F: FeatureMatrix, G: FeatureMatrix) -> dict[str, Tensor]:
+def both(p: Pair) -> dict[str, Tensor]:
     """The matrices themselves."""
-    return {"nfm": F.dense(), "agop": G.dense()}
+    return {"nfm": p.F.dense(), "agop": p.G.dense()}
 
 
 UNIT = Interval(0.0, 1.0)
 MEASURES = (
-    Measure("nfc", cosine, (NFM, AGOP), ref=Ref("nfa", "Eq. (NFC)"), bounds=UNIT, remark=trivial, arrays=both),
-    Measure("cnfc", cosine, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "Eq. (C-NFC)"), bounds=UNIT, remark=trivial),
-    Measure("double_centred_nfc", cosine, (CENTRED_NFM, DOUBLE_CENTRED_AGOP), ref=Ref("nfa", "App. D"), bounds=UNIT),
-    Measure("ptk_centred_nfc", cosine, (INITIAL_NFM, PTK_CENTRED_AGOP), ref=Ref("nfa", "App. D"), bounds=UNIT),
-    Measure("c_uc_ratio", energy_ratio, (CENTRED_NFM, CENTRED_AGOP, NFM, AGOP), ref=Ref("nfa", "Fig. 4"),
+    Measure("nfc", correlation, (NFM_AND_AGOP,), ref=Ref("nfa", "Eq. (NFC)"), bounds=UNIT, remark=trivial, arrays=both),
+    Measure("cnfc", correlation, (CENTRED_PAIR,), ref=Ref("nfa", "Eq. (C-NFC)"), bounds=UNIT, remark=trivial),
+    Measure("double_centred_nfc", correlation, (DOUBLE_CENTRED_PAIR,), ref=Ref("nfa", "App. D"), bounds=UNIT),
+    Measure("ptk_centred_nfc", correlation, (PTK_CENTRED_PAIR,), ref=Ref("nfa", "App. D"), bounds=UNIT),
+    Measure("c_uc_ratio", energy_ratio, (CENTRED_PAIR, NFM_AND_AGOP), ref=Ref("nfa", "Fig. 4"), bounds=Interval(low=0.0)),
+    Measure("dc_c_ratio", energy_ratio, (DOUBLE_CENTRED_PAIR, CENTRED_PAIR), ref=Ref("nfa", "Fig. 5"),
             bounds=Interval(low=0.0)),
-    Measure("dc_c_ratio", energy_ratio, (CENTRED_NFM, DOUBLE_CENTRED_AGOP, CENTRED_NFM, CENTRED_AGOP),
-            ref=Ref("nfa", "Fig. 5"), bounds=Interval(low=0.0)),
     Measure("weight_change", relative_change, (CHANGE, WEIGHT), ref=Ref("nfa", "Fig. 14"), bounds=Interval(low=0.0)),
     Measure("nfc_pearson", pearson, (NFM, AGOP), ref=Ref("nfa", "App. L"), bounds=Interval(-1.0, 1.0)),
     Measure("cnfc_pearson", pearson, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "App. L"), bounds=Interval(-1.0, 1.0)),

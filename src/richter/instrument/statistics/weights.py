@@ -38,6 +38,11 @@ class Factor:
     def M2(self) -> Float[Tensor, "r r"]:
         return self.M @ self.M
 
+    @cached_property
+    def square(self) -> float:
+        """|W^T W|^2 = |M|^2."""
+        return self.M.square().sum().item()
+
 
 @dataclass(frozen=True)
 class OfWeight(Statistic):
@@ -122,7 +127,7 @@ class FeatureMatrix:
             return (left * (N if B is None else N @ B)).sum().item()
         if A is None or B is None:
             K = A if B is None else B
-            return (self.factor.M.square().sum() if K is None else (K * self.factor.M2).sum()).item()
+            return self.factor.square if K is None else (K * self.factor.M2).sum().item()
         left = A @ self.factor.M
         return (left * (left if B is A else B @ self.factor.M).T).sum().item()
 
@@ -144,13 +149,24 @@ def feature_matrix(factor: Factor, K: Tensor | Sketched | None = None) -> Featur
     return FeatureMatrix(factor, K.mean, (K.first, K.second)) if isinstance(K, Sketched) else FeatureMatrix(factor, K)
 
 
+class Pair:
+    """The neural feature matrix F = W^T W and the gradient outer product G = W^T K W of one W, and how they stand to each other:
+    what several measures ask is computed once."""
+
+    def __init__(self, factor: Factor, K: Tensor | Sketched) -> None:
+        self.F, self.G = FeatureMatrix(factor), feature_matrix(factor, K)
+        self.inner = self.F.inner(self.G)  # <F, G>
+        self.size = self.F.norm * self.G.norm  # |F| |G|
+
+
 NFM = Derived("nfm", feature_matrix, (WEIGHT,))
 AGOP = Derived("agop", feature_matrix, (WEIGHT, PROJECTED_PTK_COVARIANCE))
 CENTRED_NFM = Derived("centred_nfm", feature_matrix, (CHANGE,))
 CENTRED_AGOP = Derived("centred_agop", feature_matrix, (CHANGE, PROJECTED_PTK_COVARIANCE))
-DOUBLE_CENTRED_AGOP = Derived("double_centred_agop", feature_matrix, (CHANGE, PTK_CHANGE))
-INITIAL_NFM = Derived("initial_nfm", feature_matrix, (INITIAL_WEIGHT,))
-PTK_CENTRED_AGOP = Derived("ptk_centred_agop", feature_matrix, (INITIAL_WEIGHT, PTK_CHANGE))
+NFM_AND_AGOP = Derived("nfm_and_agop", Pair, (WEIGHT, PROJECTED_PTK_COVARIANCE))
+CENTRED_PAIR = Derived("centred_nfm_and_agop", Pair, (CHANGE, PROJECTED_PTK_COVARIANCE))
+DOUBLE_CENTRED_PAIR = Derived("double_centred_nfm_and_agop", Pair, (CHANGE, PTK_CHANGE))
+PTK_CENTRED_PAIR = Derived("ptk_centred_nfm_and_agop", Pair, (INITIAL_WEIGHT, PTK_CHANGE))
 
 
 def nfm(W: Float[Tensor, "o i"]) -> Float[Tensor, "i i"]:

@@ -1,32 +1,15 @@
-"""The survey: which maps there are, how examples lie in them, do examples mix, and is what was captured right? Whoever measures
-again and again has it made once for the same weights and the same examples."""
+"""The survey: which maps there are, how examples lie in them, do examples mix, and is what was captured right?"""
 
 from __future__ import annotations
 
 import math
-import types
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
-from richter.instrument.capture import (
-    Inputs,
-    Output,
-    Pass,
-    State,
-    check_finite,
-    copy_of,
-    forward,
-    kept_for_backward,
-    select,
-    state_of,
-    written,
-)
+from richter.instrument.capture import Inputs, Output, Pass, State, check_finite, kept_for_backward
 from richter.instrument.survey.layouts import Bench, expanded, layouts_of
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import MIXING, biases, coarsest, structured, tolerance, verify, verify_one
@@ -131,85 +114,3 @@ def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
             remarks[name] = Remark(Mark.IDLE, "its forward was never called on the probe, or not as a linear map" if called else
                                    "never called on the probe")
     return remarks
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A survey, and everything by which one sees that it still holds."""
-
-    model: weakref.ref[nn.Module]
-    fingerprint: Any
-    x: Inputs
-    f: Tensor  # outputs of the first examples
-    copied: set[str]
-    survey: Survey
-
-
-class SurveyMemo:
-    """Remembers the last survey. It belongs to one measurer (an Observer has one) and one thread at a time; a survey is never
-    shared between measurers."""
-
-    def __init__(self) -> None:
-        self._entry: _Entry | None = None
-
-    def recall(self, model: nn.Module, x: Inputs, output: Output | None) -> tuple[set[str], State, Survey] | None:
-        """What ``surveyed`` gives, if this model with these weights was surveyed on these examples; that it gives the same
-        outputs is looked at on the first of them."""
-        entry, now = self._entry, _fingerprint(model, output)
-        if now is None or entry is None or entry.model() is not model or entry.fingerprint != now or not _equal(entry.x, x):
-            return None
-        state = state_of(model, copied=entry.copied)
-        if not _equal(entry.f, _first_outputs(model, x, state, output)):
-            return None
-        return entry.copied, state, _own(entry.survey)
-
-    def keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey) -> None:
-        fingerprint = _fingerprint(model, output)
-        if fingerprint is not None:
-            f = _first_outputs(model, x, state_of(model, copied=copied), output)
-            self._entry = _Entry(weakref.ref(model), fingerprint, copy_of(x), f, copied, _own(result))
-
-
-def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
-             memo: SurveyMemo | None = None) -> tuple[set[str], State, Survey]:
-    """(parameters that the forward pass writes into, aliases of all, the survey); from ``memo`` where it is known."""
-    known = None if memo is None else memo.recall(model, x, output)
-    if known is not None:
-        return known
-    copied = written(model, x, output)
-    state = state_of(model, copied=copied)
-    result = survey(model, x, state, output)
-    if memo is not None:
-        memo.keep(model, x, output, copied, result)
-    return copied, state, result
-
-
-def _own(result: Survey) -> Survey:
-    """A copy to which a measurement may add notes."""
-    return replace(result, notes=dict(result.notes))
-
-
-def _first_outputs(model: nn.Module, x: Inputs, state: State, output: Output | None) -> Tensor:
-    """What is compared to see that a model is still the one that was surveyed."""
-    return forward(model, select(x, slice(0, 2)), state, output=output, record=False).f.detach()
-
-
-def _fingerprint(model: nn.Module, output: Output | None) -> Any:
-    """Everything of a model that a survey depends on; None when it cannot be told (inference tensors count no changes)."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    if any(t.is_inference() for _, t in tensors) or not (output is None or isinstance(output, types.FunctionType)):
-        return None
-    return (None if output is None else weakref.ref(output),
-            [(name, id(t), t._version, t.requires_grad, t.data_ptr()) for name, t in tensors],
-            [(name, id(m), type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks), id(m.__dict__.get("forward")))
-             for name, m in model.named_modules()])
-
-
-def _equal(x: Inputs, y: Inputs) -> bool:
-    if isinstance(x, Tensor) and isinstance(y, Tensor):
-        return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device and torch.equal(x, y)
-    if isinstance(x, dict) and isinstance(y, dict):
-        return x.keys() == y.keys() and all(_equal(x[k], y[k]) for k in x)
-    if isinstance(x, (tuple, list)) and isinstance(y, (tuple, list)):
-        return len(x) == len(y) and all(map(_equal, x, y))
-    return x is y

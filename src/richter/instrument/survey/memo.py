@@ -1,0 +1,143 @@
+"""Whoever measures again and again has a survey made once. What it found out of the architecture holds for other weights; that
+what is captured rebuilds autograd's gradients is looked at again with every new ones."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from richter.core import Mark
+from richter.instrument.capture import Inputs, Output, State, check_finite, copy_of, forward, select, state_of, written
+from richter.instrument.survey import examine
+from richter.instrument.survey.layouts import Bench
+from richter.instrument.survey.maps import Survey
+from richter.instrument.survey.verify import biases, coarsest, tolerance, verify
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A survey, and everything by which one sees that it still holds."""
+
+    model: weakref.ref[nn.Module]
+    architecture: Any
+    weights: Any
+    x: Inputs
+    f: Tensor  # outputs of the first examples
+    copied: set[str]
+    survey: Survey
+
+
+class SurveyMemo:
+    """Remembers the last survey. It belongs to one measurer (an Observer has one) and one thread at a time; a survey is never
+    shared between measurers."""
+
+    def __init__(self) -> None:
+        self._entry: _Entry | None = None
+        self.surveys = 0  # that were made anew
+
+    def recall(self, model: nn.Module, x: Inputs, output: Output | None) -> tuple[set[str], State, Survey] | None:
+        """What ``surveyed`` gives, if this model was surveyed on these examples; with the same weights, that it gives the same
+        outputs is looked at on the first of them, with others, that its gradients are still rebuilt."""
+        entry, now = self._entry, _architecture(model, output)
+        if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
+            return None
+        if entry.weights == _weights(model):
+            state = state_of(model, copied=entry.copied)
+            same = _equal(entry.f, _first_outputs(model, x, state, output))
+            return (entry.copied, state, _own(entry.survey)) if same else None
+        if written(model, x, output) != entry.copied:
+            return None
+        state = state_of(model, copied=entry.copied)
+        result = renewed(entry.survey, Bench(model, x, state, output))
+        if result is None:
+            return None
+        self._keep(model, x, output, entry.copied, result)
+        return entry.copied, state, _own(result)
+
+    def keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey) -> None:
+        self.surveys += 1
+        self._keep(model, x, output, copied, result)
+
+    def _keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey) -> None:
+        architecture = _architecture(model, output)
+        if architecture is not None:
+            f = _first_outputs(model, x, state_of(model, copied=copied), output)
+            self._entry = _Entry(weakref.ref(model), architecture, _weights(model), copy_of(x), f, copied, _own(result))
+
+
+def renewed(known: Survey, bench: Bench) -> Survey | None:
+    """The same survey with other weights, if all that it says of the maps still holds; None where it must be made anew."""
+    plain = not known.drawn and all(info.layouts for info in known.maps.values())
+    if not plain or any(remark.mark is Mark.REFUSED for remark in known.notes.values()):
+        return None
+    whole = bench.run(expand=dict.fromkeys(known.expand, bench.n))
+    if whole.f.shape != (bench.n, *known.shape) or whole.differentiates != known.differentiates:
+        return None
+    check_finite(whole.f)
+    calls: dict[str, int] = {}
+    for c in whole.calls:
+        calls[c.name] = calls.get(c.name, 0) + 1
+    if calls != {name: len(info.layouts) for name, info in known.maps.items()}:
+        return None
+    verified = verify(bench, whole, {name: list(info.layouts) for name, info in known.maps.items()}, drawn=False)
+    tol = tolerance(coarsest(whole.aliases, whole.f))
+    if verified.notes or any(info.layouts != known.maps[name].layouts for name, info in verified.maps.items()) \
+            or biases(bench.model, known, verified, whole.aliases, tol) != known.biases:
+        return None
+    return replace(known, maps=verified.maps, matrices={c.name: c.map.matrix(c.module, c.weight.detach()) for c in whole.calls})
+
+
+def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
+             memo: SurveyMemo | None = None) -> tuple[set[str], State, Survey]:
+    """(parameters that the forward pass writes into, aliases of all, the survey); from ``memo`` where it is known."""
+    known = None if memo is None else memo.recall(model, x, output)
+    if known is not None:
+        return known
+    copied = written(model, x, output)
+    state = state_of(model, copied=copied)
+    result = examine.survey(model, x, state, output)
+    if memo is not None:
+        memo.keep(model, x, output, copied, result)
+    return copied, state, result
+
+
+def _own(result: Survey) -> Survey:
+    """A copy to which a measurement may add notes."""
+    return replace(result, notes=dict(result.notes))
+
+
+def _first_outputs(model: nn.Module, x: Inputs, state: State, output: Output | None) -> Tensor:
+    """What is compared to see that a model is still the one that was surveyed."""
+    return forward(model, select(x, slice(0, 2)), state, output=output, record=False).f.detach()
+
+
+def _architecture(model: nn.Module, output: Output | None) -> Any:
+    """Everything of a model but its numbers that a survey depends on; None when it cannot be told (inference tensors count no
+    changes)."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if any(t.is_inference() for _, t in tensors) or not (output is None or isinstance(output, types.FunctionType)):
+        return None
+    return (None if output is None else weakref.ref(output),
+            [(name, id(t), t.requires_grad, t.shape, t.dtype, t.device) for name, t in tensors],
+            [(name, id(m), type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks), id(m.__dict__.get("forward")))
+             for name, m in model.named_modules()])
+
+
+def _weights(model: nn.Module) -> Any:
+    """Which numbers they are: every change counts."""
+    return [(t._version, t.data_ptr()) for t in (*model.parameters(), *model.buffers())]
+
+
+def _equal(x: Inputs, y: Inputs) -> bool:
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device and torch.equal(x, y)
+    if isinstance(x, dict) and isinstance(y, dict):
+        return x.keys() == y.keys() and all(_equal(x[k], y[k]) for k in x)
+    if isinstance(x, (tuple, list)) and isinstance(y, (tuple, list)):
+        return len(x) == len(y) and all(map(_equal, x, y))
+    return x is y
