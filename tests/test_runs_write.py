@@ -108,12 +108,27 @@ def test_cards_of_measures_come_back(tmp_path: Path) -> None:
     cards = {"nfc": core.Card("Neural feature correlation", "How <close> W is to ...", "", "up", core.Interval(0.0, 1.0), "nfa"),
              "gap": core.Card("gap", rich="down", typical=core.Interval(low=0.5))}
     with runs.create(tmp_path / "run") as run:
-        run.describe(model="MLP", cards=cards)
+        run.describe(model="MLP", cards={name: card.to_json() for name, card in cards.items()})
         run.describe(model="GPT")
     about = runs.open(tmp_path / "run").about
     assert about["model"] == "GPT"
-    back = {name: core.Card(**{**card, "typical": core.Interval(**card["typical"])}) for name, card in about["cards"].items()}
-    assert back == cards
+    assert {name: core.Card.from_json(card) for name, card in about["cards"].items()} == cards
+
+
+def test_of_what_snapshots_hand_on_the_last_is_kept(tmp_path: Path) -> None:
+    """Objects are named by their content: what is handed on unchanged, or is the initial state too, is not dropped."""
+    def hand_on(content: bytes, key: str = "previous") -> list[bytes]:
+        run.keep_state(lambda path: path.write_bytes(content), key)
+        return sorted(path.read_bytes() for path in (tmp_path / "run" / "objects").iterdir())
+
+    with runs.create(tmp_path / "run") as run:
+        assert hand_on(b"first", "initial") == [b"first"]
+        assert hand_on(b"first") == [b"first"]
+        assert hand_on(b"second") == [b"first", b"second"]
+        assert hand_on(b"second") == [b"first", b"second"]
+        assert hand_on(b"third") == [b"first", b"third"]
+    finished = runs.open(tmp_path / "run")
+    assert (finished.initial.read_bytes(), finished.state("previous").read_bytes()) == (b"first", b"third")
 
 
 @pytest.mark.parametrize("mark", list(Mark))

@@ -272,8 +272,13 @@ class Run:
 
     def state(self, key: str) -> Path | None:
         """A safetensors file that was kept as ``initial`` or ``previous`` state, its content checked."""
+        name = self.state_name(key)
+        return None if name is None else arrays.object_path(self.path / OBJECTS, name)
+
+    def state_name(self, key: str) -> str | None:
+        """The name of its object; nothing is read."""
         name = self._meta(key)
-        return None if name is None else arrays.object_path(self.path / OBJECTS, str(name))
+        return None if name is None else str(name)
 
     @property
     def initial(self) -> Path | None:

@@ -166,15 +166,19 @@ class Writer:
         with self._transaction("written"):
             self._database.describe(_as_json({"about": plain({**self.run.about, **facts})}))
 
-    def keep_state(self, write: Callable[[Path], object], key: Literal[initial, previous] = "initial") -> str:
+    def keep_state(self, write: Callable[[Path], object], key: Literal["initial", "previous"] = "initial") -> str:
         """The initial state, or what the last snapshot hands on: ``write(path)`` puts a safetensors file there. Returns its
         digest. What the snapshot before it handed on is dropped."""
-        before = self.run.state("previous") if key == "previous" else None
-        with self._transaction("written"):
-            name = arrays.keep_object(self.path / OBJECTS, write)
-            self._database.describe(_as_json({key: name}))
-        if before is not None and before.name != name:
-            before.unlink(missing_ok=True)
+        self._check_process()
+        with self._guard:
+            before = self.run.state_name("previous")
+            with self._transaction("written"):
+                name = arrays.keep_object(self.path / OBJECTS, write)
+                self._database.describe(_as_json({key: name}))
+            still = {self.run.state_name("initial"), self.run.state_name("previous")}  # equal states are one object
+            if before is not None and before not in still:
+                with contextlib.suppress(StoreError):  # it has gone already
+                    arrays.object_path(self.path / OBJECTS, before, verify=False).unlink(missing_ok=True)
         return name
 
     def finish(self, how: str = "finished") -> None:
