@@ -20,6 +20,8 @@ import pytest
 import torch
 
 import richter
+import richter.commands
+import richter.report.views
 from richter.layers import _VIEWS
 from richter.models import mlp
 from richter.testing import check_experiment
@@ -31,16 +33,25 @@ def blocks(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-def test_the_examples_of_extending_run() -> None:
+def test_the_examples_of_extending_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page of it, one after another, as a module of its own; then what was added is taken back."""
+    monkeypatch.chdir(tmp_path)
     known = dict(_VIEWS)
-    names = {"model": mlp([5, 6, 3], seed=0), "probe": richter.Probe(torch.randn(24, 5), torch.arange(24) % 3)}
+    (tmp_path / "extending_examples.py").write_text(
+        "import torch, richter\nfrom richter.models import mlp\nmodel = mlp([5, 6, 3], seed=0)\n"
+        "probe = richter.Probe(torch.randn(24, 5, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3)\n"
+        + "\n".join(blocks("docs/extending.md")))
+    monkeypatch.syspath_prepend(str(tmp_path))
     try:
-        for code in blocks("docs/extending.md"):
-            exec(code, names)
+        names = vars(importlib.import_module("extending_examples"))
         assert richter.measure(names["model"], names["probe"], [names["POWER"]]).value("input_power", "0") > 0
     finally:
         _VIEWS.clear()
         _VIEWS.update(known)
+        for catalogue, name in ((richter.theory.CATALOGUE, "stone"), (richter.experiments.CATALOGUE, "nfa_coin"),
+                                (richter.tasks.CATALOGUE, "spirals"), (richter.commands.CATALOGUE, "steps"),
+                                (richter.report.views.VIEWS, "losses")):
+            catalogue.remove(name)
 
 
 def train_step(model: torch.nn.Module, xb: torch.Tensor, yb: torch.Tensor) -> torch.Tensor:

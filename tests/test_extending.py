@@ -1,112 +1,566 @@
-"""The conformance tests shipped to people who extend Richter: they pass what is right and catch what is wrong."""
+"""Everything that can be added, added from outside the package: statistics gathered per example and estimated where they do not
+fit, of several passes, of the initial network, of the snapshot before, of held-out examples; operators; a layer, a theory, an
+experiment, a task, a learner's kernel, a view of the dashboard, a command. docs/extending.md has a page for each."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import oracles
 import richter
-from richter.core import Interval, Ref
-from richter.instrument.statistics import AGOP, NFM, WEIGHT
+import richter.cli
+from richter.commands import Command
+from richter.core import WHOLE, Card, Interval, Mark, Ref, Remark, Row, SelectionError
+from richter.experiments import Claim, Control, Experiment
+from richter.instrument.cotangents import Cotangents, every_output, random_outputs
+from richter.instrument.statistics import (
+    CENTRED_KERNEL,
+    FEATURES,
+    LABELS,
+    MATRIX,
+    PTK_COVARIANCE,
+    TANGENT_KERNEL,
+    WEIGHT_GRADIENT,
+    Gathering,
+    HeldOut,
+    Initial,
+    Moment,
+    Operator,
+    Previous,
+    Reading,
+    Statistic,
+    Wants,
+    passes,
+)
+from richter.instrument.stream import Share
+from richter.instrument.subject import Subject
 from richter.layers import _VIEWS, LinearMap, register
-from richter.layers.linear import positions
+from richter.learners import Kernel, RFMRegressor, squared_distances
 from richter.measures import Measure, catalogue
-from richter.testing import check_layer, check_measure
+from richter.models import mlp
+from richter.report import views
+from richter.report.html import report
+from richter.tasks.images import Split
+from richter.testing import check_experiment, check_kernel, check_layer, check_measure, check_theory
+from richter.theory import Theory
 
-DRAW = torch.Generator().manual_seed(0)
-
-
-def normal(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=DRAW, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(("layer", "x"), [
-    (nn.Linear(5, 4), normal(3, 5)),
-    (nn.Linear(5, 4, bias=False), normal(3, 7, 5)),
-    (nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2), normal(3, 4, 9, 8)),
-    (nn.Conv1d(2, 3, 3, padding="same", padding_mode="circular"), normal(3, 2, 9)),
-    (nn.Conv3d(2, 3, (1, 2, 3)), normal(3, 2, 4, 4, 5)),
-    (nn.Embedding(7, 4, padding_idx=0), torch.tensor([[1, 2, 0], [0, 6, 6], [3, 3, 5]])),
-    (nn.LayerNorm(5), normal(3, 4, 5)), (nn.LayerNorm((4, 5)), normal(3, 4, 5)), (nn.RMSNorm(5), normal(3, 5)),
-    (nn.GroupNorm(2, 4), normal(3, 4, 5)), (nn.BatchNorm1d(4), normal(3, 4)), (nn.BatchNorm2d(4), normal(3, 4, 3, 3)),
-], ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "")
-def test_shipped_views_are_right(layer: nn.Module, x: torch.Tensor) -> None:
-    check_layer(layer.double().eval(), x)
+REF = Ref("here", "Sec. 1")
 
 
-class Scaled(nn.Module):
-    """A layer type of a user's own: z = W (2 h), weight stored transposed."""
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def network(k: int = 3, seed: int = 0) -> nn.Sequential:
+    return mlp([5, 7, k], seed=seed).double()
+
+
+def probe(n: int = 20, k: int = 3, **options: Any) -> richter.Probe:
+    return richter.Probe(draw(n, 5), torch.arange(n) % k, **options)
+
+
+# ------------------------------------------------------------------------------------------- gathered example by example
+
+
+@dataclass(frozen=True)
+class Sensitivity(Statistic):
+    """|dz| of every example: the norm of what all outputs ask of a layer. Where there are very many examples, of the first 16."""
+
+    name: str = "sensitivity"
+    first: int | None = None
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        if not cotangents.exact:
+            return "random outputs have other norms: pick outputs with output="
+        fits = 8 * subject.probe.n <= subject.memory // 1000
+        return self if fits else Sensitivity("sensitivity of the first", 16)
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        return Wants(tuple(subject.maps), held=8 * subject.probe.n, what="a number for each example")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        n = min(subject.probe.n, self.first or subject.probe.n)
+        remark = Remark(Mark.ESTIMATED, f"of {n} examples") if n < subject.probe.n else Remark()
+        return Sensitivities({k: torch.zeros(n, dtype=torch.float64) for k in subject.maps}, {"examples": min(8, n)}, remark)
+
+
+@dataclass
+class Sensitivities(Gathering):
+    squares: dict[str, Tensor]
+    groups: dict[str, int]
+    remark: Remark
+
+    def add(self, reading: Reading) -> None:
+        for name, total in self.squares.items():
+            c = reading.capture(name)
+            assert c is not None
+            for i, example in enumerate(reading.examples):
+                if example < len(total):
+                    total[example] += c.g[:, i].square().sum()  # blocks of cotangents add up
+
+    def merge(self, other: Sensitivities) -> None:
+        for name, total in self.squares.items():
+            total += other.squares[name]
+
+    def value(self, place: str, without: tuple[str, int] | None = None) -> Tensor:
+        values = self.squares[place].sqrt()
+        return values if without is None else values[torch.arange(len(values)) % self.groups["examples"] != without[1]]
+
+
+SPREAD = Measure("sensitivity_spread", lambda s: (s.std() / s.mean()).item(), (Sensitivity(),), ref=REF)
+
+
+def test_a_statistic_gathered_per_example() -> None:
+    check_measure(SPREAD)
+    model, p = network(), probe()
+    snap = richter.measure(model, p, ["nfc", SPREAD])
+    _, _, J = oracles.layer_io(model, p.x, "0")  # n k s o
+    norms = J.flatten(1).norm(dim=1)
+    assert snap.value("sensitivity_spread", "0") == pytest.approx((norms.std() / norms.mean()).item(), rel=1e-12)
+    left_out = [norms[torch.arange(20) % 8 != g] for g in range(8)]
+    spread = torch.tensor([(v.std() / v.mean()).item() for v in left_out], dtype=torch.float64)
+    assert snap.error("sensitivity_spread", "0") == pytest.approx((7 / 8 * (spread - spread.mean()).square().sum()).sqrt().item())
+    assert snap.row("sensitivity_spread", "0").mark is Mark.EXACT
+
+
+def test_its_estimate_stands_in_and_says_so() -> None:
+    snap = richter.measure(network(), probe(), [SPREAD], memory=100_000)
+    assert snap.note("sensitivity_spread", "0") == "of 16 examples"
+    assert snap.row("sensitivity_spread", "0").mark is Mark.ESTIMATED
+    few = richter.measure(network(), richter.Probe(probe().x[:16], probe().y[:16]), [SPREAD])
+    assert snap.value("sensitivity_spread", "0") == few.value("sensitivity_spread", "0")
+
+
+def test_what_cannot_be_estimated_has_no_number_and_a_reason() -> None:
+    row = richter.measure(network(), probe(), [SPREAD], cotangents=random_outputs(4)).row("sensitivity_spread", "0")
+    assert math.isnan(row.value)
+    assert "random outputs have other norms" in row.note
+    assert row.mark is Mark.UNDEFINED
+
+
+def plain_cka(K: Tensor, labels: Any) -> float:
+    n, v = K.shape[:2]
+    K, y = K.reshape(n * v, n * v), labels.Y.reshape(-1)
+    y, C = y - y.mean(), torch.eye(n * v, dtype=K.dtype) - 1 / (n * v)
+    return (y @ K @ y / ((C @ K @ C).norm() * (y @ y))).item()
+
+
+PLAIN = Measure("plain_cka", plain_cka, (TANGENT_KERNEL, LABELS), ref=REF)
+
+
+def test_the_kernel_itself_is_never_that_of_random_outputs() -> None:
+    """The formula of tangent_cka, written with the kernel: on 80 outputs the kernel of random ones gave another number."""
+    model, p = network(80), probe(k=80, kernel=6)
+    K, Y = oracles.tangent_kernels(model, p.x[p.kernel_rows()]), p.targets(torch.Size((20, 80)))[0][p.kernel_rows()]
+    snap = richter.measure(model, p, [PLAIN, "tangent_cka"])
+    for layer in ("0", "2"):
+        assert snap.value("plain_cka", layer) == pytest.approx(float(oracles.tangent_cka(K[layer], Y)), rel=1e-9)
+    assert snap.row("plain_cka").mark is Mark.EXACT
+    assert snap.row("tangent_cka").mark is Mark.ESTIMATED
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"memory": "1MiB"}, "the kernel of 80 outputs and 6 examples needs memory='8.96MiB'"),
+    ({"cotangents": random_outputs(8)}, "needs the kernel itself, and 8 random outputs of 80 give another one"),
+])
+def test_a_kernel_that_cannot_be_had_has_a_reason(options: dict[str, Any], words: str) -> None:
+    row = richter.measure(network(80), probe(k=80, kernel=6), [PLAIN], **options).row("plain_cka")
+    assert math.isnan(row.value)
+    assert words in row.note
+
+
+# ----------------------------------------------------------------------------------------------------- several passes
+
+
+@dataclass(frozen=True)
+class Within(Statistic):
+    """Variance of the outputs within classes: means of classes in a first pass, what is centred on them in a second."""
+
+    name: str = "within"
+    place: Any = "model"
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        return Wants(outputs=True, backward=False)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return Classes(len(subject.Y[0]))  # type: ignore[index]
+
+
+@dataclass
+class Classes(Gathering):
+    k: int
+    groups: dict[str, int] = field(default_factory=dict)
+    remark: Remark = field(default_factory=Remark)
+    passes: int = 0
+    sums: Tensor | None = None
+    squares: float = 0.0
+    n: int = 0
+
+    def add(self, reading: Reading) -> None:
+        Y, f = reading.Y, reading.f.double()
+        assert Y is not None
+        if self.passes == 0:
+            stacked = torch.cat([Y.T @ f, Y.sum(0)[:, None]], 1)
+            self.sums = stacked if self.sums is None else self.sums + stacked
+        else:
+            assert self.sums is not None
+            means = self.sums[:, :-1] / self.sums[:, -1:]
+            self.squares += (f - Y @ means).square().sum().item()
+            self.n += len(f)
+
+    def again(self) -> bool:
+        self.passes += 1
+        return self.passes < 2
+
+    def value(self, place: str, without: tuple[str, int] | None = None) -> float:
+        return self.squares / self.n
+
+
+@pytest.mark.parametrize("chunk", [256, 7])
+def test_a_statistic_of_two_passes(chunk: int) -> None:
+    model, p = network(), probe(chunk=chunk)
+    measure = Measure("within", lambda v: v, (Within(),), ref=REF)
+    snap = richter.measure(model, p, [measure, "nfc"])
+    f, y = model(p.x).detach(), p.y
+    means = torch.stack([f[y == c].mean(0) for c in range(3)])
+    assert snap.value("within") == pytest.approx((f - means[y]).square().sum(1).mean().item(), rel=1e-12)
+    assert [r.layer for r in snap.rows if r.measure == "within"] == [WHOLE]
+    assert math.isfinite(snap.value("nfc", "0"))  # in the same first pass
+
+
+# ------------------------------------------------------------------------------------- another network, other examples
+
+
+def test_a_statistic_of_the_initial_network() -> None:
+    """K of the initial network is what measuring the initial network gives, and it is gathered once."""
+    now = Measure("now", lambda K: K.trace().item(), (PTK_COVARIANCE,), ref=REF)
+    then = Measure("then", lambda K: K.trace().item(), (Initial(PTK_COVARIANCE),), ref=REF)
+    check_measure(then)
+    model, first, p = network(), network(seed=1), probe()
+    snap = richter.measure(model, p, [now, then], initial=first.state_dict())
+    for layer in ("0", "2"):
+        assert snap.value("then", layer) == richter.measure(first, p, [now]).value("now", layer)
+        assert snap.error("then", layer) == richter.measure(first, p, [now]).error("now", layer)
+        assert layer == "2" or snap.value("then", layer) != snap.value("now", layer)
+    assert "needs the initial weights" in richter.measure(model, p, [then]).note("then", "0")
+    watch = richter.Observer(model, p, measures=[now, then], initial=first.state_dict(), when=1, budget=None)
+    watch(0)
+    kept = dict(watch.measurement.subject.kept)
+    assert len(kept) == 1
+    model[0].weight.data.mul_(2)
+    again = watch(1)
+    assert watch.measurement.subject.kept == kept
+    assert again is not None
+    assert again.value("then", "0") == snap.value("then", "0")
+
+
+def test_a_kernel_of_the_initial_network() -> None:
+    """How far a kernel has turned from its initial one."""
+    def overlap(K: Tensor, K0: Tensor) -> float:
+        return ((K * K0).sum() / (K.norm() * K0.norm())).item()
+
+    turned = Measure("turned", overlap, (TANGENT_KERNEL, Initial(TANGENT_KERNEL)), ref=REF)
+    model, first, p = network(), network(seed=1), probe()
+    snap = richter.measure(model, p, [turned], initial=first.state_dict())
+    K, K0 = oracles.tangent_kernels(model, p.x), oracles.tangent_kernels(first, p.x)
+    K[WHOLE], K0[WHOLE] = sum(K.values()), sum(K0.values())  # type: ignore[assignment]
+    for layer in ("0", "2", WHOLE):
+        assert snap.value("turned", layer) == pytest.approx(overlap(K[layer], K0[layer]), rel=1e-10)
+        assert 0 < snap.error("turned", layer) < 0.2
+
+
+STEP = Measure("step_size", lambda W, before: (W - before).norm().item(), (MATRIX, Previous(MATRIX)), ref=REF)
+
+
+def test_a_statistic_of_the_snapshot_before(tmp_path: Path) -> None:
+    model, p = network(), probe()
+    assert "no earlier snapshot" in richter.measure(model, p, [STEP]).note("step_size", "0")
+    watch = richter.Observer(model, p, measures=[STEP], when=1, budget=None, run=tmp_path / "run")
+    first = watch(0)
+    assert first is not None
+    assert first.row("step_size", "0").mark is Mark.UNDEFINED
+    before = model[0].weight.detach().clone()
+    model[0].weight.data.add_(0.1)
+    second = watch(1)
+    assert second is not None
+    assert second.value("step_size", "0") == pytest.approx((model[0].weight - before).norm().item(), rel=1e-12)
+    watch.close()
+    before = model[0].weight.detach().clone()
+    model[0].weight.data.mul_(3)
+    resumed = richter.Observer(model, p, measures=[STEP], when=1, budget=None, run=tmp_path / "run", resume=True)
+    third = resumed(2)
+    assert third is not None
+    assert third.value("step_size", "0") == pytest.approx((model[0].weight - before).norm().item(), rel=1e-12)
+
+
+def test_a_statistic_of_held_out_examples() -> None:
+    mean = Moment("read", lambda c: c.h.sum((0, 1)))
+    gap = Measure("gap", lambda a, b: (a - b).norm().item(), (mean, HeldOut(mean)), ref=REF)
+    model, p = network(), probe()
+    x2, y2 = draw(30, 5, seed=5), torch.arange(30) % 3
+    snap = richter.measure(model, probe(held_out=(x2, y2)), [gap, "nfc"])
+    assert snap.value("gap", "0") == pytest.approx((p.x.mean(0) - x2.mean(0)).norm().item(), rel=1e-12)
+    assert "Probe(x, y, held_out=(x2, y2))" in richter.measure(model, p, [gap]).note("gap", "0")
+
+    def jackknifed(x: Tensor, other: Tensor, value: Any) -> float:
+        left = torch.tensor([value(x[torch.arange(len(x)) % 8 != g].mean(0), other.mean(0)) for g in range(8)])
+        return (7 / 8 * (left - left.mean()).square().sum()).item()
+
+    distance = lambda a, b: (a - b).norm().item()  # noqa: E731
+    variance = jackknifed(p.x, x2, distance) + jackknifed(x2, p.x, distance)  # both samples are left out in turn
+    assert snap.error("gap", "0") == pytest.approx(math.sqrt(variance), rel=1e-5)
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    (draw(4, 5), "a pair \\(x2, y2\\) is needed"),
+    ((draw(4, 6), torch.arange(4) % 3), r"inputs \[6\] beside \[5\]"),
+    ((draw(4, 5), None), "labels in one of them only"),
+    ((draw(1, 5), torch.arange(1)), "has one example"),
+])
+def test_held_out_examples_that_do_not_fit(given: Any, sentence: str) -> None:
+    with pytest.raises(richter.RichterError, match=sentence):
+        probe(held_out=given)
+
+
+def test_features_are_what_layers_read() -> None:
+    rank = Measure("rank", lambda Phi: float(torch.linalg.matrix_rank(Phi)), (FEATURES,), ref=REF)
+    model, p = network(), probe(chunk=6)
+    snap = richter.measure(model, p, [rank, Measure("first", lambda Phi: Phi[3, 2].item(), (FEATURES,), ref=REF)])
+    hidden = model[1](model[0](p.x)).detach()
+    assert snap.value("rank", "0") == 5
+    assert snap.value("rank", "2") == torch.linalg.matrix_rank(hidden)
+    assert snap.value("first", "2") == pytest.approx(hidden[3, 2].item(), rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------- operators
+
+
+def curvature(f: Tensor, Y: Tensor | None, parameters: Any, vectors: Any) -> Any:
+    assert Y is not None
+    g = torch.autograd.grad(((f - Y) ** 2).sum(), parameters, create_graph=True)
+    return torch.autograd.grad(sum((a * v).sum() for a, v in zip(g, vectors, strict=True)), parameters)
+
+
+@pytest.mark.parametrize("chunk", [256, 3])
+def test_an_operator_multiplies_by_the_hessian(chunk: int) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    p = probe(chunk=chunk)
+    Y = p.targets(torch.Size((20, 3)))[0]
+    H = Operator("curvature", curvature)
+
+    def product(A: Any) -> float:
+        v = draw(A.size, seed=3)
+        return float(v @ A(v))
+
+    snap = richter.measure(model, p, [Measure("vHv", product, (H,), ref=REF),
+                                      Measure("trace", lambda A: A.trace(400)[0], (H,), ref=REF)])
+    names = [name for name, _ in model.named_parameters()]
+    flat = torch.cat([q.detach().reshape(-1) for q in model.parameters()])
+
+    def loss(theta: Tensor) -> Tensor:
+        pieces = theta.split([q.numel() for q in model.parameters()])
+        state = {n: piece.view_as(q) for n, piece, q in zip(names, pieces, model.parameters(), strict=True)}
+        return (torch.func.functional_call(model, state, (p.x,)) - Y).square().sum() / 20
+
+    exact = torch.autograd.functional.hessian(loss, flat)
+    v = draw(len(flat), seed=3)
+    assert snap.value("vHv") == pytest.approx((v @ exact @ v).item(), rel=1e-10)
+    assert snap.value("trace") == pytest.approx(exact.trace().item(), rel=0.2)
+    assert [r.layer for r in snap.rows if r.measure == "vHv"] == [WHOLE]
+
+
+# -------------------------------------------------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize("statistic", [PTK_COVARIANCE, WEIGHT_GRADIENT, FEATURES, Sensitivity()], ids=lambda s: s.name)
+def test_ranks_that_share_the_chunks_add_up(statistic: Statistic) -> None:
+    """Two processes, each with every other chunk, have together what one has alone."""
+    subject = Subject(network(), probe(chunk=3), None, None, 2 ** 30, None)
+    subject.renew()
+    key = (statistic, every_output)
+    plan = passes.planned(subject, [key])
+    whole = passes.gather(subject, plan)[key]
+    first, second = (passes.gather(subject, plan, Share(rank, 2))[key] for rank in range(2))
+    first.gathering.merge(second.gathering)  # type: ignore[attr-defined]
+    for layer in ("0", "2"):
+        for without in (None, ("examples", 1)):
+            a, b = whole.value(layer, without), first.gathering.value(layer, without)  # type: ignore[attr-defined]
+            assert torch.allclose(a, b, rtol=1e-12, atol=0)
+
+
+def test_every_shipped_statistic_has_a_place_and_a_use() -> None:
+    for m in catalogue().values():
+        assert m.needs
+        for s in m.needs:
+            assert s.place in ("map", "module", "model", "any")
+            assert s.use in ("mean", "kernel")
+    assert CENTRED_KERNEL.use == "kernel"
+
+
+# ------------------------------------------------------------------------------------------- everything else that is added
+
+
+def test_a_measure_of_ones_own_has_its_title_in_a_report(tmp_path: Path) -> None:
+    """Its card is kept with the run, and known where the measure is not."""
+    card = Card("Spread of the sensitivity", "How much more some examples are heard than others.")
+    measure = Measure("own_spread", SPREAD.compute, SPREAD.needs, ref=REF, card=card)
+    with richter.Observer(network(), probe(), measures=[measure], run=tmp_path / "run") as watch:
+        watch(0)
+    page = report([richter.runs.open(tmp_path / "run")], tmp_path / "report.html").read_text()
+    assert "Spread of the sensitivity" in page
+    assert "How much more some examples are heard than others." in page
+
+
+class Doubling(nn.Module):
+    """z = W (2 h), the weight stored transposed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernel = nn.Parameter(normal(5, 4))
+        self.kernel = nn.Parameter(draw(5, 4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return torch.tensordot(2 * x, self.kernel, 1)
 
 
-RIGHT = LinearMap(matrix=lambda m, w: w.T, inputs=lambda m, x: positions(2 * x), outputs=lambda m, z: positions(z),
-                  weight="kernel")
+def test_a_layer() -> None:
+    flat = lambda m, t: t.reshape(len(t), -1, t.shape[-1])  # noqa: E731
+    try:
+        register(Doubling, {"": LinearMap(lambda m, w: w.T, lambda m, x: flat(m, 2 * x), flat, weight="kernel")})
+        check_layer(Doubling(), draw(3, 5))
+        model = nn.Sequential(Doubling(), nn.Tanh(), nn.Linear(4, 3).double())
+        assert 0 < richter.measure(model, probe(), ["nfc"]).value("nfc", "0") <= 1
+    finally:
+        _VIEWS.pop(Doubling, None)
 
 
-@pytest.fixture
-def registered():
-    yield lambda **changes: register(Scaled, {"": dataclasses.replace(RIGHT, **changes)})
-    _VIEWS.pop(Scaled, None)
+def falls(height: float, g: float = 9.81) -> float:
+    return (2 * height / g) ** 0.5
 
 
-def test_a_new_layer_type_in_one_line(registered) -> None:
-    registered()
-    check_layer(Scaled(), normal(3, 5))
-    model = nn.Sequential(Scaled(), nn.Tanh(), nn.Linear(4, 3).double())
-    snap = richter.measure(model, richter.Probe(normal(12, 5), torch.arange(12) % 3), ["nfc"])
-    assert 0 < snap.value("nfc", "0") <= 1
+def fall(height: float, dt: float = 1e-4) -> float:
+    t = fallen = speed = 0.0
+    while fallen < height:
+        t, fallen, speed = t + dt, fallen + speed * dt, speed + 9.81 * dt
+    return t
 
 
-@pytest.mark.parametrize(("changes", "sentence"), [
-    ({"inputs": lambda m, x: positions(x)}, "rebuild"),
-    ({"outputs": lambda m, z: positions(2 * z)}, "rebuild"),
-    ({"matrix": lambda m, w: w.T[:2], "outputs": lambda m, z: positions(z)[..., :2]}, "cover 10 of 20"),
-    ({"matrix": lambda m, w: w[:4].T * 0}, "repeats entries"),
-])
-def test_a_wrong_view_is_caught(registered, changes: dict, sentence: str) -> None:
-    registered(**changes)
-    with pytest.raises(AssertionError, match=sentence):
-        check_layer(Scaled(), normal(3, 5))
+def test_a_theory(capsys: pytest.CaptureFixture[str]) -> None:
+    stone = Theory("stone", ref=Ref("nfa", "Third day"), title="how long a stone falls", predict=falls, simulate=fall,
+                   cases=lambda: [(1.0,), (2.0,)], tolerance=1e-3, perturb={"g": 9.9})
+    check_theory(stone)
+    with pytest.raises(AssertionError, match="still agrees"):
+        check_theory(Theory("stone", stone.ref, "", falls, fall, stone.cases, 1e-3, {"g": 9.811}))
+    richter.theory.add(stone)
+    try:
+        assert richter.theory.get("stone").predict(9.81 / 2) == 1
+        assert richter.cli.main(["list", "theories"]) == 0
+        assert "how long a stone falls" in capsys.readouterr().out
+    finally:
+        richter.theory.CATALOGUE.remove("stone")
 
 
-def test_a_type_without_view_is_named() -> None:
-    with pytest.raises(AssertionError, match="no view is registered for Scaled"):
-        check_layer(Scaled(), normal(3, 5))
+@dataclass(frozen=True)
+class Coin:
+    n: int = 1000
+    fair: bool = True
 
 
-@pytest.mark.parametrize("name", list(catalogue()))
-def test_shipped_measures_obey_the_laws(name: str) -> None:
-    check_measure(catalogue()[name])
+def toss(s: Coin, run: Any) -> dict[str, Any]:
+    return {"share": (np.random.default_rng(0).random(s.n) < (0.5 if s.fair else 0.9)).mean()}
 
 
-def test_a_measure_of_ones_own() -> None:
-    trace = Measure("trace", lambda A, B: A.diagonal().sum().item() + 0 * B.norm, (NFM, AGOP), ref=Ref("here"))
-    check_measure(trace)
-    model = richter.models.mlp([5, 4, 3], seed=0)
-    snap = richter.measure(model, richter.Probe(normal(12, 5).float(), torch.arange(12) % 3), ["nfc", trace])
-    assert snap.value("trace", "0") == pytest.approx(model[0].weight.square().sum().item(), rel=1e-6)
+def test_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claim = Claim("share of heads", lambda r: float(r["share"].mean()), Interval(0.4, 0.6),
+                  control=Control("a bent coin", {"fair": False}), paper="0.5", source="arithmetic")
+    coin = Experiment(name="nfa_coin", ref=Ref("nfa", "Fig. 0"), title="a coin falls on either side", smoke=Coin(),
+                      paper=Coin(100_000), work=toss, start={"n": 1}, claims=(claim,))
+    check_experiment(coin, tmp_path)
+    richter.experiments.add(coin)
+    try:
+        assert richter.cli.main(["run", "nfa_coin", "--store", str(tmp_path)]) == 0
+        assert "reproduced" in capsys.readouterr().out
+    finally:
+        richter.experiments.CATALOGUE.remove("nfa_coin")
 
 
-@pytest.mark.parametrize(("broken", "sentence"), [
-    (Measure("nowhere", lambda W: 1.0, (WEIGHT,)), "says where it comes from"),
-    (Measure("outside", lambda W: 2.0, (WEIGHT,), ref=Ref("here"), bounds=Interval(0, 1)), "outside its bounds"),
-    (Measure("nan", lambda W: float("nan"), (WEIGHT,), ref=Ref("here")), "every value is NaN"),
-])
-def test_a_wrong_measure_is_caught(broken: Measure, sentence: str) -> None:
-    with pytest.raises(AssertionError, match=sentence):
-        check_measure(broken)
+def test_a_task() -> None:
+    def halves(n: int = 10, seed: int = 0) -> Split:
+        x = draw(2 * n, 2, seed=seed)
+        y = (x[:, 0] > 0).long()
+        return Split(x[:n], y[:n], x[n:], y[n:])
+
+    richter.tasks.add(halves)
+    try:
+        assert richter.tasks.halves(5, seed=3).x.shape == (5, 2)  # type: ignore[attr-defined]
+        assert "halves" in richter.tasks.names()
+        with pytest.raises(SelectionError, match="Richter's own"):
+            richter.tasks.add(richter.tasks.mnist)
+    finally:
+        richter.tasks.CATALOGUE.remove("halves")
+    with pytest.raises(AttributeError):
+        _ = richter.tasks.halves  # type: ignore[attr-defined]
 
 
-def test_a_measure_that_depends_on_chunks_is_caught() -> None:
-    calls = iter(range(10 ** 6))
-    with pytest.raises(AssertionError, match="changes with the size of chunks"):
-        check_measure(Measure("drifting", lambda W: float(next(calls)), (WEIGHT,), ref=Ref("here")))
+@dataclass(frozen=True)
+class Cauchy(Kernel):
+    """1 / (1 + |x - z|^2 / L^2)."""
+
+    L: float = 2.0
+
+    def geometry(self, x: Tensor, z: Tensor) -> Tensor:
+        return squared_distances(x, z)
+
+    def values(self, g: Tensor) -> Tensor:
+        return 1 / (1 + g / self.L ** 2)
+
+
+def test_a_kernel_of_learners() -> None:
+    check_kernel(Cauchy())
+    X, y = draw(60, 4).numpy(), draw(60, 4)[:, 0].numpy()
+    assert RFMRegressor(Cauchy(), iterations=1, ridge=1e-3).fit(X, y).score(X, y) > 0.9
+
+
+def test_a_view_of_the_dashboard(tmp_path: Path) -> None:
+    client = pytest.importorskip("starlette.testclient")
+    from richter.report.server import application
+    with richter.runs.create(tmp_path / "one") as run:
+        run.rows([Row(0, "0", "nfc", 0.5)])
+        run.scalars(0, loss=2.5)
+
+    def losses(runs: Any, query: Any) -> Any:
+        return [views.Table("Last losses", ("run", "loss"), [(name, r.scalar("loss").value[-1]) for name, r in runs])]
+
+    views.add(views.View("losses", "Losses", losses))
+    try:
+        with client.TestClient(application(tmp_path), base_url="http://127.0.0.1") as page:
+            assert "Losses" in page.get("/api/views").text
+            assert page.get("/api/losses", params={"run": "one"}).json()["panels"][0]["rows"] == [["one", 2.5]]
+    finally:
+        views.VIEWS.remove("losses")
+
+
+def test_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with richter.runs.create(tmp_path / "run") as run:
+        run.rows([Row(step, "0", "nfc", 0.5) for step in range(3)])
+
+    def steps(given: Any) -> int:
+        print(len(richter.runs.open(given.run).frame))
+        return 0
+
+    richter.commands.add(Command("steps", "Count the steps of a run.", steps, lambda parser: parser.add_argument("run")))
+    try:
+        assert richter.cli.main(["steps", str(tmp_path / "run")]) == 0
+        assert capsys.readouterr().out == "3\n"
+        with pytest.raises(SystemExit):
+            richter.cli.main(["--help"])
+        assert "count the steps of a run" in capsys.readouterr().out
+    finally:
+        richter.commands.CATALOGUE.remove("steps")
