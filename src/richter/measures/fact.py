@@ -39,7 +39,7 @@ def side(W: Float[Tensor, "o i"]) -> Side:
     return Side(W, A, A @ W)
 
 
-def fact(w: Side, G: Float[Tensor, "o i"], decay: float = 0.0) -> float:
+def fact_correlation(w: Side, G: Float[Tensor, "o i"], decay: float = 0.0) -> float:
     """The cosine of W^T W and FACT = -W^T G / lambda, G = dL/dW; whatever lambda > 0 is.  [fact]"""
     AG = w.A @ G
     size = (w.AW.norm() * AG.norm()).item()
@@ -53,7 +53,7 @@ def fact_error(w: Side, G: Float[Tensor, "o i"], decay: float) -> float:
 
 def fact_backward(w: Side, G: Float[Tensor, "o i"], decay: float = 0.0) -> float:
     """The cosine of W W^T and -W G^T / lambda; ``w`` is the side of W^T.  [fact]"""
-    return fact(w, G.T)
+    return fact_correlation(w, G.T)
 
 
 def fact_backward_error(w: Side, G: Float[Tensor, "o i"], decay: float) -> float:
@@ -111,7 +111,8 @@ COSINE, POSITIVE = Interval(-1.0, 1.0), Interval(low=0.0)
 REF = Ref("fact", "Theorem (FACT)")
 BACKWARD = Ref("fact", "Theorem (FACT), backward")
 MEASURES = (
-    Measure("fact", fact, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=REF, bounds=COSINE, remark=unconverged),
+    Measure("fact", fact_correlation, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY),
+            loss_gradient, ref=REF, bounds=COSINE, remark=unconverged),
     Measure("fact_backward", fact_backward, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=BACKWARD, bounds=COSINE,
             remark=unconverged_backward),
     Measure("fact_error", fact_error, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=REF, bounds=POSITIVE,

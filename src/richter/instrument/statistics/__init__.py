@@ -28,12 +28,10 @@ from richter.instrument.statistics.weights import (
     FeatureMatrix,
     OfWeight,
     Pair,
-    agop,
     basis,
     block_diagonal,
     egop,
     feature_matrix,
-    nfm,
 )
 
 __all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "DOUBLE_CENTRED_PAIR", "FEATURES",
@@ -41,4 +39,4 @@ __all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAI
            "PTK_COVARIANCE", "SAME_OUTPUT", "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Derived", "Factor",
            "FeatureMatrix", "Features", "Gathering", "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Missing", "Moment",
            "OfProbe", "OfWeight", "Operator", "Pair", "Previous", "Products", "Reading", "Simple", "Sketched", "Statistic",
-           "Wants", "agop", "basis", "block_diagonal", "egop", "feature_matrix", "leaves", "nfm"]
+           "Wants", "basis", "block_diagonal", "egop", "feature_matrix", "leaves"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from richter import linalg
 from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, show_bytes
 from richter.instrument.captures import check_finite
 from richter.instrument.cotangents import Cotangents, SomeOutputs
@@ -221,13 +222,13 @@ def _free(t: Tangents) -> Iterator[tuple[str, Estimate]]:
     names = [*t.by_module, *([WHOLE] if subject.layers is None else [])]
     last = torch.zeros(t.n, t.v, dtype=torch.float64) if y is None else y
     once, quadratic = _centred_products(t, dict.fromkeys(names, torch.cat([first, last[None]])), len(first))
-    spans = {name: torch.linalg.qr(Y.flatten(1).T)[0].T for name, Y in once.items()}  # orthonormal rows
-    outside = {name: second.flatten(1) - (second.flatten(1) @ Q.T) @ Q for name, Q in spans.items()}
-    again = {name: _all_centred(t, torch.cat([Q, outside[name]]).view(-1, t.n, t.v)) for name, Q in spans.items()}
+    spans = {name: linalg.span_and_rest(Y.flatten(1), second.flatten(1)) for name, Y in once.items()}
+    again = {name: _all_centred(t, torch.cat([Q, Z]).view(-1, t.n, t.v)) for name, (Q, Z) in spans.items()}
     twice, _ = _centred_products(t, again, len(again[names[0]]))
     for name in names:
         labelled = None if y is None else (quadratic[name], y.square().sum().item())
-        yield name, _hutch(spans[name], twice[name].flatten(1), labelled)
+        (Q, Z), K = spans[name], twice[name].flatten(1)
+        yield name, _hutch(linalg.Sketch(Q, Z, K[:len(Q)], K[len(Q):]), labelled)
 
 
 def _all_centred(t: Tangents, Z: Tensor) -> Tensor:
@@ -239,19 +240,15 @@ def _centred_products(t: Tangents, Z: Mapping[str, Tensor], used: int) -> tuple[
     return {name: _all_centred(t, P) for name, P in KZ.items()}, squares
 
 
-def _hutch(Q: Tensor, Y: Tensor, labelled: tuple[float, float] | None) -> Estimate:
-    """From orthonormal rows Q and Y = K [Q; z - Q Q^T z]: |K|_F^2 = |K Q|^2 + E |K (z - Q Q^T z)|^2, and the largest
-    eigenvalue that K has on the span of Q, which is at most that of K."""
-    inside, beyond = Y[:len(Q)], Y[len(Q):].square().sum(1)
-    T = Q @ inside.T
-    values, vectors = torch.linalg.eigh((T + T.T) / 2)
-    top, u = values[-1].item(), vectors[:, -1]
-    off = (u @ inside - top * (u @ Q)).norm().item()  # |K u - top u|: how far it is from being an eigenvector
+def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
+    """From products with vectors that span most of a kernel, and with others that sample the rest. The largest eigenvalue on
+    their span is at most that of the kernel; it is reported where its vector is nearly one of the kernel's."""
+    top, off = K.top()
     top = top if off <= UNRESOLVED * top else math.nan
-    group = torch.arange(len(beyond)) % GROUPS
+    group = torch.arange(len(K.Z)) % GROUPS
 
     def value(keep: Tensor) -> CentredKernel:
-        return CentredKernel((inside.square().sum() + beyond[keep].mean()).sqrt().item(), labelled, top, UNRESOLVED_TOP)
+        return CentredKernel(K.norm(keep), labelled, top, UNRESOLVED_TOP)
     return Estimate(value(group >= 0), [value(group != g) for g in range(GROUPS)])
 
 

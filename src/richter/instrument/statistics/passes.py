@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from richter.core import MemoryBudgetError, show_bytes
-from richter.core.progress import progress
-from richter.instrument.capture import to_device
-from richter.instrument.captures import LayerCapture, Recording, select, widened
+from richter.instrument.captures import LayerCapture, Recording, widened
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import Gathering, Remembered, Statistic, Wants
 from richter.instrument.statistics.weights import block_diagonal
-from richter.instrument.stream import ALONE, Share, fitting, steps
+from richter.instrument.stream import ALONE, Chunk, Share, chunks, fitting, steps
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -187,7 +185,7 @@ class Pass:
             entries = [e for e in entries if e.gathering.again()]
 
     def _once(self, entries: Sequence[Entry], share: Share) -> None:
-        subject, n = self.subject, self.subject.probe.n
+        subject = self.subject
         families: dict[Cotangents, list[Entry]] = {}
         for e in entries:
             families.setdefault(e.cotangents, []).append(e)
@@ -197,30 +195,25 @@ class Pass:
                   for c, v in numbers.items()}
         batched = [k for k in self.maps if k in subject.survey.batched]
         single = [k for k in self.maps if k not in subject.survey.batched]
-        work = [(rows, batched) for rows in steps(n, size)] if batched or not self.maps else []
-        work += [(slice(i, i + 1), single) for i in range(n)] if single else []
-        with progress(title="measuring", total=len(work) * sum(map(len, blocks.values()))) as bar:
-            for i, (rows, maps) in enumerate(work):
-                if not share.has(i):
-                    continue
-                recordings = self._recorded(rows, maps)
+        rounds = [(size, batched)] if batched or not self.maps else []
+        for at_once, maps in [*rounds, *([(1, single)] if single else [])]:
+            for chunk in chunks(subject.source, subject.x, at_once, maps=maps, share=share, title="measuring"):
+                recordings = self._recorded(chunk)
                 for cotangents, family in families.items():
                     for block in blocks[cotangents]:
                         last = block.stop >= numbers[cotangents]
-                        reading = self._reading(recordings, rows, block, last, cotangents, family)
+                        reading = self._reading(recordings, chunk.rows, block, last, cotangents, family)
                         for e in family:
                             if e.wants.backward or reading.first:
                                 e.gathering.add(reading)
-                        bar.update()
 
-    def _recorded(self, rows: slice, maps: Sequence[str]) -> list[Recording]:
+    def _recorded(self, chunk: Chunk) -> list[Recording]:
         """One forward pass, and one of the initial network if it is wanted."""
-        subject = self.subject
-        x = to_device(select(subject.x, rows), subject.device)
+        networks = [chunk, replace(chunk, source=self.subject.initial_source)] if self.initial else [chunk]
         recordings = []
-        for source in [subject.source, *([subject.initial_source] if self.initial else [])]:
-            with subject.timed(rows.stop - rows.start):
-                recordings.append(source.record(x, rows, maps))
+        for network in networks:
+            with self.subject.timed(chunk.n):
+                recordings.append(network.recording)
         return recordings
 
     def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, cotangents: Cotangents,

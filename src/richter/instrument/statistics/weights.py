@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.instrument.captures import LayerCapture, covariance
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import APART, NO_INITIAL, Derived, Gathering, Group, Missing, Simple, Statistic
 from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, Sketched
@@ -167,17 +166,6 @@ NFM_AND_AGOP = Derived("nfm_and_agop", Pair, (WEIGHT, PROJECTED_PTK_COVARIANCE))
 CENTRED_PAIR = Derived("centred_nfm_and_agop", Pair, (CHANGE, PROJECTED_PTK_COVARIANCE))
 DOUBLE_CENTRED_PAIR = Derived("double_centred_nfm_and_agop", Pair, (CHANGE, PTK_CHANGE))
 PTK_CENTRED_PAIR = Derived("ptk_centred_nfm_and_agop", Pair, (INITIAL_WEIGHT, PTK_CHANGE))
-
-
-def nfm(W: Float[Tensor, "o i"]) -> Float[Tensor, "i i"]:
-    """The neural feature matrix W^T W."""
-    return W.T @ W
-
-
-def agop(c: LayerCapture) -> Float[Tensor, "i i"]:
-    """The average gradient outer product 1/(n s) sum_{v,n,s} (W^T g)(W^T g)^T = W^T K W of one captured layer."""
-    W = block_diagonal(c.W) if c.kind == "grouped" else c.W
-    return covariance(c.g.flatten(3) @ W) / (c.g.shape[1] * c.g.shape[2])
 
 
 def egop(target: Callable[[Tensor], Tensor], x: Float[Tensor, "n d"]) -> Float[Tensor, "d d"]:
