@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python >= 3.10: `make demo` and `make test`.
+# Two commands on a fresh machine with Python >= 3.11: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import sys
 from pathlib import Path
 
@@ -13,18 +15,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 # some virtual machines announce AMX and then refuse it: half-precision products would kill the process
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
-with install_import_hook("richter", "checker.typechecked"):
-    pass
+with install_import_hook("richter", "checker.typechecked"):  # what is imported within this block is checked, and nothing else
+    import richter.instrument.observe
+    for package in ("layers", "kernels", "measures"):
+        for module in pkgutil.walk_packages([f"{richter.__path__[0]}/{package}"], f"richter.{package}."):
+            importlib.import_module(module.name)
 
 import torch
 
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no GPU here")])]
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """The CPU, and a GPU where there is one."""
+    """The CPU, and a GPU where there is one: without one no test is collected for it."""
     return request.param
 
 

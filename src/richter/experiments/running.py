@@ -95,7 +95,7 @@ def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, f
         "cpu_minutes": round(sum(a.get("cpu_seconds", 0.0) for a in about) / 60, 3),
         "minutes": round(sum(a.get("seconds", 0.0) for a in about) / 60, 3),
         "memory": max((a.get("memory", 0) for a in about), default=0),
-        "date": datetime.datetime.fromtimestamp(max(o.run.sessions[-1].begun for o in outcomes), datetime.timezone.utc).date()
+        "date": datetime.datetime.fromtimestamp(max(o.run.sessions[-1].begun for o in outcomes), datetime.UTC).date()
         .isoformat(),
         "revision": revision(Path(__file__).parent.parent, ".", ":(exclude)experiments/records"),
         "versions": versions(), "hardware": {k: machine[k] for k in ("processor", "cores") if k in machine}, "key": e.key})
