@@ -7,6 +7,7 @@ import os
 import pkgutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -22,6 +23,8 @@ with install_import_hook("richter", "checker.typechecked"):  # what is imported 
             importlib.import_module(module.name)
 
 import torch
+
+from richter.core import Row
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
 
@@ -40,3 +43,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RICHTER_DATA", str(tmp_path / "data"))
     monkeypatch.setitem(registry.SETS, "toy", toy())
     return tmp_path / "data"
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An Observer's measuring is replaced by counting: the steps at which it would have measured."""
+    steps: list[int] = []
+
+    def measure(model: Any, probe: Any, measures: Any, *, initial: Any, step: int, **options: Any) -> richter.Snapshot:
+        steps.append(step)
+        return richter.Snapshot((Row(step, "*", "nfc", 0.5),), step, seconds=0.001)
+
+    monkeypatch.setattr(richter.instrument.observe, "measure", measure)
+    return steps
