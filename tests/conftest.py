@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 # some virtual machines announce AMX and then refuse it: half-precision products would kill the process
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
-with install_import_hook("richter", "checker.typechecked"):  # what is imported within this block is checked, and nothing else
-    import richter.instrument.observe
-    for package in ("layers", "kernels", "measures"):
-        for module in pkgutil.walk_packages([f"{richter.__path__[0]}/{package}"], f"richter.{package}."):
-            importlib.import_module(module.name)
+SOURCE = Path(find_spec("richter").origin).parent  # type: ignore[union-attr, arg-type]
+SHAPED = [".".join(("richter", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+          for path in SOURCE.rglob("*.py") if "jaxtyping" in path.read_text()]  # others would only be slower
+install_import_hook(SHAPED, "checker.typechecked")  # of what is imported after this line
 
-import torch
+import torch  # noqa: E402
 
-from richter.core import Row
+import richter.instrument.observe  # noqa: E402
+from richter.core import Row  # noqa: E402
+from richter.instrument.evaluate import RichterWarning  # noqa: E402
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Our own warnings are errors. In pyproject.toml this line would import the instrument before it can be checked."""
+    config.addinivalue_line("filterwarnings", f"error::{RichterWarning.__module__}.{RichterWarning.__name__}")
 
 
 @pytest.fixture(params=DEVICES)
