@@ -6,7 +6,6 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -22,9 +21,10 @@ install_import_hook(SHAPED, "checker.typechecked")  # of what is imported after 
 
 import torch  # noqa: E402
 
-import richter.instrument.observe  # noqa: E402
+import richter  # noqa: E402
 from richter.core import Row  # noqa: E402
 from richter.instrument.evaluate import RichterWarning  # noqa: E402
+from richter.instrument.observe import Measurement  # noqa: E402
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
 
@@ -55,9 +55,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An Observer's measuring is replaced by counting: the steps at which it would have measured."""
     steps: list[int] = []
 
-    def measure(model: Any, probe: Any, measures: Any, *, initial: Any, step: int, **options: Any) -> richter.Snapshot:
+    def take(self: Measurement, step: int, matrices: int) -> richter.Snapshot:
         steps.append(step)
         return richter.Snapshot((Row(step, "*", "nfc", 0.5),), step, seconds=0.001)
 
-    monkeypatch.setattr(richter.instrument.observe, "measure", measure)
+    monkeypatch.setattr(Measurement, "take", take)
     return steps

@@ -9,13 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import richter
 from observing import CLASSES, MANY, SOURCES, draw, dropout, examples, heads, indices, lengths, mlp, probe, state
-from richter.core import MemoryBudgetError, RichterError
+from richter.core import MemoryBudgetError, Ref, RichterError
 from richter.instrument.cotangents import random_outputs
+from richter.instrument.statistics import HeldOut, Moment
+from richter.measures import Measure
 
 
 def passes(model: nn.Module, run: Callable[[], Any]) -> list[int]:
@@ -36,9 +39,10 @@ def value(snap: richter.Snapshot | None, m: str = "nfc", layer: str = "0") -> fl
     return snap.value(m, layer)
 
 
-def within(memory: str) -> str:
+def within(snapshot: Callable[[], richter.Snapshot | None]) -> str:
+    """The number, or the name of the error if there is too little memory for it."""
     try:
-        return str(value(richter.measure(mlp(), probe(), memory=memory)))
+        return str(value(snapshot()))
     except MemoryBudgetError as error:
         return type(error).__name__
 
@@ -53,7 +57,8 @@ MEASURE_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "cotangents": lambda: both(*(value(richter.measure(mlp(), probe(), cotangents=c))
                                  for c in (None, random_outputs(2)))),
     "layers": lambda: both(*(richter.measure(mlp(), probe(), layers=k).layers for k in (None, "0"))),
-    "memory": lambda: both(*map(within, ("1GiB", "1KiB"))),
+    "memory": lambda: both(*(within(lambda memory=memory: richter.measure(mlp(), probe(), memory=memory))
+                             for memory in ("1GiB", "1KiB"))),
     "output": lambda: both(*(value(richter.measure(mlp(), richter.Probe(examples()[0], None), output=o))
                              for o in (None, lambda f: f[:, :1]))),
     "mode": lambda: both(*(value(richter.measure(dropout(), probe(), mode=m)) for m in ("eval", "train"))),
@@ -100,13 +105,30 @@ OBSERVER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "initial": lambda: both(*(value(richter.Observer(mlp(), probe(), initial=i)(0), "weight_change")
                               for i in (None, state(mlp(1))))),
     "budget": lambda: both(seen(when=1), seen(when=1, budget=1e-12)),
-    "options": lambda: both(*(richter.Observer(mlp(), probe(), **o)(0).layers for o in ({}, {"layers": "2"}))),
+    "cotangents": lambda: both(*(value(richter.Observer(mlp(), probe(), cotangents=c)(0)) for c in (None, random_outputs(2)))),
+    "layers": lambda: both(*(richter.Observer(mlp(), probe(), layers=k)(0).layers for k in (None, "2"))),
+    "memory": lambda: both(*(within(lambda memory=memory: richter.Observer(mlp(), probe(), memory=memory)(0))
+                             for memory in ("1GiB", "1KiB"))),
+    "output": lambda: both(*(value(richter.Observer(mlp(), richter.Probe(examples()[0], None), output=o)(0))
+                             for o in (None, lambda f: f[:, :1]))),
+    "mode": lambda: both(*(value(richter.Observer(dropout(), probe(), mode=m)(0)) for m in ("eval", "train"))),
+    "seed": lambda: both(*(value(richter.Observer(dropout(), probe(), mode="train", seed=s)(0)) for s in (0, 1))),
 }  # fmt: skip
 
 
 def token_value(**options: Any) -> float:
     model, x, y = heads()
     return value(richter.measure(model, richter.Probe(x, **{"y": y, **options}), ["nfc"]), layer="first")
+
+
+READ = Moment("read", lambda c: c.h.sum((0, 1)))
+GAP = Measure("gap", lambda ours, theirs: (ours - theirs).norm().item(), (READ, HeldOut(READ)), ref=Ref("nfa", "a test"))
+
+
+def apart(seed: int) -> float:
+    """How far what a layer reads of held-out examples is from what it reads of the others."""
+    held_out = draw(12, 5, seed=seed), torch.arange(12) % 3
+    return value(richter.measure(mlp(), probe(held_out=held_out), [GAP]), "gap")
 
 
 PROBE_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -117,6 +139,7 @@ PROBE_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "chunk": lambda: both(*(max(passes(m := mlp(), lambda m=m, c=c: richter.measure(m, probe(40, chunk=c))))
                             for c in (256, 10))),
     "kernel": lambda: both(*(value(richter.measure(mlp(), probe(kernel=k)), "tangent_cka") for k in (10, None))),
+    "held_out": lambda: both(*map(apart, (8, 9))),
     "mask": lambda: both(token_value(), token_value(mask=lengths(12, 4))),
     "ignore_index": lambda: both(*(token_value(ignore_index=i) for i in (-100, 2))),
     "loss": lambda: both(*(value(richter.measure(mlp(), probe(loss=f), ["fact"]), "fact") for f in (None, nn.MSELoss()))),

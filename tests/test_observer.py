@@ -201,7 +201,7 @@ def test_what_a_run_refuses(tmp_path: Path) -> None:
 
 
 def test_an_observer_is_told_early(tmp_path: Path) -> None:
-    with pytest.raises(RichterError, match="an Observer has no option 'every'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'every'"):
         richter.Observer(mlp(), probe(), run=tmp_path / "a", every=10)
     assert not (tmp_path / "a").exists()
     watch = richter.Observer(mlp(), probe(), run=tmp_path / "a", measures=FEW)

@@ -81,13 +81,13 @@ def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float 
     clock = Clock()
     watch = richter.Observer(mlp(), probe(), when=when, budget=budget)
 
-    def measure(*args: Any, step: int, **options: Any) -> richter.Snapshot:
+    def take(self: Any, step: int, matrices: int) -> richter.Snapshot:
         seconds = cost if watch.snapshots else first
         clock.now += seconds
         return richter.Snapshot((), step, seconds=seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(richter.instrument.observe, "measure", measure)
+        patch.setattr(richter.instrument.observe.Measurement, "take", take)
         patch.setattr(richter.instrument.observe, "time", clock)
         for step in range(steps):
             clock.now += 1.0
