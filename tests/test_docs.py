@@ -188,3 +188,9 @@ def test_the_search_works_without_a_server(site: Path) -> None:
         assert any("reference.html" in str(link.get_attribute("href")) for link in results)
     finally:
         driver.quit()
+
+
+def test_contributing_and_the_makefile_say_the_same() -> None:
+    listed = dict(re.findall(r"^make (\w+) +# (.*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    targets = dict(re.findall(r"^(\w+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert listed == {name: text for name, text in targets.items() if name != "demo"}
