@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python >= 3.10: `make demo` and `make test`.
+# Two commands on a fresh machine with Python >= 3.11: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -8,18 +8,18 @@ export OMP_NUM_THREADS ?= 1
 demo: .venv/installed  ## train a small network on digits, watch it, say which layers learned features
 	$(BIN)/richter demo
 
-test: .venv/installed-dev  ## all tests but the long ones
+test: .venv/installed-dev  ## all tests but the long ones: about 6.5 minutes on two free cores
 	$(BIN)/python -m pytest -n 2
 
-check: .venv/installed-dev lint  ## everything: the long tests, every experiment with its controls, one step at the paper's scale
+check: .venv/installed-dev lint  ## before a change is done: linters, long tests, every experiment (15 CPU-minutes) and its controls (more)
 	$(BIN)/python -m pytest -n 2 -m "long or not long"
 	$(BIN)/richter check --controls
 	$(BIN)/richter check --start
 
-claims: .venv/installed-dev  ## docs/claims.md from the records of the experiments
+claims: .venv/installed-dev  ## docs/claims.md from the records of the experiments: seconds
 	$(BIN)/richter ledger -o docs/claims.md
 
-lint: .venv/installed-dev
+lint: .venv/installed-dev  ## ruff and mypy: a minute
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/mypy
 

@@ -1,5 +1,33 @@
-"""The run-time type checker of the tests: an int is a float, as in PEP 484."""
+"""The run-time checker of shapes: what is annotated with a shape must have it. Other types are left to mypy, because much of the
+library takes arrays, lists or files of several kinds, and says itself, in a sentence, what it cannot take."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import torch
 from beartype import BeartypeConf, beartype
+from jaxtyping import AbstractArray
 
-typechecked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+PLAIN = (NoneType, torch.Tensor, Any, int, float, str, bool, ...)
+
+
+def typechecked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Checks the parameters and the result that are arrays with a shape, or plain containers of them."""
+    shapes = {name: hint for name, hint in function.__annotations__.items() if _has_shape(hint) and _is_checkable(hint)}
+    if not shapes:
+        return function
+    function.__annotations__ = shapes
+    return beartype(conf=BeartypeConf(is_pep484_tower=True))(function)  # an int is a float, as in PEP 484
+
+
+def _has_shape(hint: Any) -> bool:
+    return (isinstance(hint, type) and issubclass(hint, AbstractArray)) or any(_has_shape(part) for part in get_args(hint))
+
+
+def _is_checkable(hint: Any) -> bool:
+    if get_origin(hint) in (Union, UnionType, tuple, list, dict):
+        return all(_is_checkable(part) for part in get_args(hint))
+    return hint in PLAIN or (isinstance(hint, type) and issubclass(hint, AbstractArray))

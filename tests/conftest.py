@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,29 @@ sys.path.insert(0, str(Path(__file__).parent))
 # some virtual machines announce AMX and then refuse it: half-precision products would kill the process
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
-with install_import_hook("richter", "checker.typechecked"):
-    pass
+SOURCE = Path(find_spec("richter").origin).parent  # type: ignore[union-attr, arg-type]
+SHAPED = [".".join(("richter", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+          for path in SOURCE.rglob("*.py") if "jaxtyping" in path.read_text()]  # others would only be slower
+install_import_hook(SHAPED, "checker.typechecked")  # of what is imported after this line
 
-import torch
+import torch  # noqa: E402
 
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no GPU here")])]
+import richter  # noqa: E402
+from richter.core import Row  # noqa: E402
+from richter.instrument.evaluate import RichterWarning  # noqa: E402
+from richter.instrument.observe import Measurement  # noqa: E402
+
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Our own warnings are errors. In pyproject.toml this line would import the instrument before it can be checked."""
+    config.addinivalue_line("filterwarnings", f"error::{RichterWarning.__module__}.{RichterWarning.__name__}")
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """The CPU, and a GPU where there is one."""
+    """The CPU, and a GPU where there is one: without one no test is collected for it."""
     return request.param
 
 
@@ -36,3 +48,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RICHTER_DATA", str(tmp_path / "data"))
     monkeypatch.setitem(registry.SETS, "toy", toy())
     return tmp_path / "data"
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An Observer's measuring is replaced by counting: the steps at which it would have measured."""
+    steps: list[int] = []
+
+    def take(self: Measurement, step: int, matrices: int) -> richter.Snapshot:
+        steps.append(step)
+        return richter.Snapshot((Row(step, "*", "nfc", 0.5),), step, seconds=0.001)
+
+    monkeypatch.setattr(Measurement, "take", take)
+    return steps

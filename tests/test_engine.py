@@ -207,17 +207,6 @@ def test_settings_that_are_not(text: str, said: str) -> None:
         tiny.EXPERIMENT.parsed([text])
 
 
-def test_other_code_is_another_result(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running.check(tiny.EXPERIMENT, "smoke", tmp_path)
-    changed = dataclasses.replace(tiny.EXPERIMENT)
-    monkeypatch.setattr("richter.experiments.frame.package_digest", lambda: "another")
-    running.check(changed, "smoke", tmp_path)
-    assert len(log.read_text().split()) == 6
-    running.start(changed, tmp_path)
-    running.start(changed, tmp_path)  # whether it starts is seen each time
-    assert len(log.read_text().split()) == 8
-
-
 # ------------------------------------------------------------------------------------------------------------ the ledger
 
 def record(scale: str = "paper", **changes: Any) -> dict[str, Any]:
@@ -242,7 +231,7 @@ def test_the_verdict_on_a_figure(found: list[dict[str, Any]], verdict: str, said
     known = {(r["experiment"], r["scale"]): r for r in found}
     place = next(p for p in ledger.places([FIG1], known) if (p.paper, p.place) == ("nfa", "Fig. 1"))
     assert place.verdict == verdict
-    assert said in place.said
+    assert said in place.numbers
 
 
 def test_a_claim_may_be_about_some_figures_only() -> None:

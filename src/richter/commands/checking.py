@@ -53,17 +53,18 @@ def check_all(experiments: Iterable[Experiment], given: argparse.Namespace, chan
 def _checked(e: Experiment, given: argparse.Namespace, changes: Mapping[str, Any], with_controls: bool
              ) -> tuple[bool, dict[str, Any]]:
     """Whether every claim of one experiment holds (and fails on its control), and the record of it."""
-    from richter.experiments.ledger import keep
+    from richter.experiments.ledger import compared, keep
     from richter.experiments.running import check, controls, summarise
     store = options.chosen_store(given)
     checked = check(e, given.scale, store, workers=given.workers, fresh=given.fresh, changes=changes)
     against = controls(e, given.scale, store, workers=given.workers) if with_controls else []
-    folder = summarise(checked, store)
+    folder, ledger = summarise(checked, store), "" if changes else compared(e, checked.record)
     if not given.json:
-        print(_shown(checked, against) + f"\n{folder}: {', '.join(f'{k}.svg' for k in e.figures) or 'no figure'}\n")
+        print(f"{_shown(checked, against)}\n{ledger}".rstrip())
+        print(f"{folder}: {', '.join(f'{k}.svg' for k in e.figures) or 'no figure'}\n")
     if given.record:
         keep(checked.record)
-    report = {**checked.record, "controls": [{**f.record, "control": f.claim.control.text} for f in against]}
+    report = {**checked.record, "controls": [{**f.record, "control": f.claim.control.text} for f in against], "ledger": ledger}
     return not (checked.failed or any(f.holds for f in against)), report
 
 

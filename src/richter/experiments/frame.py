@@ -4,18 +4,18 @@ figures. A reproduction ends in numbers inside intervals."""
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import richter.experiments.keys as keys
 from richter.core import Interval, Ref, SelectionError, unknown
 from richter.runs import Run, Writer, default_store
 
@@ -29,34 +29,34 @@ SCALES: tuple[Scale, Scale] = ("smoke", "paper")
 class Results:
     """What the tasks of an experiment returned: ``results["rho"]`` is an array with one row for each task."""
 
-    def __init__(self, settings: Any, tasks: Sequence[Any], found: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-        self.settings, self.tasks, self._found = settings, list(tasks), list(found)
+    def __init__(self, settings: Any, tasks: Sequence[Any], returned: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+        self.settings, self.tasks, self._returned = settings, list(tasks), list(returned)
 
     @classmethod
-    def of(cls, settings: Any, tasks: Sequence[Any], runs: Sequence[Run]) -> Results:
-        """Read from the runs of the tasks."""
+    def read(cls, settings: Any, tasks: Sequence[Any], runs: Sequence[Run]) -> Results:
+        """From the runs of the tasks on disk."""
         return cls(settings, tasks, [{name: run.array(name, layer, step) for layer, name, step in run.arrays if layer == "*"}
                                      for run in runs])
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(name for found in self._found for name in found))
+        return list(dict.fromkeys(name for arrays in self._returned for name in arrays))
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self.names:
             raise unknown("this experiment's results", "array", name, self.names)
-        return np.stack([found[name] for found in self._found])
+        return np.stack([arrays[name] for arrays in self._returned])
 
     def where(self, **fields: Any) -> Results:
         """The tasks with these settings only: ``results.where(depth=10)["peak"]``."""
         kept = [i for i, t in enumerate(self.tasks) if all(getattr(t, k) == v for k, v in fields.items())]
-        return Results(self.settings, [self.tasks[i] for i in kept], [self._found[i] for i in kept])
+        return Results(self.settings, [self.tasks[i] for i in kept], [self._returned[i] for i in kept])
 
     def __len__(self) -> int:
         return len(self.tasks)
 
     def __iter__(self) -> Iterator[tuple[Any, Mapping[str, NDArray[Any]]]]:
-        return iter(zip(self.tasks, self._found, strict=True))
+        return iter(zip(self.tasks, self._returned, strict=True))
 
 
 @dataclass(frozen=True)
@@ -138,34 +138,39 @@ class Experiment:
         return run(self, self.settings(scale, **changes), store or default_store(), workers, fresh)
 
     @cached_property
+    def modules(self) -> dict[str, str]:
+        """The modules that its numbers come from, with their digests (`richter.experiments.keys`)."""
+        functions: list[Callable[..., Any]] = [self.work, self.tasks, *(claim.value for claim in self.claims)]
+        files = sorted({Path(f.__code__.co_filename) for f in map(inspect.unwrap, functions) if inspect.isfunction(f)})
+        for path in files:
+            if not path.is_file():
+                raise SelectionError(f"the experiment {self.name} was defined in {str(path)!r}, which is no file. Finished tasks "
+                                     f"are known by the code that they came from: move it to a file.")
+        return keys.modules(files)
+
+    @property
     def key(self) -> str:
-        """A digest of the experiment's own file and of all that it may rest on: other code, other results."""
-        own = Path(inspect.getfile(self.work)).read_bytes()
-        return hashlib.sha256(own + package_digest().encode()).hexdigest()[:16]
+        """One digest of these modules: other code, other results."""
+        return keys.key(self.modules)
+
+    @property
+    def task_key(self) -> str:
+        """A finished task with this key is not run again: a digest of its modules, and of all that serves experiments alike, the
+        instrument above all. Only the first is the key of a record."""
+        return f"{self.key} {keys.rest()}"
 
     def parsed(self, assignments: Sequence[str]) -> dict[str, Any]:
         """Settings from ``key=value`` texts, by the types of the dataclass."""
         hints = typing.get_type_hints(type(self.smoke))
-        found = {}
+        values = {}
         for text in assignments:
             name, sign, value = text.partition("=")
             if not sign:
                 raise SelectionError(f"--set {text!r}: write key=value, e.g. --set steps=100.")
             if name not in hints:
                 raise unknown(f"the experiment {self.name}", "setting", name, hints)
-            found[name] = _parsed(name, value, hints[name])
-        return found
-
-
-@cache
-def package_digest() -> str:
-    """Of every file of Richter that numbers come from: not of the other experiments, nor of what only shows results."""
-    root = Path(__file__).parent.parent
-    shown = {root / "cli.py", root / "testing.py", root / "instrument" / "verdict.py"}
-    files = [p for p in sorted(root.rglob("*.py")) if p not in shown
-             and p.relative_to(root).parts[0] not in ("report", "commands")
-             and p.parent.parent != root / "experiments"]
-    return hashlib.sha256(b"".join(hashlib.sha256(p.read_bytes()).digest() for p in files)).hexdigest()
+            values[name] = _parsed(name, value, hints[name])
+        return values
 
 
 def _parsed(name: str, text: str, kind: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from richter.core import RichterError, SelectionError
 from richter.engine import Outcome, sweep
 from richter.engine.sweep import name_of
 from richter.experiments.frame import Claim, Experiment, Results, Scale
-from richter.runs import create
+from richter.runs import Run, create
 from richter.runs.provenance import hardware, plain, revision, versions
 
 
@@ -23,7 +24,7 @@ class ExperimentError(RichterError, RuntimeError):
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and the number that was found for it."""
+    """A claim and the number that our run gives for it."""
 
     claim: Claim
     value: float
@@ -47,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """An experiment that was run: its results, what was found for each claim, and on what."""
+    """An experiment that was run: its results, the number of each claim, and a record of both for the ledger."""
 
     experiment: Experiment
     scale: Scale
@@ -61,8 +62,8 @@ class Checked:
 
 
 def run(e: Experiment, settings: Any, store: str | Path, workers: int = 1, fresh: bool = False) -> Results:
-    outcomes = _outcomes(e, settings, store, workers, fresh)
-    return Results.of(settings, [o.settings for o in outcomes], [o.run for o in outcomes])
+    """All tasks; what was finished before is not run again, unless it is to be fresh."""
+    return _finished(e, settings, store, workers, fresh)[0]
 
 
 def summarise(c: Checked, store: str | Path) -> Path:
@@ -83,22 +84,19 @@ def summarise(c: Checked, store: str | Path) -> Path:
 def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, fresh: bool = False,
           changes: Mapping[str, Any] | None = None) -> Checked:
     """Run it and hold each claim against its interval."""
-    settings = e.settings(scale, **(changes or {}))
-    outcomes = _outcomes(e, settings, store, workers, fresh)
-    results = Results.of(settings, [o.settings for o in outcomes], [o.run for o in outcomes])
+    results, runs = _finished(e, e.settings(scale, **(changes or {})), store, workers, fresh)
     findings = tuple(Finding(c, float(c.value(results))) for c in e.claims)
-    about = [o.run.about for o in outcomes]
-    machine = hardware()
+    about = [run.about for run in runs]
+    begun = datetime.datetime.fromtimestamp(max(run.sessions[-1].begun for run in runs), datetime.UTC)
     return Checked(e, scale, results, findings, {
-        "experiment": e.name, "scale": scale, "paper": e.ref.paper, "place": e.ref.place, "settings": plain(settings),
-        "claims": [f.record for f in findings], "tasks": len(outcomes),
+        "experiment": e.name, "scale": scale, "paper": e.ref.paper, "place": e.ref.place, "settings": plain(results.settings),
+        "claims": [f.record for f in findings], "tasks": len(runs),
         "cpu_minutes": round(sum(a.get("cpu_seconds", 0.0) for a in about) / 60, 3),
         "minutes": round(sum(a.get("seconds", 0.0) for a in about) / 60, 3),
         "memory": max((a.get("memory", 0) for a in about), default=0),
-        "date": datetime.datetime.fromtimestamp(max(o.run.sessions[-1].begun for o in outcomes), datetime.timezone.utc).date()
-        .isoformat(),
+        "date": begun.date().isoformat(),
         "revision": revision(Path(__file__).parent.parent, ".", ":(exclude)experiments/records"),
-        "versions": versions(), "hardware": {k: machine[k] for k in ("processor", "cores") if k in machine}, "key": e.key})
+        "versions": versions(), "hardware": _hardware(), "key": e.key, "modules": e.modules})
 
 
 def controls(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1) -> list[Finding]:
@@ -109,24 +107,27 @@ def controls(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1
 def start(e: Experiment, store: str | Path) -> None:
     """One step of the first task at the paper's scale: does it start?"""
     first = _tasks(e, e.settings("paper", **e.start))[:1]
-    _raise(e, sweep(e.work, first, Path(store) / "experiments" / e.name, key=e.key, title=f"{e.name} (first step)", fresh=True))
+    _raise(e, sweep(e.work, first, Path(store) / "experiments" / e.name, key=e.task_key, title=f"{e.name} (first step)",
+                    fresh=True))
 
 
 def _tasks(e: Experiment, settings: Any) -> list[Any]:
     try:
-        found = list(e.tasks(settings))
+        tasks = list(e.tasks(settings))
     except ValueError as why:
         raise SelectionError(f"{e.name}: these settings do not fit together ({why}).") from why
-    if not found:
+    if not tasks:
         raise SelectionError(f"{e.name}: with these settings there is nothing to do.")
-    return found
+    return tasks
 
 
-def _outcomes(e: Experiment, settings: Any, store: str | Path, workers: int, fresh: bool) -> list[Outcome]:
+def _finished(e: Experiment, settings: Any, store: str | Path, workers: int, fresh: bool) -> tuple[Results, list[Run]]:
+    """All tasks through the engine: what they returned, and their runs on disk."""
     outcomes = sweep(e.work, _tasks(e, settings), Path(store) / "experiments" / e.name, workers=workers, fresh=fresh,
-                     key=e.key, title=e.name)
+                     key=e.task_key, title=e.name)
     _raise(e, outcomes)
-    return outcomes
+    runs = [o.run for o in outcomes]
+    return Results.read(settings, [o.settings for o in outcomes], runs), runs
 
 
 def _raise(e: Experiment, outcomes: Iterable[Outcome]) -> None:
@@ -134,3 +135,10 @@ def _raise(e: Experiment, outcomes: Iterable[Outcome]) -> None:
     if broken:
         raise ExperimentError(f"{e.name}: {len(broken)} of {len(list(outcomes))} tasks did not finish. The first, "
                               f"{broken[0].path}: {broken[0].error}. What finished is kept; the same command goes on.")
+
+
+def _hardware() -> dict[str, Any]:
+    """What numbers and costs depend on besides the code."""
+    torch, machine = sys.modules.get("torch"), hardware()
+    return {**{k: machine[k] for k in ("processor", "cores") if k in machine},
+            **({"threads": torch.get_num_threads()} if torch is not None else {})}

@@ -1,5 +1,5 @@
-"""What the experiments of [nfa] share: networks as the paper sets them up, plain loops, and what an Observer would say at some
-steps."""
+"""What experiments of several papers share: networks with scaled initial weights, plain training loops, measures at chosen
+steps, errors and labels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def linears(model: nn.Module) -> list[str]:
 
 
 class Curves:
-    """Measures of some layers at some steps: ``curves["nfc"]`` is [steps, layers]."""
+    """Measures of chosen layers at chosen steps: ``curves["nfc"]`` is [steps, layers]."""
 
     def __init__(self, model: nn.Module, probe: Probe, measures: Sequence[str], layers: Sequence[str], run: Writer | None = None,
                  **options: Any) -> None:
@@ -64,7 +64,7 @@ class Curves:
 
     @property
     def names(self) -> list[str]:
-        """Of the layers as they are in the rows: a fused qkv has three."""
+        """The layers as they are named in the rows: a fused qkv has three."""
         return [k for k in self.snapshots[0].layers if k != "*"]
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:

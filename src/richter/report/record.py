@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import numpy as np
@@ -197,7 +197,7 @@ def _hardware(facts: Mapping[str, Any]) -> str:
 
 def _time(seconds: float | None) -> str:
     try:
-        return datetime.fromtimestamp(float(seconds or 0), timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(float(seconds or 0), UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return "unknown"
 

@@ -126,10 +126,10 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(3.4 * (len(names) + 1), 3), layout="constrained")
     *left, right = figure.subplots(1, len(names) + 1)
     for ax, activation in zip(left, names, strict=True):
-        found = results.where(activation=activation)
-        layers = np.arange(1, found["fact"].shape[2] + 1)
+        chosen = results.where(activation=activation)
+        layers = np.arange(1, chosen["fact"].shape[2] + 1)
         for k, (name, label) in enumerate((("fact", "FACT"), ("nfc", "AGOP"), ("nfc_sqrt", r"AGOP$^{1/2}$"))):
-            ax.plot(layers, at(found, name, -1).T, "o-", color=COLOURS[k], label=[label, *[""] * (len(found) - 1)])
+            ax.plot(layers, at(chosen, name, -1).T, "o-", color=COLOURS[k], label=[label, *[""] * (len(chosen) - 1)])
         ax.set(title=activation, xlabel="layer", ylabel="correlation with $W^T W$", xticks=layers)
     left[0].legend(frameon=False)
     for k, (step, label) in enumerate(((0, "at initialisation"), (-1, "at the minimum"))):

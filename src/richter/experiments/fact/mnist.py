@@ -11,13 +11,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from richter import tasks as data_sets
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.training import Curves, accuracy, linears, one_hot
 from richter.instrument.probe import Probe
 from richter.models import mlp
 from richter.runs import Writer
+from richter.tasks import images as image_sets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,8 +58,8 @@ def checkpoints(s: Settings) -> list[int]:
 
 def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
-    data = data_sets.mnist_5k(seed=t.seed) if s.data == "mnist_5k" else \
-        getattr(data_sets, s.data)(s.n, flat=True, seed=t.seed)
+    data = image_sets.mnist_5k(seed=t.seed) if s.data == "mnist_5k" else \
+        getattr(image_sets, s.data)(s.n, flat=True, seed=t.seed)
     x, y = data.x[:s.n], one_hot(data.y[:s.n])
     model = mlp([x.shape[1], *[s.width] * s.hidden, 10], bias=False, seed=t.seed)
     fact = Curves(model, Probe(x, y, chunk=2_000, loss=nn.MSELoss(), weight_decay=s.decay), AT_CONVERGENCE, linears(model), run)

@@ -105,8 +105,8 @@ def sudden(r: Results, rule: str) -> float:
 
 def hidden(r: Results, rule: str) -> float:
     """The circulant energy at the last iteration before test accuracy first is 0.05."""
-    found = r.where(rule=rule)
-    test, energy = found["test"][0], found["circulant"][0]
+    chosen = r.where(rule=rule)
+    test, energy = chosen["test"][0], chosen["circulant"][0]
     seen = np.flatnonzero(test >= 0.05)
     return float(energy[max(0, seen[0] - 1) if len(seen) else -1])
 
@@ -120,14 +120,14 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(3.1 * len(shown), 5.2), layout="constrained")
     axes = figure.subplots(2, len(shown), height_ratios=(1, 1.15))
     for (p, rule), (top, bottom) in zip(shown, axes.T, strict=True):
-        found = results.where(rule=rule, p=p)
+        chosen = results.where(rule=rule, p=p)
         names = (("train", "training accuracy"), ("test", "test accuracy"), ("circulant", "circulant energy"))
         for k, (name, label) in enumerate(names):
-            top.plot(found[name].T, color=COLOURS[(6, 0, 1)[k]], linestyle=("--", "-", "-")[k],
-                     linewidth=1.4 if len(found) == 1 else 0.9, label=[label, *[""] * (len(found) - 1)])
+            top.plot(chosen[name].T, color=COLOURS[(6, 0, 1)[k]], linestyle=("--", "-", "-")[k],
+                     linewidth=1.4 if len(chosen) == 1 else 0.9, label=[label, *[""] * (len(chosen) - 1)])
         top.set(xlabel="iteration", ylim=(-0.03, 1.05))
         top.set_title(f"{LABELS[rule]}, p = {p}", parse_math=True)
-        M = found["metric"][0]
+        M = chosen["metric"][0]
         M = M - np.kron(M.reshape(2, p, 2, p).mean((1, 3)), np.ones((p, p)))
         limit = np.abs(M[:p, p:]).max() or 1.0
         bottom.imshow(M, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")

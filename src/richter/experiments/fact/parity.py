@@ -95,7 +95,7 @@ def cases(r: Results) -> Results:
 
 def least(r: Results, name: str) -> float:
     """The smallest value after the last iteration."""
-    return min(float(np.asarray(found[name])[-1]) for _, found in r)
+    return min(float(np.asarray(arrays[name])[-1]) for _, arrays in r)
 
 
 def small(r: Results, rule: str = "fact") -> Results:
@@ -107,8 +107,8 @@ def draw(results: Results) -> Figure:
     from matplotlib.figure import Figure
 
     from richter.report.figures import COLOURS
-    s, found = results.settings, cases(results)
-    columns = [*dict.fromkeys((t.d, t.k, t.n) for t in found.tasks), (D, K, N)]
+    s, parities = results.settings, cases(results)
+    columns = [*dict.fromkeys((t.d, t.k, t.n) for t in parities.tasks), (D, K, N)]
     sweeps = [d for d, many in ((D, s.sweep), (s.d, s.large)) if many]
     figure = Figure(figsize=(2.7 * (len(columns) + len(sweeps)), 4.8), layout="constrained")
     axes = figure.subplots(2, len(columns) + len(sweeps), squeeze=False)
@@ -147,9 +147,9 @@ def _diagonals(ax: Any, results: Results, d: int) -> None:
     """The diagonal of the last metric of FACT, the support marked, at the most examples."""
     from richter.report.figures import COLOURS
     mine = results.where(d=d, k=K, rule="fact")
-    task, found = max(mine, key=lambda pair: pair[0].n)
-    diagonal = np.asarray(found["metric"]).diagonal() / np.asarray(found["metric"]).trace()
-    on = np.isin(np.arange(d), found["support"])
+    task, arrays = max(mine, key=lambda pair: pair[0].n)
+    diagonal = np.asarray(arrays["metric"]).diagonal() / np.asarray(arrays["metric"]).trace()
+    on = np.isin(np.arange(d), arrays["support"])
     ax.bar(np.arange(d), diagonal, color=np.where(on, COLOURS[0], COLOURS[5]))
     ax.set_title(f"FACT, n = {task.n:,}", fontsize=10)
     ax.set(xlabel="coordinate (blue: of the parity)", ylabel="$M_{ii}$ / Tr M")

@@ -83,7 +83,7 @@ def mean(r: Results, name: str, method: str) -> float:
 
 def final(r: Results, method: str) -> np.ndarray:
     """The last nfc of each layer [seeds, layers]."""
-    return np.array([found["nfc"][-1] for _, found in r.where(method=method)])
+    return np.array([arrays["nfc"][-1] for _, arrays in r.where(method=method)])
 
 
 def draw(results: Results) -> Figure:
@@ -93,9 +93,9 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     ax = figure.add_subplot()
     for method, style in (("slo", "-"), ("gd", "--")):
-        for _, found in results.where(method=method, seed=results.tasks[0].seed):
+        for _, arrays in results.where(method=method, seed=results.tasks[0].seed):
             for layer in range(3):
-                ax.plot(found["steps"], found["nfc"][:, layer], style, color=COLOURS[layer],
+                ax.plot(arrays["steps"], arrays["nfc"][:, layer], style, color=COLOURS[layer],
                         label=f"layer {layer + 1}" if method == "slo" else None)
     ax.set(xlabel="step", ylabel="nfc (dashed: plain descent)", ylim=(0, 1.02))
     ax.legend(frameon=False)

@@ -66,8 +66,8 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 def gain(name: str) -> Claim:
     """SLO's final value in the first layer over plain descent's."""
     def value(r: Results) -> float:
-        found = {method: np.mean([f[name][-1, 0] for _, f in r.where(method=method)]) for method in ("slo", "gd")}
-        return float(found["slo"] - found["gd"])
+        final = {method: np.mean([arrays[name][-1, 0] for _, arrays in r.where(method=method)]) for method in ("slo", "gd")}
+        return float(final["slo"] - final["gd"])
     return Claim(f"{name} of the first layer: SLO over descent", value, Interval(low=0.0),
                  Control("plain descent and SLO exchanged", {"exchanged": True}), paper="above 0",
                  source="the paper's text, App. L")
@@ -80,8 +80,8 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(9, 3), layout="constrained")
     for ax, name in zip(figure.subplots(1, 3), ("nfc", "cnfc", "c_uc_ratio"), strict=True):
         for k, method in enumerate(("slo", "gd")):
-            for _, found in results.where(method=method):
-                ax.plot(found["steps"], found[name][:, 0], "o-", color=COLOURS[k], markersize=3, label=method)
+            for _, arrays in results.where(method=method):
+                ax.plot(arrays["steps"], arrays[name][:, 0], "o-", color=COLOURS[k], markersize=3, label=method)
         ax.set(title=name, xscale="log", xlabel="step")
         ax.legend(frameon=False)
     return figure

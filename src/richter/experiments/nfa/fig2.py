@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from richter import tasks as data_sets
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.training import Curves, accuracy, epochs, linears, one_hot
 from richter.instrument.probe import Probe
 from richter.models import mlp
 from richter.runs import Writer
+from richter.tasks import images as image_sets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,8 +56,8 @@ def tasks(s: Settings) -> list[Task]:
 
 def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
-    data = data_sets.mnist_5k(seed=t.seed) if t.data == "mnist_5k" else \
-        getattr(data_sets, t.data)(s.n or 50_000, flat=True, seed=t.seed)
+    data = image_sets.mnist_5k(seed=t.seed) if t.data == "mnist_5k" else \
+        getattr(image_sets, t.data)(s.n or 50_000, flat=True, seed=t.seed)
     y = one_hot(data.y)
     model = mlp([data.x.shape[1], *[s.width] * s.hidden, 10], bias=False, seed=t.seed)
     curves = Curves(model, Probe(data.x[:s.probe], y[:s.probe]), ("nfc", "cnfc", "c_uc_ratio", "weight_change"),
@@ -70,13 +70,13 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 def gaps(r: Results) -> NDArray[np.float64]:
     """C - UC of every layer, checkpoint and task."""
-    return np.concatenate([(found["cnfc"] - found["nfc"]).ravel() for _, found in r])
+    return np.concatenate([(arrays["cnfc"] - arrays["nfc"]).ravel() for _, arrays in r])
 
 
 def at(r: Results, name: str, epoch: int) -> NDArray[np.float64]:
     """The mean over layers at a checkpoint (-1: the last), for each task."""
-    return np.array([found[name][-1 if epoch < 0 else list(found["steps"]).index(epoch)].mean() if epoch in (-1, *found["steps"])
-                     else np.nan for _, found in r])
+    return np.array([arrays[name][-1 if epoch < 0 else list(arrays["steps"]).index(epoch)].mean()
+                     if epoch in (-1, *arrays["steps"]) else np.nan for _, arrays in r])
 
 
 def draw(results: Results) -> Figure:
@@ -88,10 +88,10 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(11, 2.4 * len(names) + 0.4), layout="constrained")
     axes = figure.subplots(len(names), 5, sharey=True, squeeze=False)
     for row, name in zip(axes, names, strict=True):
-        for _, found in results.where(data=name):
+        for _, arrays in results.where(data=name):
             for layer, ax in enumerate(row):
                 for k, (measure, label) in enumerate((("nfc", "UC"), ("cnfc", "C"))):
-                    ax.plot(found["steps"], found[measure][:, layer], "o-", color=COLOURS[k], markersize=3, label=label)
+                    ax.plot(arrays["steps"], arrays[measure][:, layer], "o-", color=COLOURS[k], markersize=3, label=label)
                 ax.set_title(f"{name}, layer {layer + 1}", fontsize=9)
                 ax.set(xscale="log", ylim=(0, 1.02), xlabel="epoch")
     axes[0, 0].legend(*[v[:2] for v in axes[0, 0].get_legend_handles_labels()], frameon=False)
@@ -106,9 +106,9 @@ def draw_movement(results: Results) -> Figure:
     names = list(dict.fromkeys(t.data for t in results.tasks))
     figure = Figure(figsize=(3.6 * len(names) + 0.4, 2.8), layout="constrained")
     for ax, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for _, found in results.where(data=name, seed=results.tasks[0].seed):
-            for layer in range(found["weight_change"].shape[1]):
-                ax.plot(found["steps"], found["weight_change"][:, layer], "o-", color=COLOURS[layer], markersize=3,
+        for _, arrays in results.where(data=name, seed=results.tasks[0].seed):
+            for layer in range(arrays["weight_change"].shape[1]):
+                ax.plot(arrays["steps"], arrays["weight_change"][:, layer], "o-", color=COLOURS[layer], markersize=3,
                         label=f"layer {layer + 1}")
         ax.set(xscale="log", xlabel="epoch", ylabel="|W - W0| / |W|", title=name)
         ax.legend(frameon=False, fontsize=8)
@@ -140,6 +140,6 @@ EXPERIMENT = Experiment(
               source=BAR, differs="smaller at the paper's learning rates"),
         Claim("mean C - mean UC at the end", lambda r: (at(r, "cnfc", -1) - at(r, "nfc", -1)).min(), Interval(low=0.25), FAST,
               source=BAR, differs="smaller at the paper's learning rates"),
-        Claim("test accuracy on MNIST", lambda r: min(float(found["accuracy"]) for t, found in r if t.data.startswith("mnist")),
+        Claim("test accuracy on MNIST", lambda r: min(float(arrays["accuracy"]) for t, arrays in r if t.data.startswith("mnist")),
               Interval(low=0.92), FAST, source=BAR),
     ))

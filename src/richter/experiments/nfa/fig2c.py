@@ -77,12 +77,12 @@ def draw(results: Results) -> Figure:
     from richter.report.figures import COLOURS
     figure = Figure(figsize=(10, 3), layout="constrained")
     axes = figure.subplots(1, 3)
-    _, found = next(iter(results))
+    _, arrays = next(iter(results))
     for k, (name, label) in enumerate((("nfc", "UC"), ("cnfc", "C"))):
-        axes[0].plot(np.arange(1, found[name].shape[1] + 1), found[name][-1], "o-", color=COLOURS[k], label=label)
-        axes[1].plot(found["steps"], found[name].mean(1), "o-", color=COLOURS[k], label=f"{label}, mean over layers")
-    for layer in range(found["weight_change"].shape[1]):
-        axes[2].plot(found["steps"], found["weight_change"][:, layer], color=COLOURS[layer % 7], label=f"layer {layer + 1}")
+        axes[0].plot(np.arange(1, arrays[name].shape[1] + 1), arrays[name][-1], "o-", color=COLOURS[k], label=label)
+        axes[1].plot(arrays["steps"], arrays[name].mean(1), "o-", color=COLOURS[k], label=f"{label}, mean over layers")
+    for layer in range(arrays["weight_change"].shape[1]):
+        axes[2].plot(arrays["steps"], arrays["weight_change"][:, layer], color=COLOURS[layer % 7], label=f"layer {layer + 1}")
     axes[0].set(xlabel="convolution", ylim=(0, 1.02), title="at the end")
     axes[1].set(xlabel="epoch", ylim=(0, 1.02))
     axes[2].set(xlabel="epoch", title="|W - W0| / |W|")
@@ -102,12 +102,12 @@ EXPERIMENT = Experiment(
     absent="the paper's size takes about 10 hours of two cores",
     claims=(
         Claim("mean over convolutions of C - UC at the end", lambda r: float(np.mean(
-            [(found["cnfc"][-1] - found["nfc"][-1]).mean() for _, found in r])), Interval(low=0.0), UNTRAINED, paper="above 0",
+            [(arrays["cnfc"][-1] - arrays["nfc"][-1]).mean() for _, arrays in r])), Interval(low=0.0), UNTRAINED, paper="above 0",
               source="the paper's text, Sec. 3"),
         Claim("mean over convolutions of C - UC after one epoch", lambda r: float(np.mean(
-            [(found["cnfc"][0] - found["nfc"][0]).mean() for _, found in r])), Interval(low=0.0), UNTRAINED, paper="above 0",
+            [(arrays["cnfc"][0] - arrays["nfc"][0]).mean() for _, arrays in r])), Interval(low=0.0), UNTRAINED, paper="above 0",
               source="the paper's text, Sec. 3"),
         Claim("smallest movement of a convolution's weights",
-              lambda r: min(float(found["weight_change"][-1].min()) for _, found in r), Interval(low=1e-2), UNTRAINED,
+              lambda r: min(float(arrays["weight_change"][-1].min()) for _, arrays in r), Interval(low=1e-2), UNTRAINED,
               source="a network that trains moves every layer"),
     ))

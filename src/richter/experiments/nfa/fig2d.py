@@ -73,13 +73,13 @@ def draw(results: Results) -> Figure:
     from matplotlib.figure import Figure
 
     from richter.report.figures import COLOURS
-    _, found = next(iter(results))
-    depth = found["nfc"].shape[1] // 3
+    _, arrays = next(iter(results))
+    depth = arrays["nfc"].shape[1] // 3
     figure = Figure(figsize=(8, 2.2 * depth + 0.3), layout="constrained")
     axes = figure.subplots(depth, 3, sharex=True, sharey=True, squeeze=False)
     for i, ax in enumerate(axes.flat):
         for k, (name, label) in enumerate((("nfc", "UC"), ("cnfc", "C"))):
-            ax.plot(found["steps"], found[name][:, i], "o-", color=COLOURS[k], markersize=3, label=label)
+            ax.plot(arrays["steps"], arrays[name][:, i], "o-", color=COLOURS[k], markersize=3, label=label)
         ax.set(title=f"block {i // 3 + 1}, {'qkv'[i % 3]}", ylim=(0, 1.02), xscale="log")
     axes[0, 0].legend(frameon=False)
     return figure
@@ -96,12 +96,12 @@ EXPERIMENT = Experiment(
     absent="the paper's size takes about half a day of two cores",
     claims=(
         Claim("mean over q, k, v and blocks of C - UC at the end", lambda r: float(np.mean(
-            [(found["cnfc"][-1] - found["nfc"][-1]).mean() for _, found in r])), Interval(low=0.0), UNTRAINED, paper="above 0",
+            [(arrays["cnfc"][-1] - arrays["nfc"][-1]).mean() for _, arrays in r])), Interval(low=0.0), UNTRAINED, paper="above 0",
               source="the paper's text, Sec. 3"),
         Claim("mean over q, k, v and blocks of C - UC after one step", lambda r: float(np.mean(
-            [(found["cnfc"][0] - found["nfc"][0]).mean() for _, found in r])), Interval(low=0.0), UNTRAINED, paper="above 0",
+            [(arrays["cnfc"][0] - arrays["nfc"][0]).mean() for _, arrays in r])), Interval(low=0.0), UNTRAINED, paper="above 0",
               source="the paper's text, Sec. 3"),
         Claim("loss of the last 20 steps over that of a uniform guess", lambda r: float(np.mean(
-            [found["loss"][-20:].mean() / np.log(77) for _, found in r])), Interval(high=0.75), UNTRAINED,
+            [arrays["loss"][-20:].mean() / np.log(77) for _, arrays in r])), Interval(high=0.75), UNTRAINED,
               source="a network that trains predicts characters"),
     ))

@@ -77,8 +77,8 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 def last(r: Results, name: str, method: str, scales: Callable[[float], bool] = lambda s: True) -> NDArray[Any]:
     """The final value for each scale, averaged over seeds."""
     chosen = [scale for scale in dict.fromkeys(t.scale for t in r.tasks) if scales(scale)]
-    return np.array([np.mean([found[name][-1, 0] if np.ndim(found[name]) else found[name]
-                              for _, found in r.where(method=method, scale=scale)]) for scale in chosen])
+    return np.array([np.mean([arrays[name][-1, 0] if np.ndim(arrays[name]) else arrays[name]
+                              for _, arrays in r.where(method=method, scale=scale)]) for scale in chosen])
 
 
 def draw_curves(results: Results) -> Figure:
@@ -90,9 +90,9 @@ def draw_curves(results: Results) -> Figure:
     axes = figure.subplots(2, 3, sharex=True, sharey="col")
     for row, method in zip(axes, ("gd", "slo"), strict=True):
         for i, scale in enumerate(dict.fromkeys(t.scale for t in results.tasks)):
-            for _, found in results.where(method=method, scale=scale):
+            for _, arrays in results.where(method=method, scale=scale):
                 for ax, name in zip(row, ("nfc", "cnfc", "c_uc_ratio"), strict=True):
-                    ax.plot(found["steps"], found[name][:, 0], color=COLOURS[i], label=f"scale {scale:g}")
+                    ax.plot(arrays["steps"], arrays[name][:, 0], color=COLOURS[i], label=f"scale {scale:g}")
                     ax.set_title(f"{name}, {'SLO' if method == 'slo' else 'gradient descent'}", fontsize=9)
                     ax.set_xscale("symlog", linthresh=1)
     axes[0, 0].legend(frameon=False, fontsize=8)
@@ -102,7 +102,7 @@ def draw_curves(results: Results) -> Figure:
 def draw_matrices(results: Results) -> Figure:
     """The final NFM for each scale."""
     from richter.report.figures import side_by_side
-    shown = {f"{'SLO' if t.method == 'slo' else 'GD'}, scale {t.scale:g}": found["nfm"] for t, found in results
+    shown = {f"{'SLO' if t.method == 'slo' else 'GD'}, scale {t.scale:g}": arrays["nfm"] for t, arrays in results
              if t.seed == results.tasks[0].seed}
     return side_by_side(shown, title="NFM at the end")
 

@@ -87,8 +87,8 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 def value(results: Results, name: str, step: int, layer: int) -> NDArray[np.float64]:
     """Of every setting, averaged over seeds; -1 is the last step."""
-    return np.array([np.mean([found[name][-1 if step < 0 else list(found["steps"]).index(step), layer]
-                              for _, found in results.where(spectrum=spectrum, scale=scale)])
+    return np.array([np.mean([arrays[name][-1 if step < 0 else list(arrays["steps"]).index(step), layer]
+                              for _, arrays in results.where(spectrum=spectrum, scale=scale)])
                      for spectrum, scale in settings(results)])
 
 
@@ -113,7 +113,7 @@ def spread(r: Results) -> float:
 def worse(r: Results) -> float:
     """Over spectra, the largest of (test loss at the smallest scale - test loss at the largest)."""
     def test(spectrum: str, scale: float) -> float:
-        return float(np.mean([found["losses"][-1, 1] for _, found in r.where(spectrum=spectrum, scale=scale)]))
+        return float(np.mean([arrays["losses"][-1, 1] for _, arrays in r.where(spectrum=spectrum, scale=scale)]))
     scales = sorted({t.scale for t in r.tasks})
     return max(test(spectrum, scales[0]) - test(spectrum, scales[-1]) for spectrum in {t.spectrum for t in r.tasks})
 
@@ -127,10 +127,10 @@ def draw(spectrum: str) -> Callable[[Results], Figure]:
         figure = Figure(figsize=(10, 5), layout="constrained")
         axes = figure.subplots(2, 4, sharex=True)
         for i, scale in enumerate(sorted({t.scale for t in results.tasks}, reverse=True)):
-            for _, found in results.where(spectrum=spectrum, scale=scale):
+            for _, arrays in results.where(spectrum=spectrum, scale=scale):
                 for layer in (0, 1):
                     for ax, name in zip(axes[layer], ("nfc", "cnfc", "dc_c_ratio", "ptk_centred_nfc"), strict=True):
-                        ax.plot(found["steps"], found[name][:, layer], color=COLOURS[i],
+                        ax.plot(arrays["steps"], arrays[name][:, layer], color=COLOURS[i],
                                 label=f"scale {scale:g}" if not layer else None)
                         ax.set_title(f"{name}, layer {layer + 1}", fontsize=9)
         for ax in axes.flat:

@@ -34,7 +34,7 @@ class Settings:
 def gradients(model: nn.Sequential, x: torch.Tensor, reads: str) -> list[tuple[NDArray[Any], ...]]:
     """For each layer (df/dW [n,k,p], df/dz [n,k,d_out], x_l [n,d_in]) by plain autograd, one example at a time."""
     layers = [m for m in model if isinstance(m, nn.Linear)]
-    found: list[list[list[NDArray[Any]]]] = [[[], [], []] for _ in layers]
+    collected: list[list[list[NDArray[Any]]]] = [[[], [], []] for _ in layers]
     for row in x:
         h, seen = row, []
         for m in model:
@@ -43,11 +43,11 @@ def gradients(model: nn.Sequential, x: torch.Tensor, reads: str) -> list[tuple[N
                 seen.append((h, z))
             h = z
         for i, (m, (read, z)) in enumerate(zip(layers, seen, strict=True)):
-            asked = [torch.autograd.grad(f, [m.weight, z], retain_graph=True) for f in h]
-            found[i][0].append(np.stack([w.numpy().ravel() for w, _ in asked]))
-            found[i][1].append(np.stack([g.numpy() for _, g in asked]))
-            found[i][2].append((read if reads == "layer" else row).detach().numpy())
-    return [tuple(np.stack(part) for part in parts) for parts in found]
+            pairs = [torch.autograd.grad(f, [m.weight, z], retain_graph=True) for f in h]
+            collected[i][0].append(np.stack([w.numpy().ravel() for w, _ in pairs]))
+            collected[i][1].append(np.stack([g.numpy() for _, g in pairs]))
+            collected[i][2].append((read if reads == "layer" else row).detach().numpy())
+    return [tuple(np.stack(part) for part in parts) for parts in collected]
 
 
 def work(s: Settings, run: Writer) -> Mapping[str, ArrayLike]:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from richter import tasks as data_sets
 from richter.controls import SLO, slo_groups
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
@@ -20,6 +19,7 @@ from richter.experiments.training import Curves, accuracy
 from richter.instrument.probe import Probe
 from richter.models import mlp
 from richter.runs import Writer
+from richter.tasks import images as image_sets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +89,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
-    data = getattr(data_sets, t.data)(s.n, 2_000, seed=t.seed)
+    data = getattr(image_sets, t.data)(s.n, 2_000, seed=t.seed)
     model = network(t.network, data.x.shape[1], data.x.shape[2], t.seed)
     method = {"slo": "sgd", "sgd": "slo"}.get(t.method, t.method) if s.exchanged else t.method
     moves, draw = optimiser(s, method, model), torch.Generator().manual_seed(t.seed)
@@ -108,7 +108,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def mean(r: Results, name: str, method: str) -> float:
-    return float(np.mean([np.mean(found[name]) for _, found in r.where(method=method)]))
+    return float(np.mean([np.mean(arrays[name]) for _, arrays in r.where(method=method)]))
 
 
 def draw(results: Results) -> Figure:
@@ -121,9 +121,9 @@ def draw(results: Results) -> Figure:
     axes = figure.subplots(2, len(cells), squeeze=False)
     for column, (data, kind) in enumerate(cells):
         for k, method in enumerate(METHODS):
-            found = results.where(data=data, network=kind, method=method)
-            axes[0, column].plot([k] * len(found), found["test"], "o", color=COLOURS[k])
-            layers = found["nfc"][:, -1]
+            cell = results.where(data=data, network=kind, method=method)
+            axes[0, column].plot([k] * len(cell), cell["test"], "o", color=COLOURS[k])
+            layers = cell["nfc"][:, -1]
             axes[1, column].plot(np.arange(1, layers.shape[1] + 1), layers.mean(0), "o-", color=COLOURS[k], label=method)
         axes[0, column].set(title=f"{data}, {kind}", ylabel="test loss", xticks=range(3), xticklabels=METHODS)
         axes[1, column].set(xlabel="layer", ylabel="nfc", ylim=(0, 1.02))

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from richter import tasks as data_sets
 from richter.core import Interval, Ref
 from richter.core.cosine import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results
@@ -20,6 +19,8 @@ from richter.experiments.training import descend, epochs, one_hot
 from richter.learners import Laplace, RFMRegressor
 from richter.models import mlp
 from richter.runs import Writer
+from richter.tasks import chain_monomial
+from richter.tasks import images as image_sets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,13 +89,13 @@ def machine(s: Settings, x: Tensor, y: Tensor, shuffled: bool, seed: int) -> tup
 def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     if t.data == "chain":
-        chain = data_sets.chain_monomial(s.n_chain, 32, 5, seed=t.seed, standardise=True)
+        chain = chain_monomial(s.n_chain, 32, 5, seed=t.seed, standardise=True)
         x, y, x_test, right = chain.x, chain.y, chain.x_test, chain.y_test.numpy()
         model = network(s, [x.shape[1], 128, 128, 1], t.seed)
         untrained = nfm(model)
         descend(model, x, y, torch.optim.SGD(model.parameters(), lr=s.lr), s.steps, run)
     else:
-        images = getattr(data_sets, s.images)
+        images = getattr(image_sets, s.images)
         data = images(seed=t.seed) if s.images == "mnist_5k" else images(s.n_images, 2_000, flat=True, seed=t.seed)
         x, y, x_test, right = data.x[:s.n_images], one_hot(data.y[:s.n_images]), data.x_test, data.y_test.numpy()
         model = network(s, [x.shape[1], 256, 256, 10], t.seed)
@@ -121,8 +122,8 @@ def score(f: Array, right: Array) -> float:
 
 
 def mean(r: Results, data: str, name: str, less: str = "") -> float:
-    found = r.where(data=data)
-    return float((found[name] - (found[less] if less else 0)).mean())
+    chosen = r.where(data=data)
+    return float((chosen[name] - (chosen[less] if less else 0)).mean())
 
 
 def draw(results: Results) -> Figure:
@@ -133,9 +134,9 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(7.2, 2.6 * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), 3, squeeze=False)
     for row, data in zip(axes, rows, strict=True):
-        found = results.where(data=data)
+        chosen = results.where(data=data)
         for ax, (name, title) in zip(row, titles.items(), strict=True):
-            A = found[name][0]
+            A = chosen[name][0]
             picture = A if data == "chain" else A.diagonal().reshape(round(len(A) ** 0.5), -1)
             top = np.abs(picture).max()
             ax.imshow(picture, vmin=-top if data == "chain" else 0, vmax=top, cmap="RdBu_r" if data == "chain" else "viridis")

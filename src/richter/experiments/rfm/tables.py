@@ -79,8 +79,8 @@ def held_out(n: int, seed: int) -> tuple[Array, Array]:
 def tuned(make: Callable[..., Any], settings: list[dict[str, Any]], X: Array, y: Array, seed: int) -> Any:
     """The best of a few settings by a fifth of the rows, fitted again to all."""
     fit, judge = held_out(len(X), seed)
-    found = [make(**s).fit(X[fit], y[fit]).score(X[judge], y[judge]) for s in settings]
-    return make(**settings[int(np.argmax(found))]).fit(X, y)
+    marks = [make(**s).fit(X[fit], y[fit]).score(X[judge], y[judge]) for s in settings]
+    return make(**settings[int(np.argmax(marks))]).fit(X, y)
 
 
 def ours(method: str, classify: bool) -> Any:
@@ -113,9 +113,9 @@ class Xrfm:
             model = xRFM(device="cpu", tuning_metric="accuracy" if self.classify else "mse", verbose=False,
                          random_state=self.seed, **given)
             model.fit(x[fit], t[fit], x[judge], t[judge])
-            found = self._score(model, X[judge], y[judge])
-            if best is None or found > best:
-                self.model, best = model, found
+            mark = self._score(model, X[judge], y[judge])
+            if best is None or mark > best:
+                self.model, best = model, mark
         return self
 
     def _score(self, model: Any, X: Array, y: Array) -> float:
@@ -186,33 +186,33 @@ def by_table(r: Results, classify: bool | None = None) -> dict[str, NDArray[np.f
 
 def ranks(r: Results, methods: tuple[str, ...] | None = None, classify: bool | None = None) -> dict[str, float]:
     """The mean rank over tables, 1 the best, among some methods."""
-    found = by_table(r, classify)
-    methods = methods or tuple(found)
-    each = np.array([rankdata(-row) for row in np.stack([found[m] for m in methods], 1)])
+    scores = by_table(r, classify)
+    methods = methods or tuple(scores)
+    each = np.array([rankdata(-row) for row in np.stack([scores[m] for m in methods], 1)])
     return dict(zip(methods, each.mean(0), strict=True))
 
 
 def lead(r: Results, method: str) -> float:
     """By how much the mean rank of a method is better than that of the best of the others."""
-    found = ranks(r, (method, *OTHERS))
-    return min(found[m] for m in OTHERS) - found[method]
+    rank = ranks(r, (method, *OTHERS))
+    return min(rank[m] for m in OTHERS) - rank[method]
 
 
 def doubt(r: Results, method: str, other: str) -> float:
     """The one-sided p of the signed-rank test that a method scores no higher than the other."""
-    found = by_table(r)
-    return float(wilcoxon(found[method], found[other], alternative="greater").pvalue)
+    scores = by_table(r)
+    return float(wilcoxon(scores[method], scores[other], alternative="greater").pvalue)
 
 
 def gap(r: Results, classify: bool) -> float:
-    found = by_table(r, classify)
-    return float((found["fact"] - found["rfm"]).mean())
+    scores = by_table(r, classify)
+    return float((scores["fact"] - scores["rfm"]).mean())
 
 
 def gain(r: Results) -> float:
     """Wins of RFM over plain kernel ridge regression, ties as halves, as a share of tables."""
-    found = by_table(r)
-    d = found["rfm"] - found["ridge"]
+    scores = by_table(r)
+    d = scores["rfm"] - scores["ridge"]
     return float((d > 0).mean() + (d == 0).mean() / 2)
 
 
@@ -223,16 +223,16 @@ def draw(results: Results) -> Figure:
     from richter.report.figures import COLOURS
     figure = Figure(figsize=(13, 4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    found = by_table(results)
-    methods = sorted(found, key=lambda m: ranks(results)[m])
+    scores = by_table(results)
+    methods = sorted(scores, key=lambda m: ranks(results)[m])
     for i, (kind, classify) in enumerate((("classification", True), ("regression", False))):
         if any(bool(f["classify"]) == classify for _, f in results):
-            of = ranks(results, classify=classify)
-            left.barh(np.arange(len(methods)) + 0.2 - 0.4 * i, [of[m] for m in methods], 0.38, color=COLOURS[i], label=kind)
+            rank = ranks(results, classify=classify)
+            left.barh(np.arange(len(methods)) + 0.2 - 0.4 * i, [rank[m] for m in methods], 0.38, color=COLOURS[i], label=kind)
     left.set(yticks=range(len(methods)), yticklabels=methods, xlabel="mean rank (1 is best)", xlim=(1, None))
     left.invert_yaxis()
     left.legend(frameon=False)
-    won = np.array([[np.mean(found[a] > found[b]) + np.mean(found[a] == found[b]) / 2 for b in methods] for a in methods])
+    won = np.array([[np.mean(scores[a] > scores[b]) + np.mean(scores[a] == scores[b]) / 2 for b in methods] for a in methods])
     middle.imshow(won, cmap="PuOr", vmin=0, vmax=1)
     for i, j in product(range(len(methods)), repeat=2):
         middle.text(j, i, f"{100 * won[i, j]:.0f}", ha="center", va="center", fontsize=8,

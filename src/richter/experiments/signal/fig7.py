@@ -108,10 +108,10 @@ def draw(results: Results) -> Figure:
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     ax = figure.add_subplot()
     for i, depth in enumerate(dict.fromkeys(t.depth for t in results.tasks)):
-        for j, (_, found) in enumerate(results.where(depth=depth)):
+        for j, (_, arrays) in enumerate(results.where(depth=depth)):
             layers = np.arange(1, depth + 1)
-            ax.plot(layers, found["alignment"][0], "--", color=COLOURS[i], linewidth=0.8)
-            ax.plot(layers, found["alignment"][-1], "o-", color=COLOURS[i], markersize=3,
+            ax.plot(layers, arrays["alignment"][0], "--", color=COLOURS[i], linewidth=0.8)
+            ax.plot(layers, arrays["alignment"][-1], "o-", color=COLOURS[i], markersize=3,
                     label=f"{depth} layers" if not j else None)
     ax.set(xlabel="layer", ylabel="alignment with the labels (tangent_cka)", ylim=(0, None))
     ax.legend(frameon=False)

@@ -1,0 +1,43 @@
+"""The tests' own settings: shapes are checked while they run, and a GPU has tests only where there is one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from richter.instrument.evaluate import RichterWarning
+from richter.kernels.spectra import centre
+
+
+def test_a_wrong_shape_is_an_error() -> None:
+    with pytest.raises(TypeCheckError):
+        centre(torch.zeros(3))
+
+
+def test_shapes_are_checked_in_all_of_richter() -> None:
+    """A setting of pytest, or a plugin, that imports a module before conftest.py does would leave it out."""
+    shaped = [name for name, module in list(sys.modules.items()) if name.partition(".")[0] == "richter" and any(
+        getattr(value, "__module__", "") == "jaxtyping" for value in vars(module).values())]
+    assert len(shaped) > 5
+    assert [name for name in shaped if type(sys.modules[name].__loader__).__name__ != "_JaxtypingLoader"] == []
+
+
+def test_our_own_warnings_are_errors() -> None:
+    with pytest.raises(RichterWarning):
+        warnings.warn("a remark", RichterWarning, stacklevel=1)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_gpu_has_tests_only_where_there_is_one(gpu: bool) -> None:
+    script = f"import sys, pytest, torch\ntorch.cuda.is_available = lambda: {gpu}\nsys.exit(pytest.main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", script, "--collect-only", "-m", "cuda", "-p", "no:cacheprovider",
+                           str(Path(__file__).with_name("test_precision.py"))], capture_output=True, text=True, check=False)
+    collected = [line for line in done.stdout.splitlines() if "::" in line]
+    assert all("[cuda" in line for line in collected)
+    assert (len(collected), done.returncode) == ((3, 0) if gpu else (0, pytest.ExitCode.NO_TESTS_COLLECTED)), done.stdout

@@ -1,0 +1,65 @@
+"""Standard errors are those of measuring again without each group of examples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import richter
+from observing import FEW, examples, heads, lengths, mlp, moved, probe, state
+
+
+def left_out(values: list[float]) -> float:
+    """sqrt((G-1)/G sum (v - mean)^2) over G values with one group left out each."""
+    G, mean = len(values), sum(values) / len(values)
+    return math.sqrt((G - 1) / G * sum((v - mean) ** 2 for v in values))
+
+
+@pytest.mark.parametrize("n", [24, 21, 8, 5])
+def test_errors_are_those_of_measuring_again_without_each_group(n: int) -> None:
+    """Example i belongs to group i mod 8; nfc is left out over all examples, the kernel over its own."""
+    x, y = examples(n)
+    model, start, groups = moved(mlp()), state(mlp()), min(8, n)
+    measures = ["nfc", "cnfc", "c_uc_ratio", "tangent_cka", "tangent_alignment", "tangent_stable_rank"]
+    snap = richter.measure(model, richter.Probe(x, y), measures, initial=start)
+    without = []
+    for g in range(groups):
+        rows = torch.arange(n) % groups != g
+        without.append(richter.measure(model, richter.Probe(x[rows], y[rows]), measures, initial=start))
+    for r in snap.rows:
+        expected = left_out([s.value(r.measure, r.layer) for s in without])
+        assert r.error == pytest.approx(expected, rel=1e-5, abs=1e-12), r
+        assert r.error > 1e-6 or r.layer == "4"  # the read-out's K is the same for all examples
+
+
+def test_errors_over_kernel_examples_leave_out_kernel_examples() -> None:
+    x, y = examples(40)
+    p = richter.Probe(x, y, kernel=19)
+    rows = p.kernel_rows()
+    without = []
+    for g in range(8):
+        keep = rows[torch.arange(19) % 8 != g]
+        without.append(richter.measure(mlp(), richter.Probe(x[keep], y[keep]), ["tangent_cka"]))
+    snap = richter.measure(mlp(), p, ["tangent_cka"])
+    for layer in ("0", "2", "4", "*"):
+        expected = left_out([s.value("tangent_cka", layer) for s in without])
+        assert snap.error("tangent_cka", layer) == pytest.approx(expected, rel=1e-6)
+
+
+def test_errors_of_masked_tokens_leave_out_examples() -> None:
+    model, x, y = heads(n=16)
+    mask = lengths(16, 4)
+    snap, without = richter.measure(model, richter.Probe(x, y, mask=mask), FEW), []
+    for g in range(8):
+        rows = torch.arange(16) % 8 != g
+        without.append(richter.measure(model, richter.Probe(x[rows], y[rows], mask=mask[rows]), FEW))
+    for m in FEW:
+        expected = left_out([s.value(m, "first") for s in without])
+        assert snap.error(m, "first") == pytest.approx(expected, rel=1e-6)
+
+
+def test_errors_shrink_with_examples() -> None:
+    small, large = (richter.measure(mlp(), probe(n, kernel=2), ["nfc"]).error("nfc", "0") for n in (32, 2048))
+    assert large < small / 3

@@ -1,0 +1,155 @@
+"""When an Observer measures: its schedule, and the share of time that it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import richter
+import richter.instrument.observe
+from observing import mlp, probe
+from richter.core import SelectionError
+
+LOADER = DataLoader(TensorDataset(torch.zeros(12, 1)), batch_size=2)  # six batches
+
+SCHEDULES: dict[str, tuple[Any, list[int]]] = {
+    "every seven": (7, [0, 7, 14, 21, 28]), "every step": (1, list(range(30))),
+    "a list": ([3, 4, 29], [0, 3, 4, 29]), "a tuple": ((5,), [0, 5]), "a set": ({2, 9}, [0, 2, 9]),
+    "a range": (range(10, 30, 9), [0, 10, 19, 28]), "a generator": ((i * i for i in range(6)), [0, 1, 4, 9, 16, 25]),
+    "an empty list": ([], [0]), "a callable": (lambda step: step > 27, [0, 28, 29]),
+    "numpy steps": (np.array([3, 11]), [0, 3, 11]), "a whole number of numpy": (np.int64(10), [0, 10, 20]),
+    "richter.every": (richter.every(12), [0, 12, 24]), "logarithmic": (richter.log_spaced(27, 4), [0, 1, 3, 9, 27]),
+    "epochs": (richter.epochs(8), [0, 8, 16, 24]), "epochs of a loader": (richter.epochs(LOADER), [0, 6, 12, 18, 24]),
+    "every second epoch": (richter.epochs(LOADER, 2), [0, 12, 24]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_when(name: str, counted: list[int]) -> None:
+    when, expected = SCHEDULES[name]
+    watch = richter.Observer(mlp(), probe(), when=when, budget=None)
+    returned = [step for step in range(30) if watch(step) is not None]
+    assert counted == returned == expected
+    assert [s.step for s in watch.snapshots] == expected
+
+
+@pytest.mark.parametrize("when", [7, [100], lambda step: False, richter.log_spaced(100)],
+                         ids=["every", "list", "callable", "logarithmic"])
+def test_the_first_call_always_measures(when: Any, counted: list[int]) -> None:
+    watch = richter.Observer(mlp(), probe(), when=when, budget=1e-9)
+    assert watch(5) is not None
+    assert watch(6) is None
+    assert counted == [5]
+
+
+def test_logarithmic_schedules_begin_at_zero_and_end_at_the_last_step() -> None:
+    chosen = [step for step in range(2001) if richter.log_spaced(1000)(step)]
+    assert chosen[:2] == [0, 1]
+    assert chosen[-1] == 1000
+    assert 15 <= len(chosen) <= 21
+    late = [b / a for a, b in zip(chosen[-8:], chosen[-7:], strict=False)]
+    assert max(late) / min(late) < 1.05  # steps of equal size in the logarithm
+
+
+@pytest.mark.parametrize("make", [lambda: richter.every(0), lambda: richter.log_spaced(0),
+                                  lambda: richter.log_spaced(9, 1), lambda: richter.Observer(mlp(), probe(), when=-3)])
+def test_schedules_that_mean_nothing(make: Callable[[], Any]) -> None:
+    with pytest.raises(SelectionError, match="needed"):
+        make()
+
+
+# ----------------------------------------------------------------------------------------------------------- the budget
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float = 1.0, cost: float = 1.0,
+            steps: int = 400, when: Any = 1) -> tuple[richter.Observer, Clock]:
+    """Training steps of one second, measurements of `cost` seconds (the first one of `first`), due at every step."""
+    clock = Clock()
+    watch = richter.Observer(mlp(), probe(), when=when, budget=budget)
+
+    def take(self: Any, step: int, matrices: int) -> richter.Snapshot:
+        seconds = cost if watch.snapshots else first
+        clock.now += seconds
+        return richter.Snapshot((), step, seconds=seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(richter.instrument.observe.Measurement, "take", take)
+        patch.setattr(richter.instrument.observe, "time", clock)
+        for step in range(steps):
+            clock.now += 1.0
+            watch(step)
+    return watch, clock
+
+
+def test_without_a_budget_nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = watched(monkeypatch, None, cost=1000.0)
+    assert len(watch.snapshots) == 400
+    assert watch.put_off == []
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.2, 0.5])
+def test_a_budget_bounds_the_share_of_time(monkeypatch: pytest.MonkeyPatch, budget: float) -> None:
+    """Measurements that are due are put off until their share of wall time fits, and not longer."""
+    watch, clock = watched(monkeypatch, budget)
+    spent, elapsed = len(watch.snapshots) - 1.0, clock.now - 101.0 - 1.0  # the first one does not count
+    assert 0.8 * budget < spent / elapsed <= budget
+    assert (spent + 1) / (elapsed + 1) <= budget  # there is room for one more, of now()
+    assert sorted([*watch.put_off, *(s.step for s in watch.snapshots)]) == list(range(400))
+
+
+def test_a_tiny_budget_leaves_the_first_measurement_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = watched(monkeypatch, 1e-6)
+    assert [s.step for s in watch.snapshots] == [0]
+    assert watch.put_off == list(range(1, 400))
+
+
+def test_a_slow_start_is_not_held_against_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first measurement, with its start-up costs, is not optional: it does not use up the budget of the others."""
+    watch, _ = watched(monkeypatch, 0.1, first=100.0, steps=1500)
+    assert len(watch.snapshots) > 50
+
+
+def test_a_step_put_off_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of steps: what is due and has no budget is measured at the first call that has."""
+    watch, _ = watched(monkeypatch, 0.1, first=10.0, when=[5, 300], steps=350)
+    steps = [s.step for s in watch.snapshots]
+    assert watch.put_off == [5]
+    assert steps[0] == 0
+    assert 5 < steps[1] < 40
+    assert steps[2:] == [300]
+
+
+def test_now_measures_whatever_the_schedule_says(counted: list[int]) -> None:
+    watch = richter.Observer(mlp(), probe(), when=[0], budget=1e-9)
+    for step in range(4):
+        watch(step)
+    assert watch.now(3).step == 3
+    assert counted == [0, 3]
+    assert watch.frame.step.tolist() == [0, 3]
+
+
+def test_the_share_of_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert richter.Observer(mlp(), probe()).share == 0.0
+    watch, clock = watched(monkeypatch, None, cost=3.0, first=3.0)
+    monkeypatch.setattr(richter.instrument.observe, "time", clock)
+    assert watch.share == pytest.approx(0.75, abs=0.01)
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, 1.5])
+def test_budgets_that_are_no_share(budget: float) -> None:
+    with pytest.raises(SelectionError, match=r"share of wall time in \(0, 1\], or None"):
+        richter.Observer(mlp(), probe(), budget=budget)
