@@ -177,6 +177,39 @@ def test_a_kernel_that_cannot_be_had_has_a_reason(options: dict[str, Any], words
     assert words in row.note
 
 
+def test_measures_of_one_kernel_may_need_other_things_besides() -> None:
+    """They are evaluated apart where their cotangents differ, and the kernel is there for each of them."""
+    mixed = Measure("mixed", lambda K, G: K.norm().item(), (TANGENT_KERNEL, Descent()), ref=REF)
+    alone = Measure("alone", lambda K: K.norm().item(), (TANGENT_KERNEL,), ref=REF)
+    model, p = network(), probe()
+    K = oracles.tangent_kernels(model, p.x)
+    snap = richter.measure(model, p, [mixed, alone, PLAIN])
+    for layer in ("0", "2"):
+        assert snap.value("alone", layer) == pytest.approx(K[layer].norm().item(), rel=1e-10)
+        assert snap.value("mixed", layer) == snap.value("alone", layer)
+        assert math.isfinite(snap.value("plain_cka", layer))
+    assert snap.value("alone") == pytest.approx(sum(K.values()).norm().item(), rel=1e-10)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Descent(Statistic):
+    """A statistic of the whole probe that looks at nothing."""
+
+    name: str = "descent"
+    place: Any = "any"
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return Anything()
+
+
+class Anything(Gathering):
+    groups: dict[str, int] = {}  # noqa: RUF012
+    remark = Remark()
+
+    def value(self, place: str, without: tuple[str, int] | None = None) -> float:
+        return 1.0
+
+
 # ----------------------------------------------------------------------------------------------------- several passes
 
 

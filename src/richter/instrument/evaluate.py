@@ -58,7 +58,7 @@ def plan(subject: Subject, measures: Sequence[Measure], cotangents: Cotangents |
     chosen = [_planned(subject, m, cotangents) for m in measures]
     families: dict[tuple[Any, ...], list[Planned]] = {}
     for p in chosen:  # of one family, what is shared is held once
-        families.setdefault((p.place, *(c for _, c in p.keys)), []).append(p)
+        families.setdefault((p.place, *dict.fromkeys(c for _, c in p.keys)), []).append(p)
     groups = tuple((subject.places(key[0]), mine) for key, mine in families.items())
     layers = _ordered(subject, {place for places, _ in groups for place in places})
     return Plan(passes.planned(subject, [key for p in chosen for key in p.keys]), groups,

@@ -239,12 +239,18 @@ class _Gram(Simple):
         if whole is not None:
             yield WHOLE, whole
 
-    def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n v n v"]:
+    def _found(self, place: str) -> bool:
+        """Is it among those that are still to come? If not, the next look begins with the first again."""
         self.kernels = self._all() if self.kernels is None else self.kernels
-        while place != self.place:
-            self.place, self.K = next(self.kernels, (None, self.K))
-            if self.place is None:
-                raise Missing(KERNEL)
+        for self.place, self.K in self.kernels:  # noqa: B020
+            if self.place == place:
+                return True
+        self.kernels, self.place, self.K = None, None, torch.empty(0)
+        return False
+
+    def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n v n v"]:
+        if place != self.place and not self._found(place) and not self._found(place):
+            raise Missing(KERNEL)
         if without is None:
             return self.K
         rows = left(self.t.n, without).to(self.K.device)
