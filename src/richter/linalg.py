@@ -104,7 +104,7 @@ def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int 
 # ------------------------------------------------------------------------------------------------ traces and norms by Hutch++
 
 
-def span_and_rest(Y: Float[Tensor, "q n"], Z: Float[Tensor, "r n"]) -> tuple[Float[Tensor, "q n"], Float[Tensor, "r n"]]:
+def span_and_rest(Y: Float[Tensor, "p n"], Z: Float[Tensor, "r n"]) -> tuple[Float[Tensor, "q n"], Float[Tensor, "r n"]]:
     """Orthonormal rows Q that span the rows of Y, and what of each row of Z lies outside of that span."""
     Q = torch.linalg.qr(Y.T)[0].T
     return Q, Z - (Z @ Q.T) @ Q

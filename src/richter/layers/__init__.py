@@ -63,7 +63,7 @@ def view_of(name: str, module: nn.Module) -> View:
         if view is None:
             continue
         if type(module).forward is not kind.forward and not _parametrised_forward(module, kind):  # type: ignore[attr-defined]
-            return {}  # a subclass that computes something else: what it does with its weight is seen in capture.py
+            return {}  # a subclass that computes something else: what it does with its weight is seen in instrument/capture
         return view(name, module) if callable(view) else view
     return {}
 
