@@ -205,3 +205,12 @@ def test_contributing_and_the_makefile_say_the_same() -> None:
     listed = dict(re.findall(r"^make (\w+) +# (.*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
     targets = dict(re.findall(r"^(\w+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert listed == {name: text for name, text in targets.items() if name != "demo"}
+
+
+def test_the_walk_is_as_long_as_the_architecture_page_says() -> None:
+    """Files and calls between files of one ``watch(step)``; without the shape checks of the tests, which are calls too."""
+    walk = subprocess.run([sys.executable, ROOT / "docs" / "walk.py"], capture_output=True, text=True, check=True).stdout
+    assert walk.splitlines()[0] in (ROOT / "docs" / "architecture.md").read_text()
+    files, _, calls = map(int, re.findall(r"\d+", walk.splitlines()[0]))
+    assert files <= 40
+    assert calls <= 900
