@@ -16,7 +16,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 SOURCE = Path(find_spec("richter").origin).parent  # type: ignore[union-attr, arg-type]
 SHAPED = [".".join(("richter", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
-          for path in SOURCE.rglob("*.py") if "jaxtyping" in path.read_text()]  # others would only be slower
+          for path in SOURCE.rglob("*.py") if "jaxtyping" in path.read_text()  # others would only be slower
+          and path.parent.name != "tasks"]  # whose functions say themselves what is wrong with a shape
 install_import_hook(SHAPED, "checker.typechecked")  # of what is imported after this line
 
 import torch  # noqa: E402

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -22,8 +23,9 @@ from richter.experiments import running
 from richter.experiments.frame import Experiment
 from richter.instrument.capture import Call, forward, quiet, state_of
 from richter.instrument.captures import by_example
-from richter.instrument.observe import measure
+from richter.instrument.observe import Observer
 from richter.instrument.probe import Probe
+from richter.instrument.snapshot import Snapshot
 from richter.instrument.survey import survey
 from richter.kernels.ntk import ntk
 from richter.layers import View, view_of
@@ -136,8 +138,9 @@ def _kernel_by_autograd(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def check_measure(m: Measure) -> None:
-    """Does a measure obey the laws of the instrument? Checked on small networks: it gives numbers within its bounds and
-    NaN only with a note; neither the size of chunks nor the order of examples changes them; it has a reference."""
+    """Does a measure obey the laws of the instrument? Checked on small networks, at the second of two snapshots, with held-out
+    examples: it gives numbers within its bounds and NaN only with a note; neither the size of chunks nor the order of examples
+    changes them; it has a reference."""
     _require(m.ref is not None, f"{m.name}: a measure says where it comes from: ref=Ref('paper', 'Eq. 1').")
     draw = torch.Generator().manual_seed(0)
     convolution = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), mlp([64, 3], seed=1))
@@ -146,20 +149,31 @@ def check_measure(m: Measure) -> None:
         x = torch.randn(24, *shape, generator=draw, dtype=torch.float64)
         y = torch.arange(24) % 3
         start = {k: v + 0.1 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for k, v in model.state_dict().items()}
-        snap = measure(model, Probe(x, y, weight_decay=0.1), [m], initial=start)
+        aside = (torch.randn(24, *shape, generator=draw, dtype=torch.float64), y)
+        snap = _second(m, model, start, Probe(x, y, weight_decay=0.1, held_out=aside))
         _require(len(snap.rows) > 0, f"{m.name}: no layer got a row.")
-        _require(any(math.isfinite(r.value) for r in snap.rows), f"{m.name}: every value is NaN.")
+        _require(any(math.isfinite(r.value) for r in snap.rows), f"{m.name}: every value is NaN ({snap.rows[0].note}).")
         for r in snap.rows:
             _require(math.isfinite(r.value) or bool(r.note), f"{m.name} of {r.layer!r} is {r.value} without a note.")
             _require(not math.isfinite(r.value) or r.value in m.bounds.widened(1e-9 * (1 + abs(r.value))),
                      f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.bounds}.")
         order = torch.randperm(24, generator=draw)
-        for what, other in (("the size of chunks", Probe(x, y, chunk=5, weight_decay=0.1)),
-                            ("the order of examples", Probe(x[order], y[order], weight_decay=0.1))):
-            for a, b in zip(snap.rows, measure(model, other, [m], initial=start).rows, strict=True):
+        for what, other in (("the size of chunks", Probe(x, y, chunk=5, weight_decay=0.1, held_out=aside)),
+                            ("the order of examples", Probe(x[order], y[order], weight_decay=0.1, held_out=aside))):
+            for a, b in zip(snap.rows, _second(m, model, start, other).rows, strict=True):
                 same = math.isnan(a.value) == math.isnan(b.value) and (math.isnan(a.value) or math.isclose(
                     a.value, b.value, rel_tol=1e-8, abs_tol=1e-12))
                 _require(same, f"{m.name} of {a.layer!r} changes with {what}: {a.value} and {b.value}.")
+
+
+def _second(m: Measure, model: nn.Module, start: Mapping[str, Tensor], probe: Probe) -> Snapshot:
+    """A snapshot after one of the initial network, as an Observer has it."""
+    model, now = copy.deepcopy(model), model.state_dict()
+    model.load_state_dict(start)
+    watch = Observer(model, probe, measures=[m], when=1, budget=None, initial=start)
+    watch(0)
+    model.load_state_dict(now)
+    return watch.now(1)
 
 
 def check_theory(theory: Theory) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -46,6 +46,10 @@ class Cotangents(Protocol):
     def prepare(self, subject: Any) -> Cotangents:
         """A copy that knows what it must of the whole probe; shared objects keep no state."""
         return self
+
+    def lacking(self, subject: Any) -> str:
+        """What the probe does not have and they need; empty if nothing."""
+        return ""
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
         """Backward passes for each example; ``Y``: the labels of one."""
@@ -177,15 +181,18 @@ def random_outputs(v: int, seed: int = 0) -> RandomOutputs:
     return RandomOutputs(v, seed)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class LossGradient(Cotangents):
     """n dL/df of the probe's loss L, one cotangent: what it asks of a weight is, on average over examples, dL/dW. The loss is
     of all examples at once, so ``prepare`` fills it in; see objective.py."""
 
-    gradient: Float[Tensor, "n k"] | None = None
+    gradient: Float[Tensor, "n k"] | None = field(default=None, compare=False, repr=False)  # filled in, it is still the same
 
     def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
         return self  # the loss is not a choice among outputs
+
+    def lacking(self, subject: Any) -> str:
+        return "" if subject.objective is not None else "the probe has no labels"
 
     def prepare(self, subject: Any) -> Cotangents:
         return replace(self, gradient=subject.loss_gradient)
@@ -213,6 +220,9 @@ class OfFunction(Cotangents):
     """A user's own function V(f, y) of the outputs and the labels."""
 
     function: Function
+
+    def __repr__(self) -> str:
+        return f"OfFunction({self.label(0)})"
 
     def label(self, outputs: int) -> str:
         return getattr(self.function, "__name__", "custom cotangents")

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import WHOLE, Mark, Remark, Row
+from richter.core import WHOLE, Mark, Remark, RichterError, Row
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics import passes
-from richter.instrument.statistics.frame import Missing, joined, leaves
+from richter.instrument.statistics.frame import WHOLE_ONLY, Gathering, Missing, joined, leaves, place_of
 from richter.instrument.statistics.passes import Key, gather
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
@@ -40,8 +40,8 @@ class Planned:
     @property
     def place(self) -> str:
         """Where it has rows: at linear maps, at modules with parameters and the whole model, or there alone."""
-        places = {s.place for s in leaves(self.measure.needs)}
-        return next((kind for kind in ("module", "map", "model") if kind in places), "map")
+        place = place_of(self.measure.needs)
+        return "map" if place == "any" else place
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ def plan(subject: Subject, measures: Sequence[Measure], cotangents: Cotangents |
 def _planned(subject: Subject, m: Measure, given: Cotangents | None) -> Planned:
     """Each statistic as it can be had: through cotangents that are affordable, else through the measure's own."""
     reason, zero = "", next((s.zero for s in leaves(m.needs) if s.zero), UNDEFINED)
+    if len({s.place for s in leaves(m.needs)} - {"any"}) > 1 and any(s.place == "model" for s in leaves(m.needs)):
+        return Planned(m, reason=WHOLE_ONLY)
     affordable = [m.cotangents.chosen(given, subject.survey.outputs, s.use) for s in m.needs]
     for chosen in [affordable, [m.cotangents] * len(m.needs)] if given is None else [affordable]:
         plans = [(s.planned(subject, c), c) for s, c in zip(m.needs, chosen, strict=True)]
@@ -142,18 +144,28 @@ class Evaluation:
                 raise Missing(p.reason)
             known = [self.here[key] for key in p.keys]
             arguments = [k.value for k in known]
-            value = float(m.compute(*arguments))
+            value, remark = self._computed(m, place, arguments)
         except Missing as why:
             return Row(self.step, place, m.name, math.nan, note=why.remark.text, mark=why.remark.mark)
-        remark = m.remark(*arguments) if m.remark else Remark()
         if math.isnan(value):
             remark = Remark(Mark.UNDEFINED, remark.text or p.zero)
-        if m.arrays is not None and place in self.subject.W and self.subject.W[place].shape[-1] <= self.matrices:
-            for name, M in m.arrays(*arguments).items():
-                self.arrays[place, name] = ((M + M.T) / 2).float().cpu().numpy()  # to the last bit: half of it is kept
-        remark = joined([remark, *(k.remark for k in known)])
+        remarks = [r for r in (remark, *(k.remark for k in known)) if r != Remark()]
+        remark = joined(remarks) if remarks else Remark()
         error = _error(m, known) if self.subject.errors and math.isfinite(value) else math.nan
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
+
+    def _computed(self, m: Measure, place: str, arguments: Sequence[Any]) -> tuple[float, Remark]:
+        """The number, and what its measure says of it; a measure that fails does not end the training that it looks at."""
+        try:
+            value, remark = float(m.compute(*arguments)), m.remark(*arguments) if m.remark else Remark()
+            if m.arrays is not None and place in self.subject.W and self.subject.W[place].shape[-1] <= self.matrices:
+                for name, M in m.arrays(*arguments).items():
+                    self.arrays[place, name] = ((M + M.T) / 2).float().cpu().numpy()  # to the last bit: half of it is kept
+        except (Missing, RichterError):
+            raise
+        except Exception as why:
+            raise Missing(f"the measure failed ({type(why).__name__}: {why})", Mark.FAILED) from why
+        return value, remark
 
     def _remark(self) -> None:
         """What a user should know of layers that have no or half a row."""
@@ -175,7 +187,7 @@ def _error(m: Measure, known: Sequence[Known]) -> float:
         try:
             varied = [k.leaving(kind, groups) for k in known]
             values = [float(m.compute(*arguments)) for arguments in zip(*varied, strict=True)]
-        except Missing:  # only examples of one group reach this layer: there is nothing without them
+        except (Missing, ArithmeticError, TypeError, ValueError):  # e.g. only examples of one group reach this layer
             return math.nan
         spread = jackknife(values) ** 2
         variance = spread if math.isnan(variance) else variance + spread

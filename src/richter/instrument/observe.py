@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import os
@@ -187,20 +186,22 @@ class Observer:
 
     def _open(self, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> None:
         """The first rank opens the run; the others have its initial weights and earlier measurements, or its error."""
-        said: list[Any] = [None]
+        subject = self.measurement.subject
+        message: list[Any] = [None]
         if _rank() == 0:
             try:
                 self.writer = self._opened(run, settings, resume, given)
             except Exception as why:
-                said = [why]
+                message = [why]
         if _ranks() > 1:
-            said = [said[0] or ({k: v.cpu() for k, v in self.initial.items()}, self.snapshots)]
-            torch.distributed.broadcast_object_list(said, src=0)
-        if isinstance(said[0], Exception):
-            raise said[0]
-        if _rank() and said[0] is not None:
-            initial, self.snapshots = said[0]
+            message = [message[0] or ({k: v.cpu() for k, v in self.initial.items()}, self.snapshots, subject.previous)]
+            torch.distributed.broadcast_object_list(message, src=0)
+        if isinstance(message[0], Exception):
+            raise message[0]
+        if _rank() and message[0] is not None:
+            initial, self.snapshots, previous = message[0]
             self.initial = {k: v.to(self.initial[k].device) for k, v in initial.items()}
+            subject.previous = {k: v.to(subject.home) for k, v in previous.items()}
 
     def _opened(self, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> Writer:
         """The run that is written; one that was begun before hands over its initial weights and measurements."""
@@ -219,7 +220,7 @@ class Observer:
             self.snapshots = writer.run.snapshots
             if (before := writer.run.state("previous")) is not None:
                 device = self.measurement.subject.home
-                self.measurement.subject.previous = {tuple(json.loads(key)): t.to(device) for key, t in load_file(before).items()}
+                self.measurement.subject.previous = {key: t.to(device) for key, t in load_file(before).items()}
             writer.observer = self
             writer.describe(model=type(self.model).__name__, parameters=sum(p.numel() for p in self.model.parameters()),
                             examples=self.probe.n, budget=self.budget, measures=[m.name for m in self.measures],
@@ -274,7 +275,7 @@ class Observer:
         """What the next snapshot wants to know of this one; numbers and tensors also in the run."""
         subject = self.measurement.subject
         subject.previous = subject.carried
-        tensors = {json.dumps(key): torch.as_tensor(value).cpu().contiguous() for key, value in subject.carried.items()
+        tensors = {key: torch.as_tensor(value).cpu().contiguous() for key, value in subject.carried.items()
                    if isinstance(value, (Tensor, float))}
         if tensors and self.writer is not None:
             self.writer.keep_state(lambda path: save_file(tensors, path), "previous")

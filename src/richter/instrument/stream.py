@@ -136,14 +136,14 @@ def fitting(room: int, each: int, most: int, drawn: bool = False) -> int:
 
 
 def chunks(source: Source, x: Inputs, size: int, *, maps: Sequence[str] = (), cotangents: RowCotangents | None = None,
-           parameters: Sequence[str] = (), share: Share = ALONE, title: str = "", ticks: int = 1) -> Iterator[Chunk]:
-    """All examples of ``x``, some at a time. ``ticks`` are the steps of the progress bar that a chunk takes."""
+           parameters: Sequence[str] = (), share: Share = ALONE, title: str = "") -> Iterator[Chunk]:
+    """All examples of ``x``, some at a time."""
     rows = steps(count(x), size)
-    with _bar(title, ticks * sum(share.has(i) for i in range(len(rows)))) as bar:
+    with _bar(title, sum(share.has(i) for i in range(len(rows)))) as bar:
         for i, r in enumerate(rows):
             if share.has(i):
                 yield Chunk(source, to_device(select(x, r), source.device), r, maps, cotangents, parameters)
-                bar.update(ticks)
+                bar.update()
 
 
 def pairs(source: Source, x: Inputs, x2: Inputs | None, size: int, *, maps: Sequence[str] = (),

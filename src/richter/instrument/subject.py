@@ -41,9 +41,10 @@ class Subject:
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
         self.memo = SurveyMemo()
         self._known: Any = None  # what a plan rests on besides the architecture
+        self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
-        self.previous: dict[tuple[str, str], Any] = {}  # by statistic and place: its values at the last recorded snapshot
-        self.carried: dict[tuple[str, str], Any] = {}  # and those of now, for the next one
+        self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
+        self.carried: dict[str, Any] = {}  # and those of now, for the next one
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
 
     def renew(self) -> bool:
@@ -59,6 +60,7 @@ class Subject:
         self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
         if self._known == before:
             return False
+        self.kept.clear()
         self._read_probe()
         self.W0 = {} if self.initial is None else self._matrices_then()
         self.units = units_of(self.model, self.survey)
@@ -80,20 +82,21 @@ class Subject:
     def initially(self) -> Subject:
         """The same with the initial weights."""
         assert self.then is not None
-        other = self._changed()
+        other = self._changed("initial")
         other.state, other.W = self.then, self.W0
         return other
 
     def on_held_out(self) -> Subject:
         """The same network on the examples that the probe holds out."""
         assert self.probe.held_out is not None
-        other = self._changed()
+        other = self._changed("held_out")
         other.probe = self.probe.held_out
         other._read_probe()
         return other
 
-    def _changed(self) -> Subject:
+    def _changed(self, how: str) -> Subject:
         other = copy.copy(self)
+        other.origin = (*self.origin, how)
         for name in ("bases", "loss_gradient", "kernel_rows"):  # what is computed once of what changes
             other.__dict__.pop(name, None)
         return other

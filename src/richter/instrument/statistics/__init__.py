@@ -8,7 +8,7 @@ from richter.instrument.statistics.frame import GROUPS, Derived, Gathering, Miss
 from richter.instrument.statistics.gradients import WEIGHT_GRADIENT, Gradient
 from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Gram, Labels
 from richter.instrument.statistics.moments import PTK_CHANGE, PTK_COVARIANCE, Moment, Sketched
-from richter.instrument.statistics.operators import Operator, Products
+from richter.instrument.statistics.operators import Operator, Products, Trace
 from richter.instrument.statistics.passes import Reading
 from richter.instrument.statistics.probes import WEIGHT_DECAY, OfProbe
 from richter.instrument.statistics.weights import (
@@ -39,4 +39,4 @@ __all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAI
            "PTK_COVARIANCE", "SAME_OUTPUT", "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Derived", "Factor",
            "FeatureMatrix", "Features", "Gathering", "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Missing", "Moment",
            "OfProbe", "OfWeight", "Operator", "Pair", "Previous", "Products", "Reading", "Simple", "Sketched", "Statistic",
-           "Wants", "basis", "block_diagonal", "egop", "feature_matrix", "leaves"]
+           "Trace", "Wants", "basis", "block_diagonal", "egop", "feature_matrix", "leaves"]

@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from richter.core import SelectionError
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.statistics.frame import NO_INITIAL, Gathering, Group, Missing, Place, Remembered, Simple, Statistic
 from richter.instrument.statistics.passes import gathered
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 NO_HELD_OUT = "the probe has no held-out examples: Probe(x, y, held_out=(x2, y2))"
-NO_PREVIOUS = "there is no earlier snapshot to compare with: it needs an Observer, and its second measurement"
+NO_PREVIOUS = ("no earlier snapshot is known to compare with: it takes an Observer, and a second measurement (a run that is "
+               "resumed remembers numbers and tensors)")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Initial(Statistic):
         return inner if isinstance(inner, str) else replace(self, statistic=inner)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        key = (self, cotangents)
+        key = (subject.origin, self, cotangents)
         if key not in subject.kept:
             subject.kept[key] = Remembered(_Elsewhere(gathered(subject.initially(), self.statistic, cotangents)),
                                            everywhere=True)
@@ -122,16 +125,22 @@ class Previous(Statistic):
         return inner if isinstance(inner, str) else replace(self, statistic=inner)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Previous(subject, self.statistic.name, needs[0])
+        return _Previous(subject, self.statistic, cotangents, needs[0])
 
 
 class _Previous(Simple):
-    def __init__(self, subject: Subject, name: str, now: Gathering) -> None:
+    def __init__(self, subject: Subject, statistic: Statistic, cotangents: Cotangents, now: Gathering) -> None:
         super().__init__()
-        self.subject, self.name, self.now = subject, name, now
+        self.subject, self.statistic, self.now = subject, statistic, now
+        self.words = [*subject.origin, statistic.name, repr(cotangents)]
 
     def value(self, place: str, without: Group | None = None) -> Any:
-        self.subject.carried[self.name, place] = copy.deepcopy(self.now.value(place))  # a weight goes on being trained
-        if (self.name, place) not in self.subject.previous:
+        key = json.dumps([*self.words, place])  # as a run keeps it
+        owner = self.subject.kept.setdefault(("previous", key), self.statistic)
+        if owner != self.statistic:
+            raise SelectionError(f"two statistics are called {self.statistic.name!r}, so that what Previous() keeps of one would "
+                                 f"be taken for the other's. Give each a name of its own.")
+        self.subject.carried[key] = copy.deepcopy(self.now.value(place))  # a weight goes on being trained
+        if key not in self.subject.previous:
             raise Missing(NO_PREVIOUS)
-        return self.subject.previous[self.name, place]
+        return self.subject.previous[key]

@@ -25,6 +25,8 @@ GROUPS = 8  # of examples, for the jackknife
 Place = Literal["map", "module", "model", "any"]  # a linear map, a module with parameters, the whole model, or anywhere
 Group = tuple[str, int]  # what is left out: the kind of group, and which
 
+LESS_AND_LESS_EXACT = [Mark.EXACT, Mark.TRIVIAL, Mark.ESTIMATED, Mark.BOUND, Mark.IDLE, Mark.UNDEFINED, Mark.REFUSED, Mark.FAILED]
+WHOLE_ONLY = "a matrix over all parameters belongs to the whole model, the rest to layers: one measure cannot use both"
 APART = "kernels belong to modules, weights and moments to linear maps: one measure cannot use both"
 NO_LABELS = "the probe has no labels"
 NO_INITIAL = "needs the initial weights: pass initial=state_dict, or use an Observer from the first step"
@@ -137,7 +139,7 @@ class Remembered(Gathering):
         return self.values[place]
 
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
-        """One value for each group; of a statistic without groups of this kind, always the same."""
+        """One value for each group of a kind that it has."""
         self._at(place)
         if (place, kind) not in self.left_out:
             self.left_out[place, kind] = self.gathering.leaving(place, kind)
@@ -165,7 +167,7 @@ class Derived(Statistic):
 
     @property
     def place(self) -> Place:  # type: ignore[override]
-        return "module" if any(s.place == "module" for s in leaves(self.needs)) else "map"
+        return place_of(self.needs)
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         plans = [s.planned(subject, cotangents) for s in self.needs]
@@ -195,8 +197,14 @@ class _Derived(Simple):
 
 def joined(remarks: Sequence[Remark]) -> Remark:
     """What is to be said of a number that is made of several: the least exact mark, and every text once."""
-    marks = [r.mark for r in remarks if r.mark is not Mark.EXACT]
-    return Remark(marks[0] if marks else Mark.EXACT, "; ".join(dict.fromkeys(r.text for r in remarks if r.text)))
+    mark = max((r.mark for r in remarks), key=LESS_AND_LESS_EXACT.index, default=Mark.EXACT)
+    return Remark(mark, "; ".join(dict.fromkeys(r.text for r in remarks if r.text)))
+
+
+def place_of(needs: Sequence[Statistic]) -> Place:
+    """Where a function of these has values: at modules, at linear maps, of the whole model alone, or wherever it is asked."""
+    places = {s.place for s in leaves(needs)}
+    return next((place for place in ("module", "map", "model") if place in places), "any")  # type: ignore[return-value]
 
 
 def leaves(needs: Sequence[Statistic]) -> list[Statistic]:

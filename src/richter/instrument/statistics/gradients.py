@@ -11,8 +11,8 @@ from torch import Tensor
 from richter.core import Remark
 from richter.instrument.captures import map_gradient
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import APART, GROUPS, NO_LABELS, Gathering, Group, Missing, Statistic, Wants
-from richter.instrument.statistics.moments import Sums, said
+from richter.instrument.statistics.frame import APART, GROUPS, Gathering, Group, Missing, Statistic, Wants
+from richter.instrument.statistics.moments import Sums, remark_of
 from richter.instrument.statistics.weights import block_diagonal
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Gradient(Statistic):
     name: str
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        return self if subject.objective is not None else NO_LABELS
+        return cotangents.lacking(subject) or self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         users = subject.sharing
@@ -40,7 +40,7 @@ class Gradient(Statistic):
         n, groups = subject.probe.n, subject.groups
         sizes = [len(range(g, n, groups)) if g < groups else 0 for g in range(GROUPS)]
         return _Gradient(subject, {k: Sums(counts=list(sizes)) for k in subject.sharing}, {"examples": groups},
-                         said(subject, cotangents))
+                         remark_of(subject, cotangents))
 
 
 @dataclass

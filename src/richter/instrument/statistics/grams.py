@@ -19,7 +19,7 @@ from richter.instrument.capture import to_device
 from richter.instrument.captures import LayerCapture, room_for, select, widened
 from richter.instrument.cotangents import MOST, Cotangents
 from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
-from richter.instrument.statistics.moments import said
+from richter.instrument.statistics.moments import remark_of
 from richter.instrument.stream import Chunk
 from richter.kernels.contract import mirror
 from richter.kernels.ntk import Block, Job, kernels
@@ -210,7 +210,7 @@ class Gram(Statistic):
                      optional=True, what=f"the kernel of one layer over {t.n} examples and {t.v} outputs")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Gram(Tangents(subject, cotangents), said(subject, cotangents))
+        return _Gram(Tangents(subject, cotangents), remark_of(subject, cotangents))
 
 
 class _Gram(Simple):

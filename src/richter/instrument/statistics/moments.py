@@ -104,7 +104,7 @@ class Moment(Statistic):
     halves: bool = False  # random outputs give it as Sketched, for what squares it
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        return NO_INITIAL if self.initial and subject.then is None else self
+        return NO_INITIAL if self.initial and subject.then is None else cotangents.lacking(subject) or self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         copies = 1 + self._halved(subject, cotangents)
@@ -119,7 +119,7 @@ class Moment(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         number = subject.number(cotangents, "mean")
         sums = {k: Halves() if self._halved(subject, cotangents) else Sums() for k in subject.maps}
-        return _Moment(self, {"examples": subject.groups}, number, sums, said(subject, cotangents))
+        return _Moment(self, {"examples": subject.groups}, number, sums, remark_of(subject, cotangents))
 
 
 @dataclass
@@ -163,11 +163,9 @@ class _Moment(Gathering):
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
         return mean
 
-    def leaving(self, place: str, kind: str) -> list[Any]:
-        return [self.value(place, (kind, g)) for g in range(self.groups[kind])]
 
 
-def said(subject: Subject, cotangents: Cotangents) -> Remark:
+def remark_of(subject: Subject, cotangents: Cotangents) -> Remark:
     """What cotangents say beside every number."""
     return Remark(Mark.EXACT if cotangents.exact else Mark.ESTIMATED, cotangents.label(subject.survey.outputs))
 

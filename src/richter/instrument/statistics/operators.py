@@ -6,22 +6,25 @@
         return torch.autograd.grad(sum((a * v).sum() for a, v in zip(g, vectors)), parameters)
 
     H = Operator("curvature", curvature)
-    Measure("trace", lambda H: H.trace(vectors=32)[0], needs=(H,))
+    Measure("vHv", lambda H: float(v @ H(v)), needs=(H,))
+    Measure("trace", lambda t: t, needs=(Trace(H, vectors=32),))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from richter.core import WHOLE, Mark, Remark
 from richter.instrument.captures import check_finite
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import Gathering, Group, Place, Simple, Statistic, Wants
+from richter.instrument.statistics.frame import GROUPS, Gathering, Group, Place, Simple, Statistic, Wants
 from richter.instrument.stream import chunks, fitting
 
 if TYPE_CHECKING:
@@ -97,12 +100,45 @@ class Products:
             total += torch.cat(flat).to(total)
         return total / subject.probe.n
 
-    def trace(self, vectors: int = 32, seed: int = 0) -> tuple[float, float]:
-        """Hutchinson's estimate of the trace from random signs, and its standard error."""
-        draw = torch.Generator().manual_seed(seed)
+
+@dataclass(frozen=True)
+class Trace(Statistic):
+    """Hutchinson's estimate of an operator's trace, from products with random signs; its error is that of the draw."""
+
+    operator: Operator
+    vectors: int = 32
+    seed: int = 0
+    place: Place = "model"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"trace({self.operator.name})"
+
+    @property
+    def needs(self) -> tuple[Statistic, ...]:  # type: ignore[override]
+        return (self.operator,)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Trace(self, subject, needs[0])
+
+
+class _Trace(Simple):
+    def __init__(self, statistic: Trace, subject: Subject, operator: Gathering) -> None:
+        label = f"from {statistic.vectors} random vectors"
+        super().__init__({"vectors": min(GROUPS, statistic.vectors)}, Remark(Mark.ESTIMATED, label))
+        self.statistic, self.subject, self.operator = statistic, subject, operator
+
+    @cached_property
+    def samples(self) -> Float[Tensor, " v"]:
+        """z^T A z for each vector of signs."""
+        A = self.operator.value(WHOLE)
+        draw = torch.Generator().manual_seed(self.statistic.seed)
         values = []
-        for _ in range(vectors):
-            z = (torch.randint(0, 2, (self.size,), generator=draw) * 2 - 1).to(self.subject.home, torch.float64)
-            values.append(float(z @ self(z)))
-        sample = torch.tensor(values, dtype=torch.float64)
-        return sample.mean().item(), sample.std().item() / vectors ** 0.5 if vectors > 1 else float("nan")
+        for _ in range(self.statistic.vectors):
+            z = (torch.randint(0, 2, (A.size,), generator=draw) * 2 - 1).to(self.subject.home, torch.float64)
+            values.append(float(z @ A(z)))
+        return torch.tensor(values, dtype=torch.float64)
+
+    def value(self, place: str, without: Group | None = None) -> float:
+        keep = torch.arange(len(self.samples)) % self.groups["vectors"] != (-1 if without is None else without[1])
+        return self.samples[keep].mean().item()

@@ -108,7 +108,7 @@ class FeatureMatrix:
         W = self.factor.W
         return W.T @ W if self.K is None else W.T @ self.K @ W
 
-    def diagonal(self) -> Float[Tensor, d_in]:
+    def diagonal(self) -> Float[Tensor, " d_in"]:
         W = self.factor.W
         return (W * (W if self.K is None else self.K @ W)).sum(0)
 
