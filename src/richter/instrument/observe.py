@@ -61,8 +61,12 @@ class Measurement:
         """Measure the model as it is now. It is left exactly as it was."""
         begun = time.perf_counter()
         check_weights(self.model)
+        if self.subject.initial is not None:
+            check_initial(self.model, self.subject.initial)
         with quiet(self.model, self.mode, self.seed):
-            if self.subject.renew() or self.plan is None:
+            if self.subject.renew():
+                self.plan = None
+            if self.plan is None:
                 self.plan = plan(self.subject, self.measures, self.cotangents)
             work = Evaluation(self.subject, self.plan, step, matrices)
             rows = work.rows()
@@ -275,8 +279,8 @@ class Observer:
         """What the next snapshot wants to know of this one; numbers and tensors also in the run."""
         subject = self.measurement.subject
         subject.previous = subject.carried
-        tensors = {key: torch.as_tensor(value).cpu().contiguous() for key, value in subject.carried.items()
-                   if isinstance(value, (Tensor, float))}
+        tensors = {key: value.cpu().contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+                   for key, value in subject.carried.items() if isinstance(value, (Tensor, float, int))}
         if tensors and self.writer is not None:
             self.writer.keep_state(lambda path: save_file(tensors, path), "previous")
 

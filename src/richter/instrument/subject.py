@@ -41,6 +41,7 @@ class Subject:
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
         self.memo = SurveyMemo()
         self._known: Any = None  # what a plan rests on besides the architecture
+        self._initial_outputs: Tensor | None = None  # of the initial network on the examples of the survey
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
@@ -54,19 +55,21 @@ class Subject:
         self.forwards, self.carried = [], {}
         self._find_device()
         self.few = to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
-        before = self._known
+        before, self._known = self._known, None  # until all is well
         self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo)
         self.W = {k: W.double() for k, W in self.survey.matrices.items()}
-        self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
-        if self._known == before:
+        self.W0 = {} if self.initial is None else self._matrices_then()
+        known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
+        if known == before:
+            self._known = known
             return False
         self.kept.clear()
         self._read_probe()
-        self.W0 = {} if self.initial is None else self._matrices_then()
         self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         self._check_selection()
+        self._known = known
         return True
 
     @cached_property
@@ -228,6 +231,9 @@ class Subject:
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")
+        if self._initial_outputs is None or not torch.equal(seen.f, self._initial_outputs):
+            self.kept.clear()  # more than weights makes a network: attributes, buffers that are not saved
+        self._initial_outputs = seen.f.detach()
         return {c.name: c.map.matrix(c.module, c.weight.detach()).double() for c in seen.calls}
 
     def selected(self, names: list[str]) -> list[str]:

@@ -32,8 +32,9 @@ def tangent_stable_rank(c: CentredKernel) -> float:
 def tangent_correlation(c: CentredKernel) -> float:
     """sum_i (lambda_i / lambda_1) <u_i, y~/|y~|>^2; tangent_cka = tangent_correlation / sqrt(tangent_stable_rank).
     [signal, Sec. 4]"""
-    size = c.top * c.energy
-    return c.quadratic / size if size else math.nan
+    quadratic, energy = c.quadratic, c.energy
+    size = c.top * energy
+    return quadratic / size if size else math.nan
 
 
 UNIT = Interval(0.0, 1.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from richter.core import Card, Interval, Ref, Remark, SelectionError
-from richter.instrument.cotangents import Cotangents, every_output
+from richter.instrument.cotangents import Cotangents, as_cotangents, every_output
 from richter.instrument.statistics import Statistic, leaves
 from richter.measures import DEFAULT, catalogue
 
@@ -30,6 +30,9 @@ class Measure:
     remark: Callable[..., Remark] | None = None  # of the same statistics: what must be said beside the value
     card: Card | None = None  # what people read about it; a shipped one's is in cards.py
     arrays: Callable[..., Mapping[str, Tensor]] | None = None  # of the same statistics: symmetric matrices kept beside the number
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cotangents", as_cotangents(self.cotangents))  # a plain function of (f, y) is some too
 
     @property
     def of_kernels(self) -> bool:

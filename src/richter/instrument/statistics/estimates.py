@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -77,13 +77,13 @@ class Estimate:
 class _Estimates(Simple):
     """Estimates of all modules and of the whole model, made together when the first is asked for."""
 
-    def __init__(self, made: Iterator[tuple[str, Estimate]], kind: str, groups: int, remark: Remark) -> None:
+    def __init__(self, make: Callable[[], Iterator[tuple[str, Estimate]]], kind: str, groups: int, remark: Remark) -> None:
         super().__init__({kind: groups}, remark)
-        self.made = made
+        self.make = make
 
     @cached_property
     def known(self) -> dict[str, Estimate]:
-        return dict(self.made)
+        return dict(self.make())
 
     def value(self, place: str, without: Group | None = None) -> Any:
         if place not in self.known:
@@ -109,7 +109,7 @@ class Sketch(Statistic):
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         remark = Remark(Mark.ESTIMATED, cotangents.label(subject.survey.outputs))
-        return _Estimates(_sketch(Tangents(subject, cotangents)), "vectors", min(GROUPS, cotangents.vectors), remark)
+        return _Estimates(lambda: _sketch(Tangents(subject, cotangents)), "vectors", min(GROUPS, cotangents.vectors), remark)
 
 
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
@@ -196,7 +196,7 @@ class Free(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
         label = f"estimated by products with the kernel of {t.n} examples, which is not formed"
-        return _Estimates(_free(t), "vectors", GROUPS, Remark(Mark.ESTIMATED, label))
+        return _Estimates(lambda: _free(t), "vectors", GROUPS, Remark(Mark.ESTIMATED, label))
 
 
 def operations(t: Tangents) -> tuple[float, float]:
@@ -271,7 +271,7 @@ class Diagonal(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
         if subject.Y is None:
-            return _Estimates(_unlabelled(), "examples", 0, Remark())
+            return _Estimates(_unlabelled, "examples", 0, Remark())
         Y = subject.Y[t.rows].to(subject.home)
         picked, labelled = torch.arange(Y.shape[1]), Y.shape[1]
         if not cotangents.exact:
@@ -280,8 +280,9 @@ class Diagonal(Statistic):
             picked, labelled = known[torch.randperm(len(known), generator=draw)[:SAMPLED]].sort().values, len(known)
         drawn = len(picked) < labelled
         remark = Remark(Mark.ESTIMATED, f"{len(picked)} outputs drawn of {labelled} that have labels") if drawn else Remark()
-        made = _diagonals(t, None if cotangents.exact else picked, Y[:, picked.to(Y.device)], drawn)
-        return _Estimates(made, "outputs" if drawn else "examples", len(picked) if drawn else t.groups["examples"], remark)
+        of_picked = Y[:, picked.to(Y.device)]
+        kind, groups = ("outputs", len(picked)) if drawn else ("examples", t.groups["examples"])
+        return _Estimates(lambda: _diagonals(t, None if cotangents.exact else picked, of_picked, drawn), kind, groups, remark)
 
 
 def _unlabelled() -> Iterator[tuple[str, Estimate]]:

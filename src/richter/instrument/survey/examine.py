@@ -24,7 +24,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     whole = bench.run()
     with kept_for_backward(state) as kept:
         part = bench.run(bench.inner)
-    drawn = _draws(bench, whole, part)
+    drawn = draws(bench, whole, part)
     m = bench.inner.stop - 1
     result = Survey(outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn, differentiates=whole.differentiates,
                     graph=sum(kept.values()) // (m * part.f.element_size()))
@@ -53,7 +53,7 @@ def _check_modes(model: nn.Module) -> None:
             raise MixingError(f"layer {name!r} is a {type(module).__name__} in train mode: {MIXING}")
 
 
-def _draws(bench: Bench, whole: Pass, part: Pass) -> bool:
+def draws(bench: Bench, whole: Pass, part: Pass) -> bool:
     """Do outputs differ from pass to pass (dropout)? They are compared with those of fewer examples and of single ones: if
     they differ there and not from pass to pass, examples mix, and an error says so."""
     _check_outputs(bench, whole, part)

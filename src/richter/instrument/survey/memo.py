@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import Mark
-from richter.instrument.capture import Inputs, Output, State, check_finite, copy_of, forward, select, state_of, written
+from richter.instrument.capture import Inputs, Output, State, copy_of, forward, select, state_of, written
 from richter.instrument.survey import examine
 from richter.instrument.survey.layouts import Bench
 from richter.instrument.survey.maps import Survey
@@ -46,7 +46,8 @@ class SurveyMemo:
         entry, now = self._entry, _architecture(model, output)
         if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
             return None
-        if entry.weights == _weights(model):
+        plain = not entry.copied and all(info.weight is not None for info in entry.survey.maps.values())
+        if plain and entry.weights == _weights(model):  # then its matrices are the parameters themselves
             state = state_of(model, copied=entry.copied)
             if _equal(entry.f, _first_outputs(model, x, state, output)):  # else they were changed behind torch's back, by .data
                 return entry.copied, state, _own(entry.survey)
@@ -78,13 +79,17 @@ def renewed(known: Survey, bench: Bench) -> Survey | None:
     whole = bench.run(expand=dict.fromkeys(known.expand, bench.n))
     if whole.f.shape != (bench.n, *known.shape) or whole.differentiates != known.differentiates:
         return None
-    check_finite(whole.f)
+    if examine.draws(bench, whole, bench.run(bench.inner, record=False)):
+        return None
     calls: dict[str, int] = {}
     for c in whole.calls:
         calls[c.name] = calls.get(c.name, 0) + 1
     if calls != {name: len(info.layouts) for name, info in known.maps.items()}:
         return None
-    verified = verify(bench, whole, {name: list(info.layouts) for name, info in known.maps.items()}, drawn=False)
+    try:
+        verified = verify(bench, whole, {name: list(info.layouts) for name, info in known.maps.items()}, drawn=False)
+    except RuntimeError:  # what a layer reads has another shape now: routing, early exits
+        return None
     tol = tolerance(coarsest(whole.aliases, whole.f))
     if verified.notes or any(info.layouts != known.maps[name].layouts for name, info in verified.maps.items()) \
             or biases(bench.model, known, verified, whole.aliases, tol) != known.biases:
