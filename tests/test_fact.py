@@ -342,6 +342,7 @@ def test_the_loss_can_be_the_metric_of_other_measures() -> None:
     assert found["nfc", "2"] == pytest.approx(oracles.cosine(W.T @ W, oracles.agop(W, asked)), rel=1e-10)
     with pytest.raises(SelectionError, match="loss of a probe"):
         richter.kernels.ntk(model, x, cotangents=loss_gradient)
-    with pytest.raises(SelectionError, match="needs a probe with labels"):
-        richter.measure(model, richter.Probe(x, None), ["nfc"], cotangents=loss_gradient)
+    unlabelled = richter.measure(model, richter.Probe(x, None), ["nfc"], cotangents=loss_gradient)
+    assert math.isnan(unlabelled.value("nfc", "2"))
+    assert unlabelled.note("nfc", "2") == "the probe has no labels"
     assert WHOLE not in {k for _, k in found}

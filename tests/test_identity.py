@@ -878,7 +878,7 @@ def test_an_interrupt_inside_a_hook(place: str, device: str) -> None:
         model.second[0].weight.mul_(1.0)  # written to, as by a step of training
     assert same_rows(expected, watch(1))
     later, passes[0] = passes[0], 0
-    assert 2 < later < total
+    assert 2 < later <= total
     for armed[0] in range(total):
         passes[0] = 0
         with undisturbed(model, optimiser), pytest.raises(KeyboardInterrupt, match="on purpose"):

@@ -38,7 +38,8 @@ When = SupportsIndex | Iterable[SupportsIndex] | Schedule  # every so many steps
 
 class Measurement:
     """A model on a probe, to be measured again and again; options are those of ``measure``. What depends on the architecture
-    alone is found out once. ``errors=False``: no standard errors, and less work."""
+    alone is found out once. ``errors=False``: no standard errors, products in the model's own precision, and a plain model whose
+    modules are the same is not looked at again: less work."""
 
     def __init__(self, model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
                  initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,

@@ -39,7 +39,7 @@ class Subject:
         self.memory, self.output, self.errors = memory, output, errors
         self.device = device_of(model)
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
-        self.memo = SurveyMemo()
+        self.memo = SurveyMemo(trusting=not errors)
         self._known: Any = None  # what a plan rests on besides the architecture
         self._initial_outputs: Tensor | None = None  # of the initial network on the examples of the survey
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
@@ -57,7 +57,8 @@ class Subject:
         self.few = to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
         before, self._known = self._known, None  # until all is well
         self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo)
-        self.W = {k: W.double() for k, W in self.survey.matrices.items()}
+        self.W = {k: W.double() if self.errors else W.to(torch.promote_types(W.dtype, torch.float32))
+                  for k, W in self.survey.matrices.items()}
         self.W0 = {} if self.initial is None else self._matrices_then()
         known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
         if known == before:

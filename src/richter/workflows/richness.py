@@ -21,7 +21,8 @@ def nfc_by_layer(model: nn.Module, probe: Probe, *, layers: Layers = None, outpu
     >>> rich = nfc_by_layer(model, richter.Probe(x[:128], y[:128]))
     >>> optimiser = AdaptiveSLO(slo_groups(model), lr=0.05, richness=rich, every=20)
 
-    The numbers are those of ``richter.measure(model, probe, ["nfc"])``, without their standard errors.
+    The numbers are those of ``richter.measure(model, probe, ["nfc"])``, in the model's own precision and without their standard
+    errors. The first call verifies all that ``measure`` does; later ones trust that the same modules work in the same way.
     """
     measurement = Measurement(model, probe, ["nfc"], layers=layers, output=output, memory=memory, errors=False)
     return lambda: {r.layer: r.value for r in measurement.take().rows if r.mark is not Mark.TRIVIAL}

@@ -145,7 +145,9 @@ class FeatureMatrix:
 
 
 def feature_matrix(factor: Factor, K: Tensor | Sketched | None = None) -> FeatureMatrix:
-    return FeatureMatrix(factor, K.mean, (K.first, K.second)) if isinstance(K, Sketched) else FeatureMatrix(factor, K)
+    if isinstance(K, Sketched):
+        return FeatureMatrix(factor, K.mean.to(factor.W), (K.first.to(factor.W), K.second.to(factor.W)))
+    return FeatureMatrix(factor, None if K is None else K.to(factor.W))
 
 
 class Pair:

@@ -36,7 +36,8 @@ class SurveyMemo:
     """Remembers the last survey. It belongs to one measurer (an Observer has one) and one thread at a time; a survey is never
     shared between measurers."""
 
-    def __init__(self) -> None:
+    def __init__(self, trusting: bool = False) -> None:
+        self.trusting = trusting  # that the same modules work in the same way: plain models are not looked at again
         self._entry: _Entry | None = None
         self.surveys = 0  # that were made anew
 
@@ -47,6 +48,8 @@ class SurveyMemo:
         if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
             return None
         plain = not entry.copied and all(info.weight is not None for info in entry.survey.maps.values())
+        if plain and self.trusting:
+            return entry.copied, state_of(model, copied=entry.copied), _own(entry.survey)
         if plain and entry.weights == _weights(model):  # then its matrices are the parameters themselves
             state = state_of(model, copied=entry.copied)
             if _equal(entry.f, _first_outputs(model, x, state, output)):  # else they were changed behind torch's back, by .data
