@@ -37,8 +37,7 @@ class Subject:
                  output: Output | None, errors: bool = True) -> None:
         self.model, self.probe, self.initial, self.layers = model, probe, initial, layers
         self.memory, self.output, self.errors = memory, output, errors
-        self.device = device_of(model)
-        self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
+        self._find_device()
         self.memo = SurveyMemo(trusting=not errors)
         self._known: Any = None  # what a plan rests on besides the architecture
         self._initial_outputs: Tensor | None = None  # of the initial network on the examples of the survey
@@ -57,8 +56,7 @@ class Subject:
         self.few = to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
         before, self._known = self._known, None  # until all is well
         self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo)
-        self.W = {k: W.double() if self.errors else W.to(torch.promote_types(W.dtype, torch.float32))
-                  for k, W in self.survey.matrices.items()}
+        self.W = {k: self._wide(W) for k, W in self.survey.matrices.items()}
         self.W0 = {} if self.initial is None else self._matrices_then()
         known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
         if known == before:
@@ -235,7 +233,11 @@ class Subject:
         if self._initial_outputs is None or not torch.equal(seen.f, self._initial_outputs):
             self.kept.clear()  # more than weights makes a network: attributes, buffers that are not saved
         self._initial_outputs = seen.f.detach()
-        return {c.name: c.map.matrix(c.module, c.weight.detach()).double() for c in seen.calls}
+        return {c.name: self._wide(c.map.matrix(c.module, c.weight.detach())) for c in seen.calls}
+
+    def _wide(self, W: Tensor) -> Tensor:
+        """Errors are differences of near numbers: they take float64."""
+        return W.double() if self.errors else W.to(torch.promote_types(W.dtype, torch.float32))
 
     def selected(self, names: list[str]) -> list[str]:
         if self.layers is None:

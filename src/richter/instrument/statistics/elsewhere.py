@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from richter.core import SelectionError
 from richter.instrument.cotangents import Cotangents, Use
@@ -26,14 +26,15 @@ NO_PREVIOUS = ("no earlier snapshot is known to compare with: it takes an Observ
 
 
 @dataclass(frozen=True)
-class Initial(Statistic):
-    """S of the network with its initial weights, on the same examples."""
+class _Around(Statistic):
+    """Another statistic, elsewhere."""
 
     statistic: Statistic
+    word: ClassVar[str]
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"initial({self.statistic.name})"
+        return f"{self.word}({self.statistic.name})"
 
     @property
     def use(self) -> Use:  # type: ignore[override]
@@ -43,11 +44,20 @@ class Initial(Statistic):
     def place(self) -> Place:  # type: ignore[override]
         return self.statistic.place
 
-    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        if subject.then is None:
-            return NO_INITIAL
-        inner = self.statistic.planned(subject.initially(), cotangents)
+    def _around(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        """As it can be had there."""
+        inner = self.statistic.planned(subject, cotangents)
         return inner if isinstance(inner, str) else replace(self, statistic=inner)
+
+
+@dataclass(frozen=True)
+class Initial(_Around):
+    """S of the network with its initial weights, on the same examples."""
+
+    word = "initial"
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        return NO_INITIAL if subject.then is None else self._around(subject.initially(), cotangents)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         key = (subject.origin, self, cotangents)
@@ -58,31 +68,33 @@ class Initial(Statistic):
 
 
 @dataclass(frozen=True)
-class HeldOut(Statistic):
+class HeldOut(_Around):
     """S on the probe's held-out examples."""
 
-    statistic: Statistic
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"held_out({self.statistic.name})"
-
-    @property
-    def use(self) -> Use:  # type: ignore[override]
-        return self.statistic.use
-
-    @property
-    def place(self) -> Place:  # type: ignore[override]
-        return self.statistic.place
+    word = "held_out"
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        if subject.probe.held_out is None:
-            return NO_HELD_OUT
-        inner = self.statistic.planned(subject.on_held_out(), cotangents)
-        return inner if isinstance(inner, str) else replace(self, statistic=inner)
+        return NO_HELD_OUT if subject.probe.held_out is None else self._around(subject.on_held_out(), cotangents)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _Elsewhere(gathered(subject.on_held_out(), self.statistic, cotangents), "held_out")
+
+
+@dataclass(frozen=True)
+class Previous(_Around):
+    """S at the last snapshot that was recorded. Its values are numbers or tensors, so that a run can keep them."""
+
+    word = "previous"
+
+    @property
+    def needs(self) -> tuple[Statistic, ...]:  # type: ignore[override]
+        return (self.statistic,)  # as it is now, for the next time
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        return self._around(subject, cotangents)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Previous(subject, self.statistic, cotangents, needs[0])
 
 
 class _Elsewhere(Simple):
@@ -96,36 +108,6 @@ class _Elsewhere(Simple):
     def value(self, place: str, without: Group | None = None) -> Any:
         mine = None if without is None else ("examples" if without[0] == self.kind else without[0], without[1])
         return self.made.value(place, mine)
-
-
-@dataclass(frozen=True)
-class Previous(Statistic):
-    """S at the last snapshot that was recorded. Its values are numbers or tensors, so that a run can keep them."""
-
-    statistic: Statistic
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"previous({self.statistic.name})"
-
-    @property
-    def needs(self) -> tuple[Statistic, ...]:  # type: ignore[override]
-        return (self.statistic,)  # as it is now, for the next time
-
-    @property
-    def use(self) -> Use:  # type: ignore[override]
-        return self.statistic.use
-
-    @property
-    def place(self) -> Place:  # type: ignore[override]
-        return self.statistic.place
-
-    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        inner = self.statistic.planned(subject, cotangents)
-        return inner if isinstance(inner, str) else replace(self, statistic=inner)
-
-    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Previous(subject, self.statistic, cotangents, needs[0])
 
 
 class _Previous(Simple):

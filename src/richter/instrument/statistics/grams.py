@@ -239,17 +239,18 @@ class _Gram(Simple):
         if whole is not None:
             yield WHOLE, whole
 
-    def _found(self, place: str) -> bool:
-        """Is it among those that are still to come? If not, the next look begins with the first again."""
+    def _go_to(self, place: str) -> bool:
+        """Is it among the kernels that are still to come? If not, the next look begins with the first of them again."""
         self.kernels = self._all() if self.kernels is None else self.kernels
-        for self.place, self.K in self.kernels:  # noqa: B020
-            if self.place == place:
+        for name, K in self.kernels:
+            self.place, self.K = name, K
+            if name == place:
                 return True
         self.kernels, self.place, self.K = None, None, torch.empty(0)
         return False
 
     def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n v n v"]:
-        if place != self.place and not self._found(place) and not self._found(place):
+        if place != self.place and not any(self._go_to(place) for _ in range(2)):
             raise Missing(KERNEL)
         if without is None:
             return self.K
