@@ -193,7 +193,7 @@ def test_a_small_archive_does_not_fill_the_disk(served: Any, cache: Path, monkey
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize("data", [b"no gzip at all", gzip.compress(b"alpha\n")[:-9]])
+@pytest.mark.parametrize("data", [b"no gzip at all", gzip.compress(b"alpha\n")[:-9]], ids=["no gzip", "cut off"])
 def test_damage_inside_is_told(served: Any, cache: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     folder, address, _ = served
     (folder / "a.txt.gz").write_bytes(data)
