@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import time
@@ -33,7 +34,7 @@ class Browser:
         self.driver.get("about:blank")  # so that another # is another page
         self.driver.get(address)
 
-    def until(self, script: str, seconds: float = 30) -> Any:
+    def until(self, script: str, seconds: float = 120) -> Any:
         """The first value of a JavaScript expression that is true."""
         end = time.monotonic() + seconds
         while not (value := self.run(f"return {script}")):
@@ -42,8 +43,13 @@ class Browser:
         return value
 
     def click(self, selector: str, text: str = "") -> None:
-        """As a person does: the first element with this text."""
-        self.until(f"[...document.querySelectorAll({selector!r})].find(n => n.textContent.includes({text!r}))").click()
+        """As a person does: the first element with this text. The page may draw it anew between looking and clicking."""
+        from selenium.common.exceptions import StaleElementReferenceException
+        for _ in range(20):
+            with contextlib.suppress(StaleElementReferenceException):
+                self.until(f"[...document.querySelectorAll({selector!r})].find(n => n.textContent.includes({text!r}))").click()
+                return
+        raise AssertionError(f"{selector} with {text!r} is drawn anew whenever it is looked at")
 
     def text(self) -> str:
         return str(self.run("return document.body.innerText"))
@@ -52,7 +58,7 @@ class Browser:
         return self.run("return [...document.querySelectorAll('.panel h3')].map(h => h.textContent)")
 
     def saved(self, name: str) -> bytes:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not (files := list(self.downloads.glob(name))):
             assert time.monotonic() < end, f"{name} was not saved: {list(self.downloads.iterdir())}"
             time.sleep(0.1)
