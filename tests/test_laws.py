@@ -20,7 +20,7 @@ import richter
 from richter import kernels
 from richter.core import WHOLE, MemoryBudgetError
 from richter.instrument.capture import quiet, state_of
-from richter.instrument.captures import LayerCapture, covariance, layer_captures
+from richter.instrument.captures import LayerCapture, covariance, record
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.statistics import Factor, FeatureMatrix, basis, egop
 from richter.instrument.survey import survey
@@ -344,7 +344,8 @@ def captured(model: nn.Module, x: Tensor, name: str) -> LayerCapture:
         state = state_of(model)
         found = survey(model, x, state)
         asked = lambda f, rows: every_output(f)  # noqa: E731
-        return layer_captures(model, x, slice(0, len(x)), asked, state, found, [name])[name]
+        recording = record(model, x, slice(0, len(x)), state, found, [name])
+        return recording.captures(asked(recording.f, slice(0, len(x))))[name]
 
 
 LAYERS = {"mlp": ["0", "2", "4"], "tall": ["0", "2", "4"], "conv": ["0", "3", "6"], "tokens": ["embed", "readout"]}

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 import richter
 from richter.core import MemoryBudgetError, MixingError, SelectionError
 from richter.models import mlp
+from richter.workflows.richness import nfc_by_layer
 
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(20, 6, generator=DRAW, dtype=torch.float64), torch.arange(20) % 3
@@ -144,3 +145,12 @@ def test_cotangents_of_a_measure_may_be_a_function() -> None:
                                        cotangents=lambda f, y: torch.eye(3, dtype=f.dtype)[:1, None].expand(1, len(f), 3))
     model = mlp([6, 8, 3], seed=0).double()
     assert richter.measure(model, richter.Probe(X, Y), [measure]).value("first", "2") == pytest.approx(1.0)
+
+
+def test_weights_that_lie_elsewhere_are_read_there() -> None:
+    """Richness trusts that the same modules work in the same way, and still sees every number."""
+    model = mlp([6, 8, 3], seed=0).double()
+    rich = nfc_by_layer(model, richter.Probe(X, Y))
+    rich()
+    model[0].weight.data = torch.randn(8, 6, generator=DRAW, dtype=torch.float64)  # other memory, which torch does not count
+    assert rich()["0"] == pytest.approx(richter.measure(model, richter.Probe(X, Y), ["nfc"]).value("nfc", "0"), rel=1e-10)

@@ -15,7 +15,7 @@ from richter.instrument.survey import Layout, MapInfo, Survey, by_example, group
 from richter.layers import Kind
 
 __all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "by_example", "check_finite", "count",
-           "covariance", "example_gradients", "grouped", "layer_captures", "map_gradient", "record", "room_for", "select",
+           "covariance", "example_gradients", "grouped", "map_gradient", "record", "room_for", "select",
            "widened"]
 
 
@@ -143,13 +143,6 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Surve
     f = run.f.detach().reshape(n, -1)
     check_finite(f)
     return Recording(survey, n, f, replace(run, calls=calls), where)
-
-
-def layer_captures(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State, survey: Survey,
-                   names: Sequence[str], output: Output | None = None, reads: bool = True) -> dict[str, LayerCapture]:
-    """Capture the maps ``names`` on one chunk: one forward pass, one backward pass for each cotangent."""
-    recording = record(model, x, rows, state, survey, names, output)
-    return recording.captures(cotangents(recording.f, rows), reads)
 
 
 def room_for(g: Tensor, v: int, shape: Sequence[int] | None = None) -> Tensor:
