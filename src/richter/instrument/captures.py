@@ -9,9 +9,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import CaptureError, Mark, Remark
 from richter.instrument.capture import Call, Inputs, Output, Pass, State, check_finite, count, forward, select
-from richter.instrument.survey import Layout, MapInfo, Survey, by_example, grouped, map_gradient
+from richter.instrument.survey import (
+    Audit,
+    Bench,
+    Check,
+    Layout,
+    MapInfo,
+    Survey,
+    by_example,
+    check_calls,
+    grouped,
+    map_gradient,
+    prints,
+    suspects,
+)
 from richter.layers import Kind
 
 __all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "by_example", "check_finite", "count",
@@ -53,6 +65,7 @@ class Recording:
     f: Float[Tensor, "n k"]  # detached
     run: Pass  # with the calls of the chosen maps alone
     where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among run.calls and where their examples are
+    check: Check | None = None  # of the first captures
     _reads: dict[str, Tensor] = field(default_factory=dict)
     _live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = field(default_factory=dict)  # live, silent, what the live ones read
 
@@ -86,7 +99,16 @@ class Recording:
                 if v == 0:
                     stacked[name] = room_for(g, len(V))
                 stacked[name][v] = g
+        if self.check is not None:
+            check, self.check = self.check, None
+            check(V, lambda i, mix: self._of_one(i, mix, stacked))
         return {name: self._capture(name, stacked[name], reads) for name in self.where}
+
+    def _of_one(self, i: int, mix: Float[Tensor, " v"], stacked: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """What each map read of one example, and what a combination of its cotangents asks; "1 s ..." both."""
+        row = torch.tensor([i], device=self.f.device)
+        return {name: (self.reads_of(name, row), torch.einsum("v,v...->...", mix.to(g.dtype), g[:, i])[None])
+                for name, g in stacked.items()}
 
     def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
         calls = [self.run.calls[i] for i, _ in self.where[name]]
@@ -116,33 +138,48 @@ class Recording:
 
 
 def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Survey, names: Sequence[str],
-           output: Output | None = None) -> Recording:
+           output: Output | None = None, audit: Audit | None = None) -> Recording:
     """One forward pass of the examples ``rows`` of a probe, remembering the maps ``names``. A map that is not batched can
-    only be read from a single example, whose every call it then is; it is left out if it is not called."""
-    n = count(x)
-    run = forward(model, x, state, output=output, expand=dict.fromkeys(survey.expand, n), silent=survey.silent,
-                  seed=rows.start)
+    only be read from a single example, whose every call it then is; it is left out if it is not called. What ``audit`` says is
+    looked at: a Doubt, if this is not what the survey says."""
+    n, bench = count(x), Bench(model, x, state, output, survey.accumulates)
+    examined = audit is not None and bool(names) and audit.due(state, rows)
+    odd = _out_of_order(bench, survey, audit, rows) if examined and audit is not None and n > 1 else None
+    run = forward(model, x, state, output=output, expand=dict.fromkeys(survey.expand, n), silent=survey.silent, seed=rows.start)
+    check_calls(survey, x, run.calls, n)
     groups = grouped(run.calls)
-    for name in groups.keys() - survey.maps.keys() - survey.notes.keys():
-        survey.notes[name] = Remark(Mark.IDLE, "called for some examples only, and not for the first ones, on which the capture "
-                                               "is verified")
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []
-    for name in names:
+    for name in _with_siblings(survey, names) if examined else names:
         own = groups.get(name, [])
         if n == 1 and not own:
             continue
         alone: list[Layout] = ["major"] * len(own)  # a single example: everything is its own
-        layouts = tuple(alone) if n == 1 else survey.maps[name].layouts
-        if len(own) != len(layouts):
-            raise CaptureError(f"layer {name!r} was called {len(layouts)} times on the first examples and "
-                               f"{len(own)} times on others: its use depends on the data. "
-                               f"Leave it out with layers=..., or measure with chunk=1.")
-        where[name] = list(enumerate(layouts, len(calls)))
+        where[name] = list(enumerate(tuple(alone) if n == 1 else survey.maps[name].layouts, len(calls)))
         calls += own
     f = run.f.detach().reshape(n, -1)
     check_finite(f)
-    return Recording(survey, n, f, replace(run, calls=calls), where)
+    recording = Recording(survey, n, f, replace(run, calls=calls), where)
+    if examined and audit is not None:
+        firsts = {name: calls[own[0][0]] for name, own in where.items()}
+        examples = sorted({*audit.examples(rows), *(odd(run.calls) if odd else ())})
+        recording.check = Check(bench, survey, firsts, examples, rows.start, audit.number) if examples and firsts else None
+    return recording
+
+
+def _out_of_order(bench: Bench, survey: Survey, audit: Audit, rows: slice) -> Callable[[Sequence[Call]], list[int]]:
+    """A pass of the examples in another order; what it returns says which of them another pass shows to lie elsewhere."""
+    order = audit.order(bench.n)
+    turned = replace(bench, x=select(bench.x, order)).run(expand=dict.fromkeys(survey.expand, bench.n), seed=rows.start)
+    check_calls(survey, bench.x, turned.calls, bench.n)
+    after = prints(survey, turned.calls, bench.n)
+    return lambda calls: suspects(prints(survey, calls, bench.n), after, order)
+
+
+def _with_siblings(survey: Survey, names: Sequence[str]) -> list[str]:
+    """These maps, and the other uses of the same parameters: together they make a gradient."""
+    weights = {survey.maps[k].weight for k in names} - {None}
+    return [*names, *(k for k, info in survey.maps.items() if info.weight in weights and k not in names)]
 
 
 def room_for(g: Tensor, v: int, shape: Sequence[int] | None = None) -> Tensor:
@@ -159,11 +196,12 @@ def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def example_gradients(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State,
-                      names: Sequence[str], output: Output | None = None) -> dict[str, Tensor]:
+                      names: Sequence[str], output: Output | None = None, accumulates: bool = False) -> dict[str, Tensor]:
     """d <V_v, f(x_n)> / d parameter, "v n p", by plain autograd on one example after another: always right."""
     gathered: dict[str, list[Tensor]] = {name: [] for name in names}
     for i in range(count(x)):
-        run = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False, seed=rows.start + i)
+        run = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False, seed=rows.start + i,
+                      accumulates=accumulates)
         check_finite(run.f)
         V = cotangents(run.f.detach().reshape(1, -1), slice(rows.start + i, rows.start + i + 1))
         places = [state[name] for name in names]

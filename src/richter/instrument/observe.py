@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from richter.core import WHOLE, SelectionError, StoreError, parse_bytes
+from richter.core import WHOLE, Row, SelectionError, StoreError, parse_bytes
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_initial, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
@@ -24,6 +24,7 @@ from richter.instrument.evaluate import Evaluation, Plan, plan
 from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.subject import Subject
+from richter.instrument.survey import Doubt
 from richter.measures.cards import CARDS
 from richter.measures.measure import Measure, resolve
 from richter.runs import Writer, create
@@ -67,13 +68,22 @@ class Measurement:
         with quiet(self.model, self.mode, self.seed):
             if self.subject.renew():
                 self.plan = None
-            if self.plan is None:
-                self.plan = plan(self.subject, self.measures, self.cotangents)
-            work = Evaluation(self.subject, self.plan, step, matrices)
-            rows = work.rows()
+            work, rows = self._evaluated(step, matrices)
         seconds = time.perf_counter() - begun
         return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
                         work.arrays)
+
+    def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
+        """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused."""
+        while True:
+            try:
+                if self.plan is None:
+                    self.plan = plan(self.subject, self.measures, self.cotangents)
+                work = Evaluation(self.subject, self.plan, step, matrices)
+                return work, work.rows()
+            except Doubt as doubt:
+                self.plan = None
+                self.subject.amend(doubt)
 
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,

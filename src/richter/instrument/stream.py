@@ -30,6 +30,7 @@ from richter.instrument.captures import (
     select,
     widened,
 )
+from richter.instrument.survey import Audit
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Source:
     state: State
     survey: Survey
     output: Output | None = None
+    audit: Audit | None = None  # what is looked at again in this measurement
 
     @property
     def device(self) -> torch.device:
@@ -52,11 +54,12 @@ class Source:
         return kind if kind in (torch.float32, torch.float64) else torch.float32
 
     def record(self, x: Inputs, rows: slice, maps: Sequence[str]) -> Recording:
-        return record(self.model, x, rows, self.state, self.survey, maps, self.output)
+        return record(self.model, x, rows, self.state, self.survey, maps, self.output, self.audit)
 
     def run(self, x: Inputs, seed: int) -> Pass:
         """A forward pass with its graph, remembering no map."""
-        return forward(self.model, x, self.state, output=self.output, record=False, seed=seed)
+        return forward(self.model, x, self.state, output=self.output, record=False, seed=seed,
+                       accumulates=self.survey.accumulates)
 
 
 class Share(NamedTuple):
@@ -115,7 +118,7 @@ class Chunk:
             return {}
         assert self.cotangents is not None
         gradients = example_gradients(self.source.model, self.x, self.rows, self.cotangents, self.source.state, self.parameters,
-                                      self.source.output)
+                                      self.source.output, self.source.survey.accumulates)
         return {k: J.to(self.source.dtype) for k, J in gradients.items()}
 
     def captures(self, block: slice) -> dict[str, LayerCapture]:

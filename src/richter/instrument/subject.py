@@ -23,9 +23,10 @@ from richter.instrument.probe import Probe
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
-from richter.instrument.survey import SURVEYED, SurveyMemo, surveyed
+from richter.instrument.survey import SURVEYED, Audit, Bench, Doubt, SurveyMemo, surveyed
 from richter.kernels.planning import Unit, units_of
 
+UNTRUSTED = 16  # without errors, one measurement in so many is audited
 MAP_KINDS = ("dense", "grouped", "lookup")
 Layers = Sequence[str] | Callable[[str], bool] | None
 
@@ -41,6 +42,8 @@ class Subject:
         self.memo = SurveyMemo(trusting=not errors)
         self._known: Any = None  # what a plan rests on besides the architecture
         self._initial_outputs: Tensor | None = None  # of the initial network on the examples of the survey
+        self.measured = 0  # how often
+        self.audit: Audit | None = None  # what is looked at again in this measurement
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
@@ -52,24 +55,46 @@ class Subject:
         for name in ("bases", "loss_gradient", "then"):  # what is computed once of the weights
             self.__dict__.pop(name, None)
         self.forwards, self.carried = [], {}
+        self.measured += 1
+        self.audit = Audit() if self.errors or self.measured % UNTRUSTED == 1 else None
         self._find_device()
         self.few = to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
         before, self._known = self._known, None  # until all is well
         self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo)
-        self.W = {k: self._wide(W) for k, W in self.survey.matrices.items()}
-        self.W0 = {} if self.initial is None else self._matrices_then()
+        self._read_matrices()
         known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
         if known == before:
             self._known = known
             return False
+        self._prepare()
+        self._known = known
+        return True
+
+    def amend(self, doubt: Doubt) -> None:
+        """What was captured is not what single examples say: do without it."""
+        self._known = None
+        bench = Bench(self.model, doubt.x, self.state, self.output, self.survey.accumulates)
+        self.survey = self.memo.amend(self.survey, bench, doubt)
+        self.audit = Audit()
+        self.forwards, self.carried = [], {}
+        for name in ("bases", "loss_gradient"):
+            self.__dict__.pop(name, None)
+        self._read_matrices()
+        self._prepare()
+        self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
+
+    def _read_matrices(self) -> None:
+        self.W = {k: self._wide(W) for k, W in self.survey.matrices.items()}
+        self.W0 = {} if self.initial is None else self._matrices_then()
+
+    def _prepare(self) -> None:
+        """What depends on the architecture alone."""
         self.kept.clear()
         self._read_probe()
         self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         self._check_selection()
-        self._known = known
-        return True
 
     @cached_property
     def then(self) -> State | None:
@@ -106,13 +131,13 @@ class Subject:
     @property
     def source(self) -> Source:
         """The network now."""
-        return Source(self.model, self.state, self.survey, self.output)
+        return Source(self.model, self.state, self.survey, self.output, self.audit)
 
     @property
     def initial_source(self) -> Source:
         """The network at initialisation."""
         assert self.then is not None
-        return Source(self.model, self.then, self.survey, self.output)
+        return Source(self.model, self.then, self.survey, self.output, self.audit)
 
     @cached_property
     def bases(self) -> dict[str, Tensor | None]:
@@ -233,7 +258,10 @@ class Subject:
         if self._initial_outputs is None or not torch.equal(seen.f, self._initial_outputs):
             self.kept.clear()  # more than weights makes a network: attributes, buffers that are not saved
         self._initial_outputs = seen.f.detach()
-        return {c.name: self._wide(c.map.matrix(c.module, c.weight.detach())) for c in seen.calls}
+        matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}
+        later = {k: m for k, m in self.survey.maps.items() if k not in matrices and m.weight is not None}  # not used by the first
+        matrices |= {k: self.then[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
+        return {k: self._wide(W) for k, W in matrices.items()}
 
     def _wide(self, W: Tensor) -> Tensor:
         """Errors are differences of near numbers: they take float64."""

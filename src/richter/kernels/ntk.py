@@ -6,9 +6,9 @@ takes the fewest operations (kernels.contract), within the memory that is given 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,12 @@ from richter.instrument.captures import LayerCapture, RowCotangents, count, cova
 from richter.instrument.checks import check_inputs, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents, every_output
 from richter.instrument.stream import Chunk, Source, pairs, steps
-from richter.instrument.survey import SURVEYED, surveyed
+from richter.instrument.survey import SURVEYED, Amendments, Audit, Bench, Doubt, amended, surveyed
 from richter.kernels.contract import Room, Sum, add_products, gradients, mirror, read_products
 from richter.kernels.operations import OUTPUTS, Outputs
 from richter.kernels.planning import Plan, Request, Unit, make_plan, units_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,24 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     model, x, x2 = _checked(model, x, x2, outputs)
     with quiet(model, mode):
         job = prepare(model, x, cotangents, output, outputs)
-        result = kernels(job, x, x2, parse_bytes(memory), per_layer)
+        job, result = undoubted(job, lambda job: kernels(job, x, x2, parse_bytes(memory), per_layer))
     if outputs == "full":
         result = {name: K.permute(1, 0, 3, 2) for name, K in result.items()}
     shown = {name: like(K.to(job.source.dtype), *given) for name, K in result.items()}
     return shown if per_layer else shown["*"]
+
+
+def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
+    """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused."""
+    amendments = Amendments()
+    while True:
+        try:
+            return job, work(job)
+        except Doubt as doubt:
+            s = job.source
+            bench = Bench(s.model, doubt.x, s.state, s.output, s.survey.accumulates)
+            survey = amended(s.survey, bench, doubt, amendments)
+            job = replace(job, source=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
 
 
 def plan(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
@@ -195,7 +210,8 @@ def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, outp
     def V(f: Tensor, rows: slice) -> Tensor:
         return chosen.rows(f, None, range(rows.start, rows.stop), slice(None), "kernel")
 
-    return Job(Source(model, state, survey, output), units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs)
+    source = Source(model, state, survey, output, Audit())
+    return Job(source, units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs)
 
 
 def _inputs(model: nn.Module, x: Any) -> Inputs:
@@ -212,12 +228,15 @@ def _captured(model: nn.Module, x: Any, layer: str, output: Output | None, mode:
     check_weights(model)
     x = _inputs(model, x)
     with quiet(model, mode):
-        job = prepare(model, x, every_output, output, "full")
-        known = list(job.source.survey.batched)
-        if layer not in known:
-            raise SelectionError(f"layer {layer!r} is not one of the linear maps of this model: {', '.join(known)}.")
-        chunk = Chunk(job.source, x, slice(0, count(x)), [layer], job.cotangents)
-        return widened(chunk.recording.captures(chunk.V)[layer])
+        return undoubted(prepare(model, x, every_output, output, "full"), lambda job: _capture(job, x, layer))[1]
+
+
+def _capture(job: Job, x: Inputs, layer: str) -> LayerCapture:
+    known = list(job.source.survey.batched)
+    if layer not in known:
+        raise SelectionError(f"layer {layer!r} is not one of the linear maps of this model: {', '.join(known)}.")
+    chunk = Chunk(job.source, x, slice(0, count(x)), [layer], job.cotangents)
+    return widened(chunk.recording.captures(chunk.V)[layer])
 
 
 def ptk(model: nn.Module, x: Any, layer: str, *, output: Output | None = None, mode: str = "eval") -> Array:

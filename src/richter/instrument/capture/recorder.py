@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from richter.core import CaptureError
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
 from richter.instrument.capture.quiet import seeded
 from richter.instrument.capture.shortcuts import Shortcuts
-from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
+from richter.instrument.capture.state import Inputs, Output, State, accumulated, arguments, copy_of, in_place, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
 from richter.layers import LinearMap
 from richter.layers.attention import attention_in_parts
@@ -59,35 +59,54 @@ class Pass:
 
     f: Tensor
     calls: list[Call]
-    aliases: State
+    model: nn.Module
+    state: State
     skips: bool = False  # what backward passes to the calls do not need: there are no gradients of weights
     differentiates: bool = False  # the model itself does, inside its forward pass
+    accumulates: bool = False  # the model adds to .grad in its backward pass: all of it must run to know any gradient
+    adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad it did so
+
+    @property
+    def aliases(self) -> State:
+        """The weights that a gradient can reach."""
+        return {k: v for k, v in self.state.items() if v.requires_grad}
 
     def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
-        """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused."""
+        """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused.
+
+        The aliases stand in the model meanwhile: a model's own autograd.Function may run its modules again in its backward pass,
+        and what it adds to ``.grad`` there is part of the derivative."""
         assert not (also and self.skips)
         places: list[Any] = [*(c.edge for c in self.calls), *also]
         if not places:
             return [], []
-        gradients = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
-                                        retain_graph=True, allow_unused=True)
-        cut = len(self.calls)
-        g = [self.f.new_zeros(c.shape) if d is None else d.to_dense() if d.is_sparse else d
-             for c, d in zip(self.calls, gradients[:cut], strict=True)]
-        return g, [torch.zeros_like(t) if d is None else d.to_dense() if d.is_sparse else d
-                   for t, d in zip(also, gradients[cut:], strict=True)]
+        cut, end = len(self.calls), len(places)
+        if also and self.accumulates:
+            places += self.aliases.values()
+        with in_place(self.model, self.state):
+            gradients = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
+                                            retain_graph=True, allow_unused=True)
+        added = accumulated(self.state)
+        self.adds.update(added)
+        g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
+        exact = [torch.zeros_like(t) if d is None else _dense(d) for t, d in zip(also, gradients[cut:end], strict=True)]
+        return g, [d + added[id(t)] if id(t) in added else d for t, d in zip(also, exact, strict=True)] if added else exact
+
+
+def _dense(d: Tensor) -> Tensor:
+    return d.to_dense() if d.is_sparse else d
 
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
-            seed: int = 0) -> Pass:
+            seed: int = 0, accumulates: bool = False) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
     the output is given an example axis, so that each example gets a gradient of its own. ``silent`` makes many backward
     passes cheaper, where only gradients toward the calls are wanted: derivatives of activations are computed once, and in the
     named linear layers the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
-    train mode) is the same in every pass with the same seed. Call it inside ``quiet``.
+    train mode) is the same in every pass with the same seed. ``accumulates``: see Pass. Call it inside ``quiet``.
     """
     recorder = Recorder(model, state, expand or {}, silent) if record else None
     args, kwargs = arguments(model, copy_of(x))
@@ -103,9 +122,8 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.requires_grad:
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
-    aliases = {k: v for k, v in state.items() if v.requires_grad}
     calls, differentiates = ([], False) if recorder is None else (recorder.calls, recorder.differentiates)
-    return Pass(f, calls, aliases, silent is not None, differentiates)
+    return Pass(f, calls, model, state, silent is not None, differentiates, accumulates)
 
 
 def _check_unwritten(model: nn.Module, versions: Mapping[str, int]) -> None:

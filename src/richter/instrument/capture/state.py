@@ -3,8 +3,9 @@ which are counted, chosen, moved, copied and passed on; and the one tensor that 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,34 @@ def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copi
         value = initial[name].to(b.device) if initial is not None and name in initial else b
         state[name] = value.detach().clone()
     return state
+
+
+@contextlib.contextmanager
+def in_place(model: nn.Module, state: State) -> Iterator[None]:
+    """The weights of ``state`` stand in the model. Nothing is copied, and no hook of a module is heard."""
+    own: list[tuple[dict[str, Any], str, Any]] = []
+    modules = dict(model.named_modules(remove_duplicate=False))
+    try:
+        for name, alias in state.items():
+            owner, _, attribute = name.rpartition(".")
+            module = modules[owner]
+            box: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
+            own.append((box, attribute, box[attribute]))
+            box[attribute] = alias
+        yield
+    finally:
+        for box, attribute, value in reversed(own):
+            box[attribute] = value
+
+
+def accumulated(state: State) -> dict[int, Tensor]:
+    """What was added to ``.grad`` of the aliases, by their id; it is taken from them."""
+    sums: dict[int, Tensor] = {}
+    for alias in state.values():
+        if alias.requires_grad and alias.is_leaf and alias.grad is not None:
+            sums[id(alias)] = alias.grad.to_dense() if alias.grad.is_sparse else alias.grad
+            alias.grad = None
+    return sums
 
 
 def device_of(model: nn.Module) -> torch.device:

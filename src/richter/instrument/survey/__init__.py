@@ -3,14 +3,16 @@ captured ``h`` and ``g`` rebuild autograd's gradients? A survey runs a few examp
 trust.
 
 ``maps``: what is learned; ``layouts``: the examples and their axis; ``verify``: gradients rebuilt; ``examine``: the survey;
-``memo``: what holds for other weights too.
+``audit``: the same looked at throughout the probe; ``amend``: what that has taught; ``memo``: what holds for other weights too.
 """
 
+from richter.instrument.survey.amend import Amendments, amended
+from richter.instrument.survey.audit import Audit, Check, Doubt, check_calls, prints, suspects
 from richter.instrument.survey.examine import SURVEYED, survey
-from richter.instrument.survey.layouts import by_example, grouped
+from richter.instrument.survey.layouts import Bench, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.instrument.survey.memo import SurveyMemo, surveyed
-from richter.instrument.survey.verify import map_gradient, tolerance
+from richter.instrument.survey.verify import map_gradient
 
-__all__ = ["SURVEYED", "Layout", "MapInfo", "Survey", "SurveyMemo", "by_example", "grouped", "map_gradient", "survey", "surveyed",
-           "tolerance"]
+__all__ = ["SURVEYED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout", "MapInfo", "Survey", "SurveyMemo", "amended",
+           "by_example", "check_calls", "grouped", "map_gradient", "prints", "survey", "surveyed", "suspects", "tolerance"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
-from richter.instrument.capture import Inputs, Output, Pass, State, check_finite, kept_for_backward
-from richter.instrument.survey.layouts import Bench, expanded, layouts_of
+from richter.instrument.capture import Inputs, Output, Pass, State, check_finite, kept_for_backward, select
+from richter.instrument.survey.layouts import Bench, expanded, layouts_of, tolerance
 from richter.instrument.survey.maps import Survey
-from richter.instrument.survey.verify import MIXING, biases, coarsest, structured, tolerance, verify, verify_one
+from richter.instrument.survey.verify import MIXING, Verified, biases, coarsest, describe, verify, verify_one
 
 SURVEYED = 8  # examples
 
@@ -26,24 +27,35 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
         part = bench.run(bench.inner)
     drawn = draws(bench, whole, part)
     m = bench.inner.stop - 1
-    result = Survey(outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn, differentiates=whole.differentiates,
-                    graph=sum(kept.values()) // (m * part.f.element_size()))
-    whole, layouts, result.expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
+    whole, layouts, expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
     verified = verify(bench, whole, layouts, drawn)
-    result.maps, result.notes = verified.maps, verified.notes
-    result.structured = structured(result)
+    bench = replace(bench, accumulates=verified.accumulates)
+    result = describe(Survey(
+        verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
+        differentiates=whole.differentiates, accumulates=verified.accumulates, matrices=matrices_of(whole),
+        graph=sum(kept.values()) // (m * part.f.element_size())))
     result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.aliases, whole.f)))
-    one_by_one = [name for name, info in result.maps.items() if not info.layouts]
-    if one_by_one and not drawn:
-        weights = [state[w] for name in one_by_one if (w := result.maps[name].weight)]
-        _check_sums(bench, verified.R, weights, verified.exact)
-    if one_by_one:
-        refused = verify_one(bench.alone(0), one_by_one)
-        result.notes |= refused
-        result.maps = {name: info for name, info in result.maps.items() if name not in refused}
-    result.matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in whole.calls}
+    result = _one_by_one(bench, result, verified)
     result.notes |= _idle(model, result, whole)
     return result
+
+
+def _one_by_one(bench: Bench, result: Survey, verified: Verified) -> Survey:
+    """Maps that are read one example at a time are looked at on one example; those that fail are refused."""
+    names = [name for name, info in result.maps.items() if not info.layouts]
+    if not names:
+        return result
+    if not result.drawn:
+        weights = list({id(bench.state[w]): bench.state[w] for name in names if (w := result.maps[name].weight)}.values())
+        check_sums(bench, verified.R, weights, verified.exact)
+    refused = verify_one(bench.alone(0), names)
+    return describe(replace(result, notes=result.notes | refused,
+                            maps={name: info for name, info in result.maps.items() if name not in refused}))
+
+
+def matrices_of(run: Pass) -> dict[str, Tensor]:
+    """Of every map that is called."""
+    return {c.name: c.map.matrix(c.module, c.weight.detach()) for c in run.calls}
 
 
 def _check_modes(model: nn.Module) -> None:
@@ -54,26 +66,58 @@ def _check_modes(model: nn.Module) -> None:
 
 
 def draws(bench: Bench, whole: Pass, part: Pass) -> bool:
-    """Do outputs differ from pass to pass (dropout)? They are compared with those of fewer examples and of single ones: if
-    they differ there and not from pass to pass, examples mix, and an error says so."""
+    """Do outputs differ from pass to pass (dropout)? They are compared with those of fewer examples, of single ones, and of the
+    same ones among others: if they differ there and not from pass to pass, examples mix, and an error says so."""
     _check_outputs(bench, whole, part)
+    _check_neighbours(bench, whole)
     off = max(_difference(whole.f[bench.inner], part.f, whole.f), *(_alone(bench, whole, i) for i in (0, bench.n - 1)))
     if not off > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
         return False
     again = bench.run(record=False, seed=1)
     if torch.equal(again.f, whole.f):
-        raise MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: "
-                          f"{MIXING}")
+        raise _mixing(off)
     return True
+
+
+def _check_neighbours(bench: Bench, whole: Pass) -> None:
+    """Each half of the examples among copies of itself, in a batch of the same size with the same draws: nothing but rounding may
+    change its outputs, and rounding changes them no more than another order does."""
+    n, here = bench.n, torch.arange(bench.n)
+    others = [here % (n // 2), n // 2 + here % (n - n // 2)]
+    kept = [here[:n // 2], here[n // 2:]]
+    off = 0.0
+    for among, mine in zip(others, kept, strict=True):
+        index = torch.where(torch.isin(here, mine), here, among.roll(1))
+        run = replace(bench, x=select(bench.x, index)).run(record=False)
+        off = max(off, _difference(run.f[mine], whole.f[mine], whole.f) if run.f.shape == whole.f.shape else math.inf)
+    eps = torch.finfo(coarsest(bench.state, whole.f)).eps
+    if off > 32 * eps:
+        turned = replace(bench, x=select(bench.x, here.flip(0))).run(record=False)
+        rounding = _difference(turned.f.flip(0), whole.f, whole.f) if not _drawing(bench, whole) else 0.0
+        if off > max(32 * eps, 10 * rounding):
+            raise _mixing(off)
+
+
+def _drawing(bench: Bench, whole: Pass) -> bool:
+    return not torch.equal(bench.run(record=False, seed=1).f, whole.f)
+
+
+def _mixing(off: float) -> MixingError:
+    return MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: {MIXING}")
 
 
 def _check_outputs(bench: Bench, whole: Pass, part: Pass) -> None:
     """Shapes and numbers as they should be."""
-    f, n = whole.f, bench.n
-    if f.dim() == 0 or not f.numel() or f.shape[0] != n or part.f.shape[0] != bench.inner.stop - 1:
+    f, n, m = whole.f, bench.n, bench.inner.stop - 1
+    if f.dim() == 0 or not f.numel() or f.shape[0] != n or part.f.shape[0] != m:
         raise CaptureError(f"the model's output has shape {tuple(f.shape)} for {n} examples. Richter needs the examples "
                            f"on the first axis: use output=lambda out: ... to pick or transpose it (a loss averaged over "
                            f"the batch is not an output).")
+    if part.f.shape[1:] != f.shape[1:]:
+        raise MixingError(f"the model's output has shape {tuple(f.shape)} for {n} examples and {tuple(part.f.shape)} for {m} of "
+                          f"them: what one example gives depends on how many others there are (similarities between the "
+                          f"examples of a batch, or padding to its longest). Pick outputs that each example has by itself, e.g. "
+                          f"the embeddings: output=lambda out: ....")
     check_finite(f)
 
 
@@ -92,7 +136,7 @@ def _difference(f: Tensor, other: Tensor, scale: Tensor) -> float:
     return (f - other).detach().abs().max().item() / (scale.detach().abs().max().item() + 1e-300)
 
 
-def _check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[int, Tensor]) -> None:
+def check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[int, Tensor]) -> None:
     """The gradients of single examples must add up to that of the batch, or there are no gradients of single examples."""
     added = [torch.zeros_like(w) for w in weights]
     for i in range(bench.n):
@@ -100,7 +144,8 @@ def _check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[
         added = [a + d for a, d in zip(added, gradients, strict=True)]
     for w, a in zip(weights, added, strict=True):
         if (a - exact[id(w)]).norm() > 10 * tolerance(a.dtype) * (a.norm() + exact[id(w)].norm()):
-            raise MixingError(f"the gradients of single examples do not add up to that of the batch: {MIXING}")
+            raise MixingError(f"the gradients of single examples do not add up to that of the batch (in its backward pass, if "
+                              f"not in its forward pass): {MIXING}")
 
 
 def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from richter.instrument.capture import Call, Inputs, Output, Pass, State, count, forward, select
 from richter.instrument.survey.maps import Layout
 
-REGULAR = ("major", "minor", "second")
-Layouts = dict[str, list[str]]  # of each map, for each of its calls: a Layout, or "shared" or "irregular"
+Candidates = tuple[str, ...]  # how examples may lie in a call; none: in no way that is known; SHARED: not at all
+Layouts = dict[str, list[Candidates]]  # of each map, for each of its calls
+SHARED: Candidates = ("shared",)  # what all examples have in common
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Bench:
     x: Inputs
     state: State
     output: Output | None = None
+    accumulates: bool = False  # see Pass
 
     @cached_property
     def n(self) -> int:
@@ -46,7 +48,7 @@ class Bench:
     def run(self, rows: slice = slice(None), **options: Any) -> Pass:
         """A forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
         x = self.x if rows == slice(None) else select(self.x, rows)
-        return forward(self.model, x, self.state, output=self.output, **options)
+        return forward(self.model, x, self.state, output=self.output, accumulates=self.accumulates, **options)
 
     def alone(self, i: int, **options: Any) -> Pass:
         """A forward pass of one example."""
@@ -72,48 +74,57 @@ def grouped(calls: Sequence[Call]) -> dict[str, list[Call]]:
 
 
 def layouts_of(whole: Pass, part: Pass, n: int, m: int) -> Layouts:
-    """Where the examples are in each call of each map: a pass of n of them is compared with one of m (the second to the last
+    """Where the examples may be in each call of each map: a pass of n of them is compared with one of m (the second to the last
     but one)."""
     fewer = grouped(part.calls)
-    return {name: [_layout(c, d, n, m) for c, d in zip(calls, fewer[name], strict=True)]
-            if len(calls) == len(fewer.get(name, [])) else ["irregular"] * len(calls)
+    return {name: [_candidates(c, d, n, m) for c, d in zip(calls, fewer[name], strict=True)]
+            if len(calls) == len(fewer.get(name, [])) else [()] * len(calls)
             for name, calls in grouped(whole.calls).items()}
 
 
-def _layout(c: Call, d: Call, n: int, m: int) -> str:
-    """Of one call, on n examples and on m."""
+def _candidates(c: Call, d: Call, n: int, m: int) -> Candidates:
+    """Of one call, on n examples and on m. Rows that are alike leave several: which of them it is, gradients tell."""
     if c.shape == d.shape:
-        return "shared"
+        return SHARED
     if len(c.shape) != len(d.shape):
-        return "irregular"
+        return ()
     axes = [i for i, (p, q) in enumerate(zip(c.shape, d.shape, strict=True)) if p != q]
     axis = axes[0]
     if len(axes) > 1 or axis > 1 or c.shape[axis] % n or c.shape[axis] // n * m != d.shape[axis]:
-        return "irregular"
+        return ()
     if axis == 1:
-        return "second" if len(c.shape) > 2 else "irregular"
+        return ("second",) if len(c.shape) > 2 else ()
     if c.shape[0] == n:
-        return "major"
+        return ("major",)
     r, x, y = c.shape[0] // n, c.read, d.read  # r rows for each example: side by side, or n apart?
-    if x.shape[0] != c.shape[0]:
-        return "irregular"
-    if torch.allclose(x[r:r + r * m], y, rtol=1e-3, atol=1e-6):
-        return "major"
-    unfold = x.reshape(r, n, *x.shape[1:])[:, 1:1 + m].reshape(y.shape)
-    return "minor" if torch.allclose(unfold, y, rtol=1e-3, atol=1e-6) else "irregular"
+    if x.shape[0] != c.shape[0] or y.shape[1:] != x.shape[1:]:
+        return ()
+    apart = x.reshape(r, n, *x.shape[1:])[:, 1:1 + m].reshape(y.shape)
+    return tuple(layout for layout, rows in (("major", x[r:r + r * m]), ("minor", apart)) if close(rows, y))
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far two right computations of one gradient may differ."""
+    return {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 5e-2 if dtype.is_floating_point else 0.0)
+
+
+def close(x: Tensor, y: Tensor) -> bool:
+    """The same numbers, up to the rounding of two right computations; relative to the largest of them, however small that is."""
+    x, y = x.detach(), y.detach()
+    return x.shape == y.shape and (not x.numel() or bool((x - y).abs().max() <= tolerance(x.dtype) * x.abs().max()))
 
 
 def expanded(bench: Bench, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts, set[str]]:
     """Give outputs that all examples share (a position embedding) an example axis, wherever that leaves the model's output as it
     was: (the pass with it, its layouts, the modules that got one)."""
-    shared = {bench.modules[id(c.module)] for c in whole.calls if c.name in layouts and "shared" in layouts[c.name]}
+    shared = {bench.modules[id(c.module)] for c in whole.calls if c.name in layouts and SHARED in layouts[c.name]}
     accepted: set[str] = set()
     for module in sorted(shared):
         try:
             trial = bench.run(expand=dict.fromkeys({*accepted, module}, bench.n))
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
             continue  # the model does not broadcast there: one example at a time, then
-        if trial.f.shape == whole.f.shape and torch.allclose(trial.f, whole.f, rtol=1e-4, atol=1e-6):
+        if close(trial.f, whole.f):
             accepted.add(module)
             whole = trial
     if accepted:

@@ -21,6 +21,7 @@ class MapInfo:
     name: str
     kind: Kind
     layouts: tuple[Layout, ...]  # one for each call; empty when only one example at a time can be read
+    rows: tuple[int, ...]  # of each call, for one example on the axis that holds the examples
     module: str
     weight: str | None  # the parameter behind it; None for a weight computed from parameters
     shape: tuple[int, ...]  # of the matrix
@@ -54,6 +55,7 @@ class Survey:
     matrices: dict[str, Tensor] = field(default_factory=dict)  # of every map that is called
     graph: int = 0  # numbers per example that a forward pass keeps for its backward passes
     differentiates: bool = False  # the model itself does, inside its forward pass
+    accumulates: bool = False  # the model adds to .grad in its backward pass
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
 
     @property

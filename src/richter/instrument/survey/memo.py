@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from richter.core import Mark
 from richter.instrument.capture import Inputs, Output, State, copy_of, forward, select, state_of, written
 from richter.instrument.survey import examine
-from richter.instrument.survey.layouts import Bench
+from richter.instrument.survey.amend import Amendments, amended
+from richter.instrument.survey.audit import Doubt
+from richter.instrument.survey.layouts import Bench, tolerance
 from richter.instrument.survey.maps import Survey
-from richter.instrument.survey.verify import biases, coarsest, tolerance, verify
+from richter.instrument.survey.verify import biases, coarsest, verify
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,24 @@ class SurveyMemo:
         self.trusting = trusting  # that the same modules work in the same way: plain models are not looked at again
         self._entry: _Entry | None = None
         self.surveys = 0  # that were made anew
+        self.amendments = Amendments()  # what later examples have taught of the model
+        self._amended: Any = None  # the architecture that they are of
+
+    def amend(self, survey: Survey, bench: Bench, doubt: Doubt) -> Survey:
+        """The survey without what is in doubt; it stays so for the next measurements of the same model."""
+        result = amended(survey, bench, doubt, self.amendments)
+        self.surveys += 1
+        self._amended = _architecture(bench.model, bench.output)
+        if self._entry is not None:
+            self._entry = replace(self._entry, survey=_own(result))
+        return result
+
+    def known(self, model: nn.Module, output: Output | None, survey: Survey, state: State) -> Survey:
+        """A new survey, with what is known of later examples."""
+        if self._amended is None or self._amended != _architecture(model, output):
+            self.amendments, self._amended = Amendments(), None
+            return survey
+        return self.amendments.apply(survey, state)
 
     def recall(self, model: nn.Module, x: Inputs, output: Output | None) -> tuple[set[str], State, Survey] | None:
         """What ``surveyed`` gives, if this model was surveyed on these examples; with the same weights, that it gives the same
@@ -90,14 +110,15 @@ def renewed(known: Survey, bench: Bench) -> Survey | None:
     if calls != {name: len(info.layouts) for name, info in known.maps.items()}:
         return None
     try:
-        verified = verify(bench, whole, {name: list(info.layouts) for name, info in known.maps.items()}, drawn=False)
+        verified = verify(bench, whole, {name: [(k,) for k in info.layouts] for name, info in known.maps.items()}, drawn=False)
     except RuntimeError:  # what a layer reads has another shape now: routing, early exits
         return None
     tol = tolerance(coarsest(whole.aliases, whole.f))
-    if verified.notes or any(info.layouts != known.maps[name].layouts for name, info in verified.maps.items()) \
+    same = all((info.layouts, info.rows) == (known.maps[k].layouts, known.maps[k].rows) for k, info in verified.maps.items())
+    if verified.notes or not same or verified.accumulates != known.accumulates \
             or biases(bench.model, known, verified, whole.aliases, tol) != known.biases:
         return None
-    return replace(known, maps=verified.maps, matrices={c.name: c.map.matrix(c.module, c.weight.detach()) for c in whole.calls})
+    return replace(known, maps=verified.maps, matrices=examine.matrices_of(whole))
 
 
 def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
@@ -110,6 +131,7 @@ def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
     state = state_of(model, copied=copied)
     result = examine.survey(model, x, state, output)
     if memo is not None:
+        result = memo.known(model, output, result, state)
         memo.keep(model, x, output, copied, result)
     return copied, state, result
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
-from richter.instrument.capture import Call, Pass, State
-from richter.instrument.survey.layouts import REGULAR, Bench, Layouts, by_example, grouped
-from richter.instrument.survey.maps import MapInfo, Survey
+from richter.instrument.capture import Call, Pass, State, accumulated, in_place
+from richter.instrument.survey.layouts import SHARED, Bench, Candidates, Layouts, by_example, grouped, tolerance
+from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.layers import Kind
 
 BIASES = ("bias", "in_proj_bias")
 MIXING = ("the model mixes examples (BatchNorm in train mode or without running statistics, a batch-wide normalisation or "
           "attention), so gradients of single examples do not exist. Measure in eval mode (the default), or give BatchNorm "
           "running statistics.")
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """How far two right computations of one gradient may differ."""
-    return {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 5e-2)
 
 
 def coarsest(state: State, f: Tensor) -> torch.dtype:
@@ -81,7 +76,10 @@ class Tally:
 
     first: Call
     index: Tensor  # where each entry of the matrix stands in the flattened weight
-    layouts: list[str]  # of all calls; "irregular" throughout, once one of them is
+    candidates: list[Candidates]  # how examples may lie in each call
+    layouts: list[Layout] = field(default_factory=list)  # how they do, call by call
+    rows: list[int] = field(default_factory=list)  # of each call, for one example
+    regular: bool = True  # has every call had a layout so far?
     calls: int = 0
     copied: int = 0  # numbers that reading it copies
     wrote: int = 0
@@ -97,24 +95,24 @@ class Tally:
         self.summed = self.summed + g.flatten(2).sum((0, 1))
         self.squares += g.square().sum().item()
 
-    def separate(self, call: Call, halves: tuple[Tensor, Tensor], n: int, tol: float) -> bool:
-        """Does a gradient that starts from half of the examples stay with them? Then the map can be read for all at a time."""
-        layout = self.layouts[self.calls]
-        if layout not in REGULAR:
-            self.layouts = ["irregular"] * len(self.layouts)
-            return True  # nothing is claimed of it
-        first, second = (by_example(call.map.outputs(call.module, t), n, layout) for t in halves)  # type: ignore[arg-type]
-        self.live += int(((first + second).flatten(2).abs().sum((0, 2)) > 0).sum())
-        if first[n // 2:].norm() > tol * first.norm() or second[:n // 2].norm() > tol * second.norm():
-            self.layouts = ["irregular"] * len(self.layouts)
-            return False
-        return True
+    def separate(self, call: Call, halves: tuple[Tensor, Tensor], mine: Tensor, tol: float) -> bool:
+        """Does a gradient that starts from half of the examples (``mine``) stay with them? Then the map can be read for all at a
+        time. False: it does not, though examples have an axis."""
+        candidates, n = self.candidates[self.calls], len(mine)
+        for layout in candidates if candidates != SHARED else ():
+            first, second = (by_example(call.map.outputs(call.module, t), n, layout) for t in halves)  # type: ignore[arg-type]
+            if first[~mine].norm() <= tol * first.norm() and second[mine].norm() <= tol * second.norm():
+                self.live += int(((first + second).flatten(2).abs().sum((0, 2)) > 0).sum())
+                self.layouts.append(layout)  # type: ignore[arg-type]
+                self.rows.append(call.shape[layout == "second"] // n)
+                return True
+        self.regular = False  # nothing is claimed of it
+        return candidates in ((), SHARED)
 
     def info(self, module: str, weight: str | None, n: int) -> MapInfo:
-        regular = all(k in REGULAR for k in self.layouts)
-        return MapInfo(self.first.name, self.first.map.kind, tuple(self.layouts) if regular else (),  # type: ignore[arg-type]
-                       module, weight, tuple(self.index.shape), self.wrote // n, self.index.reshape(-1), self.copied // n,
-                       self.live)
+        layouts, rows = (tuple(self.layouts), tuple(self.rows)) if self.regular else ((), ())
+        return MapInfo(self.first.name, self.first.map.kind, layouts, rows, module, weight, tuple(self.index.shape),
+                       self.wrote // n, self.index.reshape(-1), self.copied // n, self.live)
 
 
 @dataclass
@@ -124,6 +122,7 @@ class Verified:
     R: Float[Tensor, "n k"]  # the random combination of outputs
     exact: dict[int, Tensor]  # id of a parameter -> the gradient of <R, f>
     tallies: dict[str, Tally]
+    accumulates: bool = False  # the model adds to .grad in its backward pass
     maps: dict[str, MapInfo] = field(default_factory=dict)
     notes: dict[str, Remark] = field(default_factory=dict)
 
@@ -132,8 +131,8 @@ def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified
     """Rebuild the gradient of a random combination of the outputs, in two halves of the examples."""
     n, f, tol = bench.n, whole.f, tolerance(coarsest(whole.aliases, whole.f))
     R = torch.randn(n, f[0].numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f.device, f.dtype)
-    half = R.clone()
-    half[n // 2:] = 0
+    mine = torch.tensor([i.bit_count() % 2 == 0 for i in range(n)], device=f.device)  # neighbours are on either side
+    half = R * mine[:, None]
     weights, parameters = _distinct([c.weight for c in whole.calls]), _distinct(list(whole.aliases.values()))
     g1, w1 = whole.backward(half, weights + parameters)
     g2, w2 = whole.backward(R - half, weights + parameters)
@@ -146,12 +145,12 @@ def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified
         if c.name not in tallies:
             tallies[c.name] = Tally(c, c.index(), layouts[c.name])
         tally = tallies[c.name]
-        if not tally.separate(c, (halves[0], halves[1]), n, tol) and drawn:
+        if not tally.separate(c, (halves[0], halves[1]), mine, tol) and drawn:
             raise MixingError(f"layer {c.name!r}: what one example's output asks of it reaches other examples: {MIXING}")
         h, g = c.inputs(), c.map.outputs(c.module, halves[0] + halves[1])
         rebuilt.add(c, h, g)
         tally.add(c, h, g)
-    return _accepted(bench, Verified(R, by_parameter, tallies), rebuilt, tol)
+    return _accepted(bench, Verified(R, by_parameter, tallies, bool(whole.adds)), rebuilt, tol)
 
 
 def _accepted(bench: Bench, verified: Verified, rebuilt: Rebuilt, tol: float) -> Verified:
@@ -199,21 +198,28 @@ def _check_references(model: nn.Module, whole: Pass) -> None:
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not own:
         return
-    gradients = torch.autograd.grad(whole.f.sum(), list(own.values()), retain_graph=True, allow_unused=True)
+    with in_place(model, whole.state):
+        gradients = torch.autograd.grad(whole.f.sum(), list(own.values()), retain_graph=True, allow_unused=True)
+    accumulated(whole.state)  # is dropped: it is of the aliases
     for name, gradient in zip(own, gradients, strict=True):
         if gradient is not None:
             raise CaptureError(f"parameter {name!r} reaches the output through a reference kept outside its module (a list, a "
                                f"closure). Its gradient cannot be separated by example. Read it as an attribute in forward().")
 
 
-def structured(survey: Survey) -> dict[str, tuple[str, ...]]:
-    """Weights -> all maps that use them, where each can be read for many examples at a time."""
+def describe(survey: Survey) -> Survey:
+    """What follows from its maps: all uses of a weight are read for many examples at a time, or none; and which parameters have
+    gradients that are rebuilt from maps."""
     users: dict[str, list[str]] = {}
     for name, info in survey.maps.items():
         if info.weight is not None:
             users.setdefault(info.weight, []).append(name)
-    return {weight: tuple(maps) for weight, maps in users.items()
-            if weight.rpartition(".")[0] not in survey.notes and all(survey.maps[k].layouts for k in maps)}
+    singly = {k for own in users.values() if not all(survey.maps[k].layouts for k in own) for k in own}
+    maps = {k: replace(info, layouts=(), rows=()) if k in singly else info for k, info in survey.maps.items()}
+    structured = {weight: tuple(own) for weight, own in users.items()
+                  if weight.rpartition(".")[0] not in survey.notes and not singly.intersection(own)}
+    biases = {bias: own for bias, own in survey.biases.items() if all(k in maps and maps[k].layouts for k in own)}
+    return replace(survey, maps=maps, structured=structured, biases=biases)
 
 
 def biases(model: nn.Module, survey: Survey, verified: Verified, aliases: State, tol: float) -> dict[str, tuple[str, ...]]:

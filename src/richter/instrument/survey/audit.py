@@ -1,0 +1,197 @@
+"""What was captured is looked at again throughout the probe, in every measurement: a survey of a few examples cannot know what a
+model does with the others.
+
+In every chunk, the calls of each map are counted, and their rows compared with those of the same examples in another order. One
+example in ``ONE_IN`` (another one in every measurement) and those whose rows differed go through the model alone: what was
+captured of them must rebuild autograd's gradient. What does not is a ``Doubt``: it ends the measurement, the survey is amended
+(richter.instrument.survey.amend), and the measurement begins again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from richter.core import CaptureError
+from richter.instrument.capture import Call, Inputs, Pass, select
+from richter.instrument.survey.layouts import Bench, by_example, grouped, tolerance
+from richter.instrument.survey.maps import Survey
+from richter.instrument.survey.verify import coarsest, map_gradient
+
+ONE_IN = 32  # examples
+SUSPECTS = 2  # examples of a chunk whose rows differ that are looked at, beside those drawn
+_measurements = itertools.count()
+
+
+class Doubt(CaptureError):
+    """What was captured of some maps is not what single examples say."""
+
+    def __init__(self, maps: Sequence[str], x: Inputs, example: int, why: str) -> None:
+        names = ", ".join(map(repr, maps))
+        super().__init__(f"what was captured of {names} is not what single examples say: {why}")
+        self.maps, self.x, self.example = tuple(maps), x, example  # of these inputs, this one
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Which examples one measurement looks at; each recording once."""
+
+    number: int = field(default_factory=lambda: next(_measurements))
+    done: set[tuple[int, int, int]] = field(default_factory=set)  # state, and which examples
+
+    def due(self, state: object, rows: slice) -> bool:
+        """Has this recording not been looked at yet?"""
+        key = (id(state), rows.start, rows.stop)
+        if key in self.done:
+            return False
+        self.done.add(key)
+        return True
+
+    def examples(self, rows: slice) -> list[int]:
+        """One of every ``ONE_IN`` neighbours, among ``rows``: where they stand in it."""
+        blocks = range(rows.start // ONE_IN, (rows.stop - 1) // ONE_IN + 1)
+        drawn = [b * ONE_IN + _draw(self.number, b) for b in blocks]
+        inside = [i - rows.start for i in drawn if rows.start <= i < rows.stop]
+        return inside or ([_draw(self.number, rows.start) % (rows.stop - rows.start)] if rows.start == 0 else [])
+
+    def order(self, n: int) -> Tensor:
+        """Of n examples, another one."""
+        return torch.randperm(n, generator=torch.Generator().manual_seed(self.number))
+
+
+def _draw(number: int, block: int) -> int:
+    return int(torch.randint(ONE_IN, (), generator=torch.Generator().manual_seed(1_000_003 * number + block)))
+
+
+# ---------------------------------------------------------------------------------------------------------- rows of a chunk
+
+
+def check_calls(survey: Survey, x: Inputs, calls: Sequence[Call], n: int) -> None:
+    """Are these the calls that the survey knows, with as many rows for each example?"""
+    seen = grouped(calls)
+    new = [name for name in seen if name not in survey.maps and name not in survey.notes]
+    if new:
+        raise Doubt(new, x, 0, "they are used for some examples only, and not for the first ones")
+    if n == 1:
+        return
+    other = [name for name, info in survey.batched.items() if not _as_surveyed(info.layouts, info.rows, seen.get(name, []), n)]
+    if other:
+        raise Doubt(other, x, 0, "how often or for how many examples they are used depends on the data")
+
+
+def _as_surveyed(layouts: Sequence[str], rows: Sequence[int], calls: Sequence[Call], n: int) -> bool:
+    return len(calls) == len(layouts) and all(c.shape[layout == "second"] == n * r
+                                              for c, layout, r in zip(calls, layouts, rows, strict=True))
+
+
+Prints = dict[str, list[Tensor]]  # of each map, for each call: a number "n" for each example
+
+
+def prints(survey: Survey, calls: Sequence[Call], n: int) -> Prints:
+    """What each map read, as one number for each example by which its rows are known again."""
+    seen = grouped(calls)
+    return {name: [_print(c, n, layout) for c, layout in zip(seen[name], info.layouts, strict=True)]
+            for name, info in survey.batched.items()}
+
+
+def _print(c: Call, n: int, layout: str) -> Tensor:
+    axis = int(layout == "second")
+    if c.read.dim() <= axis or c.read.shape[axis] % n or c.read.is_sparse:
+        return torch.zeros(n)  # a broadcast or unusual input: its gradient is looked at
+    read = c.read if c.read.dim() > 1 else c.read[:, None]
+    rows = by_example(read if axis or read.dim() > 2 else read[:, None], n, layout).reshape(n, -1)  # type: ignore[arg-type]
+    rows = rows if rows.is_floating_point() else rows.double()
+    weights = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=torch.float32).mul_(0.754877).cos_()
+    return (rows @ weights.to(rows.dtype)).detach()
+
+
+def suspects(before: Prints, after: Prints, order: Tensor) -> list[int]:
+    """Examples whose rows are others when the chunk is in another ``order``."""
+    off: set[int] = set()
+    for name, own in before.items():
+        for p, q in zip(own, after[name], strict=True):
+            scale = p.abs().max()
+            differs = (p[order.to(p.device)] - q).abs() > 10 * tolerance(p.dtype) * scale
+            off.update(order[differs.cpu()].tolist()[:SUSPECTS])
+    return sorted(off)[:SUSPECTS]
+
+
+# ------------------------------------------------------------------------------------------------------- single examples
+
+
+Captured = Callable[[int, Tensor], dict[str, tuple[Tensor, Tensor]]]  # example, weights of cotangents -> h, g "1 s ..." by map
+
+
+@dataclass
+class Check:
+    """Of one recording, the examples that go through the model alone."""
+
+    bench: Bench  # of the chunk
+    survey: Survey
+    calls: Mapping[str, Call]  # the first of each map
+    examples: list[int]
+    seed: int  # of the first example
+    number: int
+
+    def __call__(self, V: Tensor, captured: Captured) -> None:
+        """Do these captures, for cotangents V "v n k", rebuild the gradients of single examples? A Doubt if not."""
+        signs = torch.randint(0, 2, (len(V),), generator=torch.Generator().manual_seed(self.number)) * 2 - 1
+        mix = signs.to(V)
+        doubted: dict[str, int] = {}
+        for i in self.examples:
+            h_and_g = captured(i, mix)
+            cotangent = torch.einsum("v,vk->k", mix, V[:, i])
+            wrong = self._wrong(self._alone(i), cotangent, h_and_g)
+            if wrong and self.bench.n > 1:  # rounding may have turned a unit on: the same among the others
+                R = torch.zeros_like(V[0])
+                R[i] = cotangent
+                wrong = [k for k in self._wrong(self.bench.run(seed=self.seed, expand=self._expand()), R, h_and_g) if k in wrong]
+            doubted.update(dict.fromkeys(wrong, i))
+        if doubted:
+            raise Doubt(list(doubted), self.bench.x, next(iter(doubted.values())),
+                        "they do not rebuild the gradients of single examples")
+
+    def _expand(self) -> dict[str, int]:
+        return dict.fromkeys(self.survey.expand, self.bench.n)
+
+    def _alone(self, i: int) -> Pass:
+        try:
+            return self.bench.alone(i, seed=self.seed + i)
+        except (RuntimeError, ValueError, IndexError, AssertionError):  # it cannot run on one: two copies, of which one counts
+            return replace(self.bench, x=select(self.bench.x, [i, i])).run(seed=self.seed + i)
+
+    def _wrong(self, run: Pass, cotangent: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
+        """Maps whose weight has another gradient than what was captured gives."""
+        maps, seen = self.survey.maps, {c.name: c for c in run.calls}
+        weights = {k: run.state[w] if (w := maps[k].weight) else seen[k].weight for k in h_and_g if maps[k].weight or k in seen}
+        users: dict[int, list[str]] = {}
+        for k, weight in weights.items():
+            users.setdefault(id(weight), []).append(k)
+        distinct = {id(w): w for w in weights.values()}
+        if cotangent.numel() < run.f.numel() and cotangent.dim() == 1:
+            cotangent = torch.cat([cotangent, torch.zeros_like(cotangent)])
+        exact = dict(zip(distinct, run.backward(cotangent, list(distinct.values()))[1], strict=True))
+        tol = tolerance(coarsest(run.state, run.f))
+        return [k for key, own in users.items() if self._error(own, exact[key], h_and_g) > tol for k in own]
+
+    def _error(self, own: Sequence[str], exact: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> float:
+        """How far what these maps add up to is from a weight's gradient, relative to its size and to that of the terms."""
+        terms, maps = 0.0, self.survey.maps
+        covered = len(own) == 1 and maps[own[0]].index.numel() == exact.numel()  # one matrix is all of it
+        rest = exact if covered else exact.clone()
+        for k in own:
+            c, (h, g) = self.calls[k], h_and_g[k]
+            matrix = c.map.matrix(c.module, rest)
+            gradient = map_gradient(c.map.kind, h if c.map.kind == "lookup" else h.to(g.dtype), g, matrix.shape[-1]).to(matrix)
+            if covered:
+                rest = matrix - gradient
+            elif matrix.untyped_storage().data_ptr() == rest.untyped_storage().data_ptr():
+                matrix -= gradient
+            else:
+                rest.view(-1).index_add_(0, maps[k].index, gradient.reshape(-1), alpha=-1)
+            size = g.flatten(2).norm(dim=-1) * (h.flatten(2).norm(dim=-1) if c.map.kind != "lookup" else 1.0)
+            terms += size.square().sum().item()
+        return (rest.norm() / (exact.norm() + terms ** 0.5 + 1e-300)).item()
