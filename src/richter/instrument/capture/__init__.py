@@ -19,16 +19,14 @@ from richter.instrument.capture.state import (
     Inputs,
     Output,
     State,
-    accumulated,
     check_finite,
     copy_of,
     count,
     device_of,
-    in_place,
     select,
     state_of,
     to_device,
 )
 
-__all__ = ["Call", "Inputs", "Output", "Pass", "State", "accumulated", "check_finite", "copy_of", "count", "device_of", "forward",
-           "in_place", "kept_for_backward", "quiet", "select", "state_of", "to_device", "unwrap", "written"]
+__all__ = ["Call", "Inputs", "Output", "Pass", "State", "check_finite", "copy_of", "count", "device_of", "forward",
+           "kept_for_backward", "quiet", "select", "state_of", "to_device", "unwrap", "written"]

@@ -18,7 +18,7 @@ from richter.core import CaptureError
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
 from richter.instrument.capture.quiet import seeded
 from richter.instrument.capture.shortcuts import Shortcuts
-from richter.instrument.capture.state import Inputs, Output, State, accumulated, arguments, copy_of, in_place, pick, state_of
+from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
 from richter.layers import LinearMap
 from richter.layers.attention import attention_in_parts
@@ -59,7 +59,6 @@ class Pass:
 
     f: Tensor
     calls: list[Call]
-    model: nn.Module
     state: State
     skips: bool = False  # what backward passes to the calls do not need: there are no gradients of weights
     differentiates: bool = False  # the model itself does, inside its forward pass
@@ -67,7 +66,7 @@ class Pass:
     adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad it did so
 
     @property
-    def aliases(self) -> State:
+    def aliases(self) -> dict[str, Tensor]:
         """The weights that a gradient can reach."""
         return {k: v for k, v in self.state.items() if v.requires_grad}
 
@@ -83,10 +82,10 @@ class Pass:
         cut, end = len(self.calls), len(places)
         if also and self.accumulates:
             places += self.aliases.values()
-        with in_place(self.model, self.state):
+        with self.state.in_place():
             gradients = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
                                             retain_graph=True, allow_unused=True)
-        added = accumulated(self.state)
+        added = self.state.accumulated()
         self.adds.update(added)
         g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
         exact = [torch.zeros_like(t) if d is None else _dense(d) for t, d in zip(also, gradients[cut:end], strict=True)]
@@ -110,11 +109,11 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     """
     recorder = Recorder(model, state, expand or {}, silent) if record else None
     args, kwargs = arguments(model, copy_of(x))
-    versions = {name: p._version for name, p in model.named_parameters()}
+    versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
-        with recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(model):
-            returned = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
-        _check_unwritten(model, versions)
+        with state.in_place(), recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(model):
+            returned = model(*args, **kwargs)
+        _check_unwritten(state, versions)
         f = pick(returned, output)
     if not f.is_floating_point():
         raise CaptureError(f"the model's output has dtype {f.dtype}. Richter differentiates real outputs; "
@@ -123,12 +122,12 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
     calls, differentiates = ([], False) if recorder is None else (recorder.calls, recorder.differentiates)
-    return Pass(f, calls, model, state, silent is not None, differentiates, accumulates)
+    return Pass(f, calls, state, silent is not None, differentiates, accumulates)
 
 
-def _check_unwritten(model: nn.Module, versions: Mapping[str, int]) -> None:
-    for name, p in model.named_parameters():
-        if p._version != versions[name]:
+def _check_unwritten(state: State, versions: Sequence[int]) -> None:
+    for (name, p), version in zip(state.shared, versions, strict=True):
+        if p._version != version:
             raise CaptureError(f"the forward pass wrote into parameter {name!r} on some inputs of the probe and not on its first "
                                f"ones, on which this is rehearsed: the model's own weight has been changed by it. Write into a "
                                f"buffer instead, or put such an input first in the probe.")

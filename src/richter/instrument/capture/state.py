@@ -13,16 +13,54 @@ from torch import Tensor, nn
 
 from richter.core import CaptureError, SelectionError
 
-State = dict[str, Tensor]  # weights, by the names of parameters and buffers
 Inputs = Any  # a tensor, or a tuple or dict of tensors, examples first
 Output = Callable[[Any], Tensor]  # picks the tensor from what a model returns
+
+
+class State(dict[str, Tensor]):
+    """Weights of a model, by the names of its parameters and buffers, and where they stand in it."""
+
+    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        super().__init__(weights)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self.places: list[tuple[dict[str, Any], str, Tensor]] = []
+        self.shared: list[tuple[str, Tensor]] = []  # those that have their memory from the model's own parameters
+        for name, weight in self.items():
+            owner, _, attribute = name.rpartition(".")
+            module = modules[owner]
+            own = attribute in module._parameters
+            box: dict[str, Any] = module._parameters if own else module._buffers
+            self.places.append((box, attribute, weight))
+            if own and weight.data_ptr() == box[attribute].data_ptr():
+                self.shared.append((name, box[attribute]))
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """These weights stand in the model. Nothing is copied, and no hook of a module is heard."""
+        own = [(box, attribute, box[attribute]) for box, attribute, _ in self.places]
+        try:
+            for box, attribute, weight in self.places:
+                box[attribute] = weight
+            yield
+        finally:
+            for box, attribute, value in own:
+                box[attribute] = value
+
+    def accumulated(self) -> dict[int, Tensor]:
+        """What was added to ``.grad`` of the weights, by their id; it is taken from them."""
+        sums: dict[int, Tensor] = {}
+        for weight in self.values():
+            if weight.requires_grad and weight.is_leaf and weight.grad is not None:
+                sums[id(weight)] = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
+                weight.grad = None
+        return sums
 
 
 def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copied: Collection[str] | None = None) -> State:
     """Aliases of all parameters (the same memory, no hooks, all requiring a gradient) and copies of all buffers; values from
     ``initial`` where it is given. Parameters in ``copied`` (None: all of them) are copied too, because the forward pass writes
     into them."""
-    state: State = {}
+    state: dict[str, Tensor] = {}
     aliases: dict[int, Tensor] = {}  # one for each parameter, under however many names
     for name, p in model.named_parameters(remove_duplicate=False):
         if id(p) not in aliases:
@@ -34,35 +72,7 @@ def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copi
     for name, b in model.named_buffers(remove_duplicate=False):
         value = initial[name].to(b.device) if initial is not None and name in initial else b
         state[name] = value.detach().clone()
-    return state
-
-
-@contextlib.contextmanager
-def in_place(model: nn.Module, state: State) -> Iterator[None]:
-    """The weights of ``state`` stand in the model. Nothing is copied, and no hook of a module is heard."""
-    own: list[tuple[dict[str, Any], str, Any]] = []
-    modules = dict(model.named_modules(remove_duplicate=False))
-    try:
-        for name, alias in state.items():
-            owner, _, attribute = name.rpartition(".")
-            module = modules[owner]
-            box: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
-            own.append((box, attribute, box[attribute]))
-            box[attribute] = alias
-        yield
-    finally:
-        for box, attribute, value in reversed(own):
-            box[attribute] = value
-
-
-def accumulated(state: State) -> dict[int, Tensor]:
-    """What was added to ``.grad`` of the aliases, by their id; it is taken from them."""
-    sums: dict[int, Tensor] = {}
-    for alias in state.values():
-        if alias.requires_grad and alias.is_leaf and alias.grad is not None:
-            sums[id(alias)] = alias.grad.to_dense() if alias.grad.is_sparse else alias.grad
-            alias.grad = None
-    return sums
+    return State(model, state)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -4,7 +4,7 @@ outputs are added up from what was captured, and what does not agree with autogr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
-from richter.instrument.capture import Call, Pass, State, accumulated, in_place
+from richter.instrument.capture import Call, Pass
 from richter.instrument.survey.layouts import SHARED, Bench, Candidates, Layouts, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.layers import Kind
@@ -23,7 +23,7 @@ MIXING = ("the model mixes examples (BatchNorm in train mode or without running 
           "running statistics.")
 
 
-def coarsest(state: State, f: Tensor) -> torch.dtype:
+def coarsest(state: Mapping[str, Tensor], f: Tensor) -> torch.dtype:
     """Of the precisions that a model computes in: half-precision layers before a float32 output round as they do."""
     return max({f.dtype, *(t.dtype for t in state.values() if t.is_floating_point())}, key=lambda d: torch.finfo(d).eps)
 
@@ -198,9 +198,9 @@ def _check_references(model: nn.Module, whole: Pass) -> None:
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not own:
         return
-    with in_place(model, whole.state):
+    with whole.state.in_place():
         gradients = torch.autograd.grad(whole.f.sum(), list(own.values()), retain_graph=True, allow_unused=True)
-    accumulated(whole.state)  # is dropped: it is of the aliases
+    whole.state.accumulated()  # is let go
     for name, gradient in zip(own, gradients, strict=True):
         if gradient is not None:
             raise CaptureError(f"parameter {name!r} reaches the output through a reference kept outside its module (a list, a "
@@ -222,7 +222,8 @@ def describe(survey: Survey) -> Survey:
     return replace(survey, maps=maps, structured=structured, biases=biases)
 
 
-def biases(model: nn.Module, survey: Survey, verified: Verified, aliases: State, tol: float) -> dict[str, tuple[str, ...]]:
+def biases(model: nn.Module, survey: Survey, verified: Verified, aliases: dict[str, Tensor],
+           tol: float) -> dict[str, tuple[str, ...]]:
     """Biases -> the maps of their module, where the bias' gradient is their summed g."""
     first = {id(t): name for name, t in reversed(aliases.items())}  # of the names of each parameter
     described = {}
