@@ -46,7 +46,8 @@ class Amendments:
         matrices = survey.matrices | {k: m.matrix(state[m.info.weight]) for k, m in later.items() if m.info.weight is not None}
         maps = {k: replace(info, layouts=(), rows=()) if k in self.singly else info for k, info in maps.items()
                 if k not in self.refused}
-        return describe(replace(survey, maps=maps, matrices=matrices, notes=survey.notes | self.refused))
+        notes = {k: remark for k, remark in survey.notes.items() if k not in maps} | self.refused
+        return describe(replace(survey, maps=maps, matrices=matrices, notes=notes))
 
 
 def amended(known: Survey, bench: Bench, doubt: Doubt, kept: Amendments) -> Survey:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from richter.core import CaptureError
+from richter.core import CaptureError, Mark
 from richter.instrument.capture import Call, Inputs, Pass, select
 from richter.instrument.survey.layouts import Bench, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Survey
@@ -72,7 +72,7 @@ def _draw(number: int, block: int) -> int:
 def check_calls(survey: Survey, x: Inputs, calls: Sequence[Call], n: int) -> None:
     """Are these the calls that the survey knows, with as many rows for each example?"""
     seen = grouped(calls)
-    new = [name for name in seen if name not in survey.maps and name not in survey.notes]
+    new = [name for name in seen if name not in survey.maps and survey.note(name) in (None, Mark.IDLE)]
     if new:
         raise Doubt(new, x, 0, "they are used for some examples only, and not for the first ones")
     if n == 1:

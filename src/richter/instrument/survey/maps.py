@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from richter.core import Remark
+from richter.core import Mark, Remark
 from richter.layers import Kind
 
 Layout = Literal["major", "minor", "second"]  # where the examples are in a layer's own [b, s, ...]: see by_example
@@ -57,6 +57,10 @@ class Survey:
     differentiates: bool = False  # the model itself does, inside its forward pass
     accumulates: bool = False  # the model adds to .grad in its backward pass
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
+
+    def note(self, name: str) -> Mark | None:
+        """What kind of remark there is on a layer."""
+        return self.notes[name].mark if name in self.notes else None
 
     @property
     def silent(self) -> set[str] | None:

@@ -1,0 +1,319 @@
+"""A survey of the first examples cannot know what a model does with the others: what was captured is checked throughout the probe,
+against single examples. Every model here is exact on its first eight examples, and was measured wrongly, or with a raw error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import oracles
+import richter
+from richter.core import MixingError
+
+DRAW = torch.Generator().manual_seed(3)
+X = torch.randn(40, 6, generator=DRAW, dtype=torch.float64)
+X[:8, 0] = X[:8, 0].abs().sort().values  # the first eight are in order, and of one kind
+Y = torch.arange(40) % 3
+
+
+class Two(nn.Module):
+    """Two layers, and a third for those who need it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 8)
+        self.double()
+
+
+class Sorted(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return self.b(torch.tanh(self.c(self.a(x[order]))))[order.argsort()]
+
+
+class Swapped(Two):
+    """Neighbours stand in each other's place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.arange(len(x))
+        even = len(x) // 2 * 2
+        order[:even] = order[:even].view(-1, 2).flip(1).reshape(-1)
+        return self.b(torch.tanh(self.c(self.a(x[order]))))[order.argsort()]
+
+
+class SwappedLate(Two):
+    """Two examples of the probe stand in each other's place, where they meet in a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.arange(len(x))
+        if len(x) > 8:
+            order[[10, 20]] = order[[20, 10]]
+        return self.b(torch.tanh(self.c(self.a(x[order]))))[order.argsort()]
+
+
+class EarlyExit(Two):
+    """Some examples skip a layer: all of the first eight pass through it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, on = torch.tanh(self.a(x)), (x[:, 0] > 0).nonzero()[:, 0]
+        return self.b(h.index_copy(0, on, torch.tanh(self.c(h[on]))))
+
+
+class Again(Two):
+    """Some examples pass through a layer twice: none of the first eight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, on = torch.tanh(self.c(self.a(x))), (x[:, 0] < 0).nonzero()[:, 0]
+        return self.b(h.index_copy(0, on, torch.tanh(self.c(h[on]))) if len(on) else h)
+
+
+class Later(Two):
+    """A layer that none of the first eight examples reaches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, on = torch.tanh(self.a(x)), (x[:, 0] < 0).nonzero()[:, 0]
+        return self.b(h.index_copy(0, on, torch.tanh(self.c(h[on]))) if len(on) else h)
+
+
+class Unpadded(Two):
+    """Tokens of all examples behind one another, without padding; the first eight examples are equally long."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.where(x[:, 0] > 0, 2, 1).tolist()
+        tokens = torch.cat([x[i].expand(k, -1) * torch.arange(1, k + 1)[:, None] for i, k in enumerate(lengths)])
+        h = torch.tanh(self.c(self.a(tokens)))
+        return self.b(torch.stack([part.sum(0) for part in h.split(lengths)]))
+
+
+class Elsewhere(Two):
+    """The weight of a layer is used once more, and not as a matrix: for none of the first eight examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.c(self.a(x)))
+        return self.b(h) * torch.where(x[:, :1] < 0, 1 + self.c.weight.square().sum(), torch.ones_like(x[:, :1]))
+
+
+class Recomputed(torch.autograd.Function):
+    """A block of a reversible network: it runs again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, block: nn.Module) -> Tensor:
+        ctx.block = block
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.block(x), g)
+        return x.grad, None
+
+
+class Reversible(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(Recomputed.apply(self.a(x), self.c)))
+
+
+class WithParameters(torch.autograd.Function):
+    """The same, with gradients of the parameters as they were given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, block: nn.Module, *parameters: Tensor) -> Tensor:
+        ctx.block = block
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            return_x, *gradients = torch.autograd.grad(ctx.block(x), [x, *ctx.block.parameters()], g)
+        return return_x, None, *gradients
+
+
+class ReversibleWithParameters(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(WithParameters.apply(self.a(x), self.c, *self.c.parameters())))
+
+
+EXACT: list[Callable[[], nn.Module]] = [Sorted, Swapped, SwappedLate, EarlyExit, Again, Later, Unpadded, Elsewhere, Reversible,
+                                        ReversibleWithParameters]
+
+
+def by_backward(model: nn.Module) -> dict[str, Tensor]:
+    """Kernels from what backward passes of single outputs leave in .grad: also what a model adds there itself."""
+    rows: dict[str, list[Tensor]] = {name: [] for name, _ in model.named_children()}
+    for i in range(len(X)):
+        of_outputs: dict[str, list[Tensor]] = {name: [] for name in rows}
+        for output in model(X[i:i + 1])[0]:
+            model.zero_grad(set_to_none=True)
+            output.backward(retain_graph=True)
+            for name, layer in model.named_children():
+                of_outputs[name].append(torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+                                                   for p in layer.parameters()]))
+        for name, gradients in of_outputs.items():
+            rows[name].append(torch.cat(gradients))
+    model.zero_grad(set_to_none=True)
+    return {name: torch.stack(r) @ torch.stack(r).T for name, r in rows.items()}
+
+
+@pytest.mark.parametrize("make", EXACT)
+def test_kernels_and_correlations_of_all_examples(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    exact = by_backward(model)
+    for name, K in richter.kernels.ntk(model, X, per_layer=True).items():
+        torch.testing.assert_close(K, exact[name], rtol=1e-8, atol=1e-12)
+    snap = richter.measure(model, richter.Probe(X, Y, chunk=32), ["nfc", "tangent_cka"])
+    assert all(p.grad is None for p in model.parameters())
+    for name in ("a", "b", "c"):
+        row = snap.row("nfc", name) if name in snap.layers and any(r.layer == name and r.measure == "nfc" for r in snap.rows) else None
+        if row is None or math.isnan(row.value):
+            assert name == "c" and (name in snap.notes or (row is not None and row.note))
+            continue
+        W, _, J = oracles.layer_io(model, X, name)
+        assert row.value == pytest.approx(oracles.cosine(oracles.nfm(W), oracles.agop(W, J)), rel=1e-8)
+
+
+def test_training_a_reversible_network_is_not_disturbed() -> None:
+    trained = []
+    for watched in (False, True):
+        model = Reversible()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        watch = richter.Observer(model, richter.Probe(X, Y), when=1, budget=None)
+        for step in range(6):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(model(X), Y).backward()
+            if watched:
+                watch(step)
+            optimiser.step()
+        trained.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*trained)
+
+
+class Hooked(Two):
+    """Gradients are normalised over the batch, in the backward pass alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        if h.requires_grad:
+            h.register_hook(lambda g: g / g.norm())
+        return self.b(h)
+
+
+class Averaged(Two):
+    """A share of the batch's mean, which no gradient follows."""
+
+    share = 0.3
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.nn.functional.dropout(torch.tanh(self.a(x)), 0.3, self.training)
+        return self.b(h + self.share * h.detach().mean(0))
+
+
+class Barely(Averaged):
+    share = 1e-3
+
+
+class Contrasted(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.b(torch.tanh(self.a(x)))
+        return z @ z.T
+
+
+@pytest.mark.parametrize(("make", "mode", "dtype", "sentence"), [
+    (Hooked, "eval", torch.float64, "do not add up"), (Averaged, "train", torch.float64, "mixes examples"),
+    (Averaged, "eval", torch.float64, "mixes examples"), (Barely, "eval", torch.float32, "mixes examples"),
+    (Contrasted, "eval", torch.float64, "how many others there are")])
+def test_models_that_mix_examples_are_refused(make: Callable[[], nn.Module], mode: str, dtype: torch.dtype, sentence: str) -> None:
+    with pytest.raises(MixingError, match=sentence):
+        richter.measure(make().to(dtype), richter.Probe(X.to(dtype), Y), ["nfc", "tangent_cka"], mode=mode)
+
+
+class Tables(nn.Module):
+    """Tokens flattened, positions first or examples first, and a table that all examples share; its entries are tiny."""
+
+    def __init__(self, minor: bool, tiny: float, alike: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.minor, self.tiny = minor, tiny
+        self.embed, self.mix, self.out = nn.Embedding(9, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 3)
+        self.positions = nn.Embedding(4, 6)
+        self.double()
+        with torch.no_grad():
+            self.embed.weight.mul_(tiny)
+            self.positions.weight.mul_(tiny)
+            if alike:
+                self.embed.weight.copy_(self.embed.weight[:1].expand(9, 6))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embed(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        h = h.transpose(0, 1) if self.minor else h
+        z = self.mix(h.reshape(-1, 6)).view(h.shape)
+        z = z.transpose(0, 1) if self.minor else z
+        return self.out(torch.tanh(z / self.tiny)).mean(1)
+
+
+@pytest.mark.parametrize("minor", [True, False])
+@pytest.mark.parametrize(("tiny", "alike"), [(1.0, False), (1e-5, False), (1e-7, False), (1e-5, True), (1.0, True)])
+def test_tables_with_tiny_or_equal_entries(minor: bool, tiny: float, alike: bool) -> None:
+    model = Tables(minor, tiny, alike)
+    ids = torch.randint(0, 9, (20, 4), generator=torch.Generator().manual_seed(1))
+    exact = {k: oracles.reduce_outputs(K, "trace") for k, K in oracles.tangent_kernels(model, ids).items()}
+    for name, K in richter.kernels.ntk(model, ids, per_layer=True).items():
+        torch.testing.assert_close(K, exact[name], rtol=1e-8, atol=1e-14)
+    snap = richter.measure(model, richter.Probe(ids, Y[:20]), ["nfc"])
+    for name in ("embed", "mix", "out", "positions"):
+        W, _, J = oracles.layer_io(model, ids, name)
+        assert snap.value("nfc", name) == pytest.approx(oracles.cosine(oracles.nfm(W), oracles.agop(W, J)), rel=1e-8), name
+
+
+class Doubled(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return 2 * w
+
+
+def test_a_parametrised_weight_that_was_changed_behind_torchs_back() -> None:
+    model = Two()
+    model.forward = lambda x: model.b(torch.tanh(model.a(x)))  # type: ignore[method-assign]
+    parametrize.register_parametrization(model.a, "weight", Doubled())
+    watch = richter.Observer(model, richter.Probe(X, Y), when=1, budget=None, measures=["nfc", "weight_change"])
+    watch(0)
+    model.a.parametrizations.weight.original.data.mul_(1.7)
+    snap, fresh = watch(1), richter.measure(model, richter.Probe(X, Y), ["nfc", "weight_change"], initial=watch.initial)
+    assert snap is not None
+    assert snap.value("weight_change", "a") == pytest.approx(fresh.value("weight_change", "a"), rel=1e-12)
+    assert snap.value("weight_change", "a") == pytest.approx(0.7 / 1.0, rel=0.5)
+
+
+def test_what_is_amended_is_known_the_next_time() -> None:
+    """The second snapshot of a model that reads later examples in another way is as right as the first."""
+    model = Later()
+    watch = richter.Observer(model, richter.Probe(X, Y, chunk=32), when=1, budget=None, measures=["nfc", "tangent_cka"])
+    first = watch(0)
+    with torch.no_grad():
+        model.c.weight.mul_(1.5)
+    second, fresh = watch(1), richter.measure(model, richter.Probe(X, Y, chunk=32), ["nfc", "tangent_cka"])
+    assert first is not None and second is not None
+    for row in fresh.rows:
+        ours = second.value(row.measure, row.layer)
+        assert ours == pytest.approx(row.value, rel=1e-10, nan_ok=True), (row.layer, row.measure)
+    assert first.value("nfc", "c") != second.value("nfc", "c")
+
+
+@pytest.mark.parametrize(("tiny", "alike"), [(1e-7, False), (1.0, True)])
+def test_tables_with_tiny_or_equal_entries_do_not_mix_examples(tiny: float, alike: bool) -> None:
+    """Rows that are alike may lie in either way: gradients tell which. With dropout, the wrong one was taken for mixing."""
+    model = nn.Sequential(Tables(True, tiny, alike), nn.Dropout(0.5))
+    ids = torch.randint(0, 9, (20, 4), generator=torch.Generator().manual_seed(1))
+    snap = richter.measure(model, richter.Probe(ids, Y[:20]), ["nfc"], mode="train")
+    assert 0 < snap.value("nfc", "0.mix") <= 1
