@@ -1,5 +1,6 @@
-"""A survey of the first examples cannot know what a model does with the others: what was captured is checked throughout the probe,
-against single examples. Every model here is exact on its first eight examples, and was measured wrongly, or with a raw error."""
+"""A survey of the first examples cannot know what a model does with the others: what was captured is checked throughout the
+probe, against single examples. Every model here is exact on its first eight examples, and was measured wrongly, or ended
+in a raw error."""
 
 from __future__ import annotations
 
@@ -176,9 +177,10 @@ def test_kernels_and_correlations_of_all_examples(make: Callable[[], nn.Module])
     snap = richter.measure(model, richter.Probe(X, Y, chunk=32), ["nfc", "tangent_cka"])
     assert all(p.grad is None for p in model.parameters())
     for name in ("a", "b", "c"):
-        row = snap.row("nfc", name) if name in snap.layers and any(r.layer == name and r.measure == "nfc" for r in snap.rows) else None
+        row = next((r for r in snap.rows if (r.layer, r.measure) == (name, "nfc")), None)
         if row is None or math.isnan(row.value):
-            assert name == "c" and (name in snap.notes or (row is not None and row.note))
+            assert name == "c"
+            assert name in snap.notes or (row is not None and row.note)
             continue
         W, _, J = oracles.layer_io(model, X, name)
         assert row.value == pytest.approx(oracles.cosine(oracles.nfm(W), oracles.agop(W, J)), rel=1e-8)
@@ -234,7 +236,8 @@ class Contrasted(Two):
     (Hooked, "eval", torch.float64, "do not add up"), (Averaged, "train", torch.float64, "mixes examples"),
     (Averaged, "eval", torch.float64, "mixes examples"), (Barely, "eval", torch.float32, "mixes examples"),
     (Contrasted, "eval", torch.float64, "how many others there are")])
-def test_models_that_mix_examples_are_refused(make: Callable[[], nn.Module], mode: str, dtype: torch.dtype, sentence: str) -> None:
+def test_models_that_mix_examples_are_refused(make: Callable[[], nn.Module], mode: str, dtype: torch.dtype,
+                                              sentence: str) -> None:
     with pytest.raises(MixingError, match=sentence):
         richter.measure(make().to(dtype), richter.Probe(X.to(dtype), Y), ["nfc", "tangent_cka"], mode=mode)
 
@@ -303,7 +306,8 @@ def test_what_is_amended_is_known_the_next_time() -> None:
     with torch.no_grad():
         model.c.weight.mul_(1.5)
     second, fresh = watch(1), richter.measure(model, richter.Probe(X, Y, chunk=32), ["nfc", "tangent_cka"])
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     for row in fresh.rows:
         ours = second.value(row.measure, row.layer)
         assert ours == pytest.approx(row.value, rel=1e-10, nan_ok=True), (row.layer, row.measure)

@@ -7,13 +7,12 @@ import contextlib
 import contextvars
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch.utils.checkpoint  # noqa: F401  a model may import it as late as in its forward
 from torch import nn
-from torch.nn.utils import parametrize
 
 Taken = Callable[[], bool]
 
@@ -108,11 +107,11 @@ def compiled_eagerly() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def parametrised_once(model: nn.Module) -> Iterator[None]:
-    """Parametrised weights are computed once in a pass. ``parametrize.cached()`` keeps them for every model and thread of the
-    process; here each module becomes one of a class of its own for the length of the pass. What a surrounding ``cached()`` of
-    the user's keeps is neither used nor replaced."""
-    parametrised = [(module, type(module)) for module in model.modules() if parametrize.is_parametrized(module)]
+def parametrised_once(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """The parametrised weights of these modules are computed once in a pass. ``parametrize.cached()`` keeps them for
+    every model and thread of the process; here each module becomes one of a class of its own for the length of the pass. What a
+    surrounding ``cached()`` of the user's keeps is neither used nor replaced."""
+    parametrised = [(module, type(module)) for module in dict.fromkeys(modules)]
     try:
         for module, usual in parametrised:
             module.__class__ = _computing_once(module, usual)

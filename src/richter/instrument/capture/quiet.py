@@ -25,7 +25,8 @@ from richter.instrument.capture.detours import compiled_eagerly
 
 _OF_TORCH = set(vars(nn.Module()))  # parameters, buffers, modules, hooks: handled by their owners
 _BORROWED = threading.RLock()  # by the one thread that may change the state of torch's streams
-_SEED: contextvars.ContextVar[int] = contextvars.ContextVar("richter_seed", default=0)  # of the measurement that is running
+# of the measurement that is running: its seed, and the streams of the devices of its model
+_DRAWN: contextvars.ContextVar[tuple[int, Sequence[torch.Generator]]] = contextvars.ContextVar("richter_drawn", default=(0, ()))
 
 
 @contextlib.contextmanager
@@ -92,12 +93,13 @@ def _generators(model: nn.Module) -> list[torch.Generator]:
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
     """For one forward pass: what is drawn inside depends on ``seed`` and on that of the measurement alone, and the streams are
     as they were afterwards."""
-    generators = _generators(model)
+    mine, generators = _DRAWN.get()
+    generators = generators or _generators(model)
     with _BORROWED:
         states = [generator.get_state() for generator in generators]
         try:
             for generator in generators:
-                generator.manual_seed(_SEED.get() * 1_000_003 + seed)
+                generator.manual_seed(mine * 1_000_003 + seed)
             yield
         finally:
             _restore(generators, states)
@@ -111,11 +113,11 @@ def _streams_kept(model: nn.Module, seed: int) -> Iterator[None]:
     with _BORROWED:  # not while they are another thread's
         states = [generator.get_state() for generator in generators]
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002  the global streams themselves
-    token = _SEED.set(seed)
+    token = _DRAWN.set((seed, generators))
     try:
         yield
     finally:
-        _SEED.reset(token)
+        _DRAWN.reset(token)
         np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
         with _BORROWED:

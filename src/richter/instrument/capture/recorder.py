@@ -111,7 +111,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     args, kwargs = arguments(model, copy_of(x))
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
-        with state.in_place(), recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(model):
+        with state.in_place(), recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(state.parametrised):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)
         f = pick(returned, output)

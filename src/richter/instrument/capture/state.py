@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from richter.core import CaptureError, SelectionError
 
@@ -23,6 +24,7 @@ class State(dict[str, Tensor]):
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         super().__init__(weights)
         modules = dict(model.named_modules(remove_duplicate=False))
+        self.parametrised = [module for module in modules.values() if parametrize.is_parametrized(module)]
         self.places: list[tuple[dict[str, Any], str, Tensor]] = []
         self.shared: list[tuple[str, Tensor]] = []  # those that have their memory from the model's own parameters
         for name, weight in self.items():
