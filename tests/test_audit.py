@@ -321,3 +321,26 @@ def test_tables_with_tiny_or_equal_entries_do_not_mix_examples(tiny: float, alik
     ids = torch.randint(0, 9, (20, 4), generator=torch.Generator().manual_seed(1))
     snap = richter.measure(model, richter.Probe(ids, Y[:20]), ["nfc"], mode="train")
     assert 0 < snap.value("nfc", "0.mix") <= 1
+
+
+class InLargeBatches(Two):
+    """Batches of more than eight examples are mixed, where no gradient follows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        return self.b(h + 0.3 * h.detach().mean(0) if len(x) > 8 else h)
+
+
+class OnlyTogether(Two):
+    """A layer that is used in large batches alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        return self.b(self.c(h) if len(x) > 8 else h)
+
+
+@pytest.mark.parametrize("make", [InLargeBatches, OnlyTogether])
+def test_models_that_mix_large_batches_are_refused(make: Callable[[], nn.Module]) -> None:
+    for work in (lambda model: richter.measure(model, richter.Probe(X, Y), ["nfc"]), lambda model: richter.kernels.ntk(model, X)):
+        with pytest.raises(MixingError, match="mixes examples"):
+            work(make())

@@ -74,7 +74,9 @@ class Tangents:
     def job(self, units: Sequence[Unit], outputs: Outputs = "full", cotangents: Cotangents | None = None) -> Job:
         chosen = cotangents or self.cotangents
         V = self.subject.rowwise(chosen, "kernel", among=self.rows)
-        return Job(self.subject.source, units, V, self.subject.number(chosen, "kernel"), outputs)
+        source = self.subject.source
+        source = replace(source, audit=source.audit and source.audit.part("kernels"))
+        return Job(source, units, V, self.subject.number(chosen, "kernel"), outputs)
 
     def request(self, units: Sequence[Unit], outputs: Outputs, v: int | None = None, **more: Any) -> Request:
         s, v = self.subject, self.v if v is None else v

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from richter.core import Mark, Remark
 from richter.instrument.capture import Pass, State, select
 from richter.instrument.survey.audit import Doubt
-from richter.instrument.survey.examine import SURVEYED, check_sums
+from richter.instrument.survey.examine import SURVEYED, check_alone, check_sums
 from richter.instrument.survey.layouts import Bench, grouped
 from richter.instrument.survey.maps import MapInfo, Survey
 from richter.instrument.survey.verify import Tally, describe, verify_one
 from richter.layers import LinearMap
+
+IN_BATCHES = "it is used only when several examples go through the model together, so single examples say nothing of it"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def amended(known: Survey, bench: Bench, doubt: Doubt, kept: Amendments) -> Surv
         one = bench.alone(i, seed=i)
         kept.later |= _described(bench, one, missing)
         kept.refused |= verify_one(one, [*missing, *doubted])
+    kept.refused |= {k: Remark(Mark.REFUSED, IN_BATCHES) for k in new - kept.later.keys()}
     failed = {k for k in doubted - kept.refused.keys() if not known.maps[k].layouts}  # it was read alone already
     kept.refused |= {k: _unexplained(k) for k in failed}
     maps = known.maps | {k: m.info for k, m in kept.later.items()}
@@ -101,6 +104,7 @@ def _check_mixing(bench: Bench, known: Survey, doubt: Doubt, singly: set[str]) -
     """If gradients of single examples do not add up to that of a batch, there are none."""
     if known.drawn or bench.n < 2:
         return
+    check_alone(bench, bench.run(record=False), doubt.example)  # some models mix large batches only
     few = torch.tensor(list(_order(bench.n, doubt.example))[:SURVEYED])
     names = dict.fromkeys(w for k in singly if k in known.maps and (w := known.maps[k].weight))
     batch = replace(bench, x=select(bench.x, few))

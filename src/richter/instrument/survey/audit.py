@@ -22,6 +22,7 @@ from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import coarsest, map_gradient
 
 ONE_IN = 32  # examples
+FLIPPED = 0.03  # what a unit that is turned on or off by rounding may change a gradient by, relative
 SUSPECTS = 2  # examples of a chunk whose rows differ that are looked at, beside those drawn
 _measurements = itertools.count()
 
@@ -41,6 +42,11 @@ class Audit:
 
     number: int = field(default_factory=lambda: next(_measurements))
     done: set[tuple[int, int, int]] = field(default_factory=set)  # state, and which examples
+    parts: dict[str, Audit] = field(default_factory=dict)
+
+    def part(self, name: str) -> Audit:
+        """The same of other examples, which have numbers of their own."""
+        return self.parts.setdefault(name, Audit(self.number))
 
     def due(self, state: object, rows: slice) -> bool:
         """Has this recording not been looked at yet?"""
@@ -144,12 +150,13 @@ class Check:
         for i in self.examples:
             h_and_g = captured(i, mix)
             cotangent = torch.einsum("v,vk->k", mix, V[:, i])
-            wrong = self._wrong(self._alone(i), cotangent, h_and_g)
-            if wrong and self.bench.n > 1:  # rounding may have turned a unit on: the same among the others
-                R = torch.zeros_like(V[0])
+            alone = self._wrong(self._alone(i), cotangent, h_and_g)
+            if any(error < FLIPPED for error in alone.values()) and self.bench.n > 1:  # rounding may have turned a unit on: then
+                R = torch.zeros_like(V[0])  # the same example among the others has other gradients, and those were captured
                 R[i] = cotangent
-                wrong = [k for k in self._wrong(self.bench.run(seed=self.seed, expand=self._expand()), R, h_and_g) if k in wrong]
-            doubted.update(dict.fromkeys(wrong, i))
+                among = self._wrong(self.bench.run(seed=self.seed, expand=self._expand()), R, h_and_g)
+                alone = {k: error for k, error in alone.items() if k in among or error >= FLIPPED}
+            doubted.update(dict.fromkeys(alone, i))
         if doubted:
             raise Doubt(list(doubted), self.bench.x, next(iter(doubted.values())),
                         "they do not rebuild the gradients of single examples")
@@ -164,8 +171,8 @@ class Check:
         except (RuntimeError, ValueError, IndexError, AssertionError):  # it cannot run on one: two copies, of which one counts
             return replace(self.bench, x=select(self.bench.x, [i, i])).run(seed=self.seed + i, record=computed)
 
-    def _wrong(self, run: Pass, cotangent: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
-        """Maps whose weight has another gradient than what was captured gives."""
+    def _wrong(self, run: Pass, cotangent: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """Maps whose weight has another gradient than what was captured gives, and by how much."""
         maps, seen = self.survey.maps, {c.name: c for c in run.calls}
         weights = {k: run.state[w] if (w := maps[k].weight) else seen[k].weight for k in h_and_g if maps[k].weight or k in seen}
         users: dict[int, list[str]] = {}
@@ -176,10 +183,12 @@ class Check:
             cotangent = torch.cat([cotangent, torch.zeros_like(cotangent)])
         exact = dict(zip(distinct, run.backward(cotangent, list(distinct.values()))[1], strict=True))
         tol = tolerance(coarsest(run.state, run.f))
-        return [k for key, own in users.items() if self._differs(own, exact[key], h_and_g, tol) for k in own]
+        errors = {key: self._error(own, exact[key], h_and_g, tol) for key, own in users.items()}
+        return {k: errors[key] for key, own in users.items() if errors[key] > tol for k in own}
 
-    def _differs(self, own: Sequence[str], exact: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]], tol: float) -> bool:
-        """Is what these maps add up to far from a weight's gradient, relative to its size and to that of the terms?"""
+    def _error(self, own: Sequence[str], exact: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]], tol: float) -> float:
+        """How far what these maps add up to is from a weight's gradient, relative to its size; where that is above ``tol``, also
+        to that of the terms, which may cancel."""
         maps = self.survey.maps
         covered = len(own) == 1 and maps[own[0]].index.numel() == exact.numel()  # one matrix is all of it
         rest = exact if covered else exact.clone()
@@ -194,11 +203,11 @@ class Check:
             else:
                 rest.view(-1).index_add_(0, maps[k].index, gradient.reshape(-1), alpha=-1)
         off, size = torch.stack([rest.norm(), exact.norm()]).tolist()
-        return off > tol * size and off > tol * (size + _terms([h_and_g[k] for k in own]))
+        return 0.0 if off <= tol * size else off / (size + _terms([h_and_g[k] for k in own]) + 1e-300)
 
 
 def _terms(h_and_g: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """The size of what was added up, which may cancel."""
+    """The size of what was added up."""
     squares = 0.0
     for h, g in h_and_g:
         sizes = g.flatten(2).norm(dim=-1) * (h.flatten(2).norm(dim=-1) if h.is_floating_point() else 1.0)

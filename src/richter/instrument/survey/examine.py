@@ -131,6 +131,13 @@ def _alone(bench: Bench, whole: Pass, i: int) -> float:
     return _difference(f, among, whole.f) if f.shape == among.shape else 0.0
 
 
+def check_alone(bench: Bench, whole: Pass, i: int) -> None:
+    """Does an example give alone what it gives among the others?"""
+    off = _alone(bench, whole, i)
+    if off > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
+        raise _mixing(off)
+
+
 def _difference(f: Tensor, other: Tensor, scale: Tensor) -> float:
     """The largest difference, relative to the largest of all outputs."""
     return (f - other).detach().abs().max().item() / (scale.detach().abs().max().item() + 1e-300)
