@@ -70,6 +70,21 @@ class Pass:
         """The weights that a gradient can reach."""
         return {k: v for k, v in self.state.items() if v.requires_grad}
 
+    def leaves(self) -> list[Tensor]:
+        """All tensors from which the outputs are computed: weights, and what a model made to be differentiated. Only when all of
+        them are asked for, all of a backward pass runs."""
+        leaves: dict[int, Tensor] = {}
+        seen, todo = set(), [self.f.grad_fn]
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if (variable := getattr(node, "variable", None)) is not None:
+                leaves[id(variable)] = variable
+            todo += [following for following, _ in node.next_functions]
+        return list(leaves.values())
+
     def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
         """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused.
 
@@ -81,7 +96,7 @@ class Pass:
             return [], []
         cut, end = len(self.calls), len(places)
         if also and self.accumulates:
-            places += self.aliases.values()
+            places += self.leaves()
         with self.state.in_place():
             gradients = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
                                             retain_graph=True, allow_unused=True)

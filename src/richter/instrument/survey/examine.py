@@ -41,13 +41,16 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
 
 
 def _one_by_one(bench: Bench, result: Survey, verified: Verified) -> Survey:
-    """Maps that are read one example at a time are looked at on one example; those that fail are refused."""
+    """Maps that are read one example at a time are looked at on one example; those that fail are refused. The gradients of such
+    parameters, and of those without a map, are taken from single examples: they must be the batch's."""
     names = [name for name, info in result.maps.items() if not info.layouts]
+    own = {id(bench.state[name]) for name in {*result.structured, *result.biases}}
+    loose = {key: bench.state[name] for name, p in bench.model.named_parameters()
+             if p.requires_grad and (key := id(bench.state[name])) in verified.exact and key not in own}
+    if loose and not result.drawn:
+        check_sums(bench, verified.R, list(loose.values()), verified.exact)
     if not names:
         return result
-    if not result.drawn:
-        weights = list({id(bench.state[w]): bench.state[w] for name in names if (w := result.maps[name].weight)}.values())
-        check_sums(bench, verified.R, weights, verified.exact)
     refused = verify_one(bench.alone(0), names)
     return describe(replace(result, notes=result.notes | refused,
                             maps={name: info for name, info in result.maps.items() if name not in refused}))

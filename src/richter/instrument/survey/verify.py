@@ -133,7 +133,7 @@ def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified
     R = torch.randn(n, f[0].numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f.device, f.dtype)
     mine = torch.tensor([i.bit_count() % 2 == 0 for i in range(n)], device=f.device)  # neighbours are on either side
     half = R * mine[:, None]
-    weights, parameters = _distinct([c.weight for c in whole.calls]), _distinct(list(whole.aliases.values()))
+    weights, parameters = _distinct([c.weight for c in whole.calls]), _distinct([*whole.aliases.values(), *whole.leaves()])
     g1, w1 = whole.backward(half, weights + parameters)
     g2, w2 = whole.backward(R - half, weights + parameters)
     exact = [p + q for p, q in zip(w1, w2, strict=True)]
