@@ -35,7 +35,7 @@ from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.observe import Measurement
 from richter.instrument.statistics import estimates
-from richter.instrument.survey import SurveyMemo, surveyed
+from richter.instrument.survey import Audit, SurveyMemo, surveyed
 from richter.kernels import contract, operations
 from richter.kernels.contract import Sum, mirror
 from richter.kernels.operations import Size
@@ -428,7 +428,8 @@ def test_whole_kernels_need_no_room_for_layers() -> None:
 
 
 def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on kernels share a memo, as the measurements of one Observer do."""
+    """From here on kernels share a memo, as the measurements of one Observer do, and nothing is audited."""
+    monkeypatch.setattr(Audit, "due", lambda *_: False)
     module = importlib.import_module("richter.kernels.ntk")
     monkeypatch.setattr(module, "surveyed", functools.partial(surveyed, memo=SurveyMemo()))
 
@@ -807,7 +808,14 @@ def test_no_activation_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     start = {k: v + 0.1 for k, v in model.state_dict().items()}
     seen: list[int] = []
     model.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
-    richter.measure(model, richter.Probe(x, torch.arange(40) % 3, chunk=16, kernel=8), initial=start)
+    probe = richter.Probe(x, torch.arange(40) % 3, chunk=16, kernel=8)
+    richter.measure(model, probe, initial=start)
+    large = [n for n in seen if n > richter.instrument.survey.SURVEYED]
+    assert large == [16] * 4  # each chunk once more, in another order: the audit
+    assert 2 <= sum(n == 1 for n in seen[-12:]) <= 2 + 3  # and one example in 32, at least one, alone
+    monkeypatch.setattr(Audit, "due", lambda *_: False)
+    seen.clear()
+    richter.measure(model, probe, initial=start)
     assert [n for n in seen if n > richter.instrument.survey.SURVEYED] == [16, 16]
     assert sum(seen[-3:]) == 40
     passes: list[int] = []

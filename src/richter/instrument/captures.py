@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.instrument.capture import Call, Inputs, Output, Pass, State, check_finite, count, forward, select
+from richter.instrument.capture import Call, Inputs, Output, Pass, State, check_finite, count, device_of, forward, select
 from richter.instrument.survey import (
     Audit,
     Bench,
@@ -65,6 +68,7 @@ class Recording:
     f: Float[Tensor, "n k"]  # detached
     run: Pass  # with the calls of the chosen maps alone
     where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among run.calls and where their examples are
+    seconds: float  # that its forward pass took
     check: Check | None = None  # of the first captures
     _reads: dict[str, Tensor] = field(default_factory=dict)
     _live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = field(default_factory=dict)  # live, silent, what the live ones read
@@ -101,13 +105,12 @@ class Recording:
                 stacked[name][v] = g
         if self.check is not None:
             check, self.check = self.check, None
-            check(V, lambda i, mix: self._of_one(i, mix, stacked))
+            check(V, lambda rows, mix: self._combined(rows, mix, stacked))
         return {name: self._capture(name, stacked[name], reads) for name in self.where}
 
-    def _of_one(self, i: int, mix: Float[Tensor, " v"], stacked: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """What each map read of one example, and what a combination of its cotangents asks; "1 s ..." both."""
-        row = torch.tensor([i], device=self.f.device)
-        return {name: (self.reads_of(name, row), torch.einsum("v,v...->...", mix.to(g.dtype), g[:, i])[None])
+    def _combined(self, rows: Tensor, mix: Float[Tensor, " v"], stacked: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """What each map read of some examples, and what a combination of their cotangents asks; "n s ..." both."""
+        return {name: (self.reads_of(name, rows), torch.einsum("v,v...->...", mix.to(g.dtype), g[:, rows]))
                 for name, g in stacked.items()}
 
     def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
@@ -145,7 +148,9 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Surve
     n, bench = count(x), Bench(model, x, state, output, survey.accumulates)
     examined = audit is not None and bool(names) and audit.due(state, rows)
     odd = _out_of_order(bench, survey, audit, rows) if examined and audit is not None and n > 1 else None
-    run = forward(model, x, state, output=output, expand=dict.fromkeys(survey.expand, n), silent=survey.silent, seed=rows.start)
+    with timed(device_of(model)) as seconds:
+        run = forward(model, x, state, output=output, expand=dict.fromkeys(survey.expand, n), silent=survey.silent,
+                      seed=rows.start)
     check_calls(survey, x, run.calls, n)
     groups = grouped(run.calls)
     where: dict[str, list[tuple[int, Layout]]] = {}
@@ -159,12 +164,25 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Surve
         calls += own
     f = run.f.detach().reshape(n, -1)
     check_finite(f)
-    recording = Recording(survey, n, f, replace(run, calls=calls), where)
+    recording = Recording(survey, n, f, replace(run, calls=calls), where, seconds())
     if examined and audit is not None:
         firsts = {name: calls[own[0][0]] for name, own in where.items()}
         examples = sorted({*audit.examples(rows), *(odd(run.calls) if odd else ())})
         recording.check = Check(bench, survey, firsts, examples, rows.start, audit.number) if examples and firsts else None
     return recording
+
+
+@contextlib.contextmanager
+def timed(device: torch.device) -> Iterator[Callable[[], float]]:
+    """Around work on a device: how long it took, in seconds, afterwards."""
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    begun, ended = now(), [math.nan]
+    yield lambda: ended[0] - begun
+    ended[0] = now()
 
 
 def _out_of_order(bench: Bench, survey: Survey, audit: Audit, rows: slice) -> Callable[[Sequence[Call]], list[int]]:

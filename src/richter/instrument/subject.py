@@ -3,11 +3,9 @@ are asked for. Everything that is known before the first statistic."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -202,19 +200,6 @@ class Subject:
         """f "n ..." of these examples, without a graph."""
         size = fitting(self.memory, self.itemsize * self.survey.graph, self.probe.chunk, self.survey.drawn)
         return torch.cat([chunk.outputs for chunk in chunks(self.source, x, size)])
-
-    @contextlib.contextmanager
-    def timed(self, examples: int) -> Iterator[None]:
-        """Around a forward pass: the unit in which the cost of a measurement is told."""
-        self._wait()
-        begun = time.perf_counter()
-        yield
-        self._wait()
-        self.forwards.append((examples, time.perf_counter() - begun))
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     @property
     def pass_seconds(self) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from richter import linalg
 from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, show_bytes
-from richter.instrument.captures import check_finite
+from richter.instrument.captures import check_finite, timed
 from richter.instrument.cotangents import Cotangents, SomeOutputs
 from richter.instrument.statistics.frame import (
     GROUPS,
@@ -150,8 +150,9 @@ def _pulled(t: Tangents, units: Sequence[Unit], Z: Tensor, y: Tensor | None) -> 
                    subject.survey.drawn)
     targets = None if y is None else centred(t, y)
     for chunk in chunks(subject.source, t.x, size, title="kernels"):
-        with subject.timed(chunk.n):
+        with timed(subject.device) as seconds:
             graph = chunk.graph
+        subject.forwards.append((chunk.n, seconds()))
         check_finite(graph.f)
         for v in range(len(Z) + (targets is not None)):
             z = targets if v == len(Z) else centred(t, Z[v].double())

@@ -212,8 +212,8 @@ class Pass:
         networks = [chunk, replace(chunk, source=self.subject.initial_source)] if self.initial else [chunk]
         recordings = []
         for network in networks:
-            with self.subject.timed(chunk.n):
-                recordings.append(network.recording)
+            recordings.append(network.recording)
+            self.subject.forwards.append((chunk.n, network.recording.seconds))
         return recordings
 
     def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, cotangents: Cotangents,

@@ -23,7 +23,8 @@ from richter.instrument.survey.verify import coarsest, map_gradient
 
 ONE_IN = 32  # examples
 FLIPPED = 0.03  # what a unit that is turned on or off by rounding may change a gradient by, relative
-SUSPECTS = 2  # examples of a chunk whose rows differ that are looked at, beside those drawn
+TOGETHER = 16  # examples at least whose gradients are looked at as one sum
+SUSPECTS = 8  # examples of a chunk whose rows differ that are looked at, beside those drawn
 _measurements = itertools.count()
 
 
@@ -121,19 +122,19 @@ def suspects(before: Prints, after: Prints, order: Tensor) -> list[int]:
         for p, q in zip(own, after[name], strict=True):
             scale = p.abs().max()
             differs = (p[order.to(p.device)] - q).abs() > 10 * tolerance(p.dtype) * scale
-            off.update(order[differs.cpu()].tolist()[:SUSPECTS])
-    return sorted(off)[:SUSPECTS]
+            off.update(order[differs.cpu()].tolist())
+    return sorted(off)[::max(1, len(off) // SUSPECTS)]
 
 
 # ------------------------------------------------------------------------------------------------------- single examples
 
 
-Captured = Callable[[int, Tensor], dict[str, tuple[Tensor, Tensor]]]  # example, weights of cotangents -> h, g "1 s ..." by map
+Captured = Callable[[Tensor, Tensor], dict[str, tuple[Tensor, Tensor]]]  # examples, weights of cotangents -> h, g "n s ..." by map
 
 
 @dataclass
 class Check:
-    """Of one recording, the examples that go through the model alone."""
+    """Of one recording, the examples that go through the model alone, and some that go together."""
 
     bench: Bench  # of the chunk
     survey: Survey
@@ -145,31 +146,46 @@ class Check:
     def __call__(self, V: Tensor, captured: Captured) -> None:
         """Do these captures, for cotangents V "v n k", rebuild the gradients of single examples? A Doubt if not."""
         signs = torch.randint(0, 2, (len(V),), generator=torch.Generator().manual_seed(self.number)) * 2 - 1
-        mix = signs.to(V)
+        cotangents = torch.einsum("v,vnk->nk", signs.to(V), V)
         doubted: dict[str, int] = {}
-        for i in self.examples:
-            h_and_g = captured(i, mix)
-            cotangent = torch.einsum("v,vk->k", mix, V[:, i])
-            alone = self._wrong(self._alone(i), cotangent, h_and_g)
-            if any(error < FLIPPED for error in alone.values()) and self.bench.n > 1:  # rounding may have turned a unit on: then
-                R = torch.zeros_like(V[0])  # the same example among the others has other gradients, and those were captured
-                R[i] = cotangent
-                among = self._wrong(self.bench.run(seed=self.seed, expand=self._expand()), R, h_and_g)
-                alone = {k: error for k, error in alone.items() if k in among or error >= FLIPPED}
-            doubted.update(dict.fromkeys(alone, i))
+        for rows in [*([self._together()] if self.bench.n > 1 else []), *([i] for i in self.examples)]:
+            index = torch.tensor(rows, device=V.device)
+            h_and_g = captured(index, signs.to(V))
+            apart = self._wrong(self._run(rows), cotangents[index], h_and_g)
+            if any(error < FLIPPED for error in apart.values()) and self.bench.n > 1:  # rounding may have turned a unit on:
+                R = torch.zeros_like(cotangents)  # the same examples among all others have other gradients, which were captured
+                R[index] = cotangents[index]
+                among = self._wrong(self.bench.run(seed=self.seed, expand=self._expand(self.bench.n)), R, h_and_g)
+                apart = {k: error for k, error in apart.items() if k in among or error >= FLIPPED}
+            doubted.update(dict.fromkeys(apart, rows[0]))
         if doubted:
             raise Doubt(list(doubted), self.bench.x, next(iter(doubted.values())),
                         "they do not rebuild the gradients of single examples")
 
-    def _expand(self) -> dict[str, int]:
-        return dict.fromkeys(self.survey.expand, self.bench.n)
+    def _together(self) -> list[int]:
+        """Some examples whose gradients are looked at as one sum: it is cheaper, and sees what few of them do."""
+        n = self.bench.n
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(self.number)).tolist()
+        return order[:min(n, max(TOGETHER, n // 8))]
 
-    def _alone(self, i: int) -> Pass:
-        computed = any(self.survey.maps[k].weight is None for k in self.calls)  # such weights are known from calls alone
+    def _expand(self, n: int) -> dict[str, int]:
+        return dict.fromkeys(self.survey.expand, n) if self._computed else {}
+
+    @property
+    def _computed(self) -> bool:
+        """Is some weight computed from parameters? Such weights are known from calls alone."""
+        return any(self.survey.maps[k].weight is None for k in self.calls)
+
+    def _run(self, rows: list[int]) -> Pass:
+        """A pass of these examples."""
+        x = select(self.bench.x, rows)
         try:
-            return self.bench.alone(i, seed=self.seed + i, record=computed)
-        except (RuntimeError, ValueError, IndexError, AssertionError):  # it cannot run on one: two copies, of which one counts
-            return replace(self.bench, x=select(self.bench.x, [i, i])).run(seed=self.seed + i, record=computed)
+            return replace(self.bench, x=x).run(seed=self.seed + rows[0], record=self._computed, expand=self._expand(len(rows)))
+        except (RuntimeError, ValueError, IndexError, AssertionError):
+            if len(rows) > 1:
+                raise
+            twice = replace(self.bench, x=select(self.bench.x, rows * 2))  # it cannot run on one: of two copies one counts
+            return twice.run(seed=self.seed + rows[0], record=self._computed, expand=self._expand(2))
 
     def _wrong(self, run: Pass, cotangent: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Maps whose weight has another gradient than what was captured gives, and by how much."""
@@ -179,7 +195,7 @@ class Check:
         for k, weight in weights.items():
             users.setdefault(id(weight), []).append(k)
         distinct = {id(w): w for w in weights.values()}
-        if cotangent.numel() < run.f.numel() and cotangent.dim() == 1:
+        if len(cotangent) < len(run.f):
             cotangent = torch.cat([cotangent, torch.zeros_like(cotangent)])
         exact = dict(zip(distinct, run.backward(cotangent, list(distinct.values()))[1], strict=True))
         tol = tolerance(coarsest(run.state, run.f))
