@@ -209,12 +209,18 @@ class Recorder(TorchFunctionMode):
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         self.scope.path.append(module)
+        self.scope.called.add(module)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> Any:
-        self.scope.path.pop()
-        if module not in self.scope.views or not isinstance(z, Tensor):
+        if not isinstance(z, Tensor) or _transformed():
+            self.scope.path.pop()
             return None
         with torch._C.DisableTorchFunction():
+            if module not in self.scope.views:
+                use = self.scope.returned(module, z)
+                self.scope.path.pop()
+                return None if use is None else self._used(use, z)
+            self.scope.path.pop()
             return self._module_called(module, args[0] if args else next(iter(kwargs.values())), z)
 
     def _module_called(self, module: nn.Module, x: Tensor, z: Tensor) -> Tensor:
@@ -235,25 +241,47 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _transformed():
+            self.differentiates = True
+            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)
         self.differentiates |= func in DERIVATIVES
         shortcut = self.shortcuts.instead(func, args, kwargs)
         z = func(*args, **kwargs) if shortcut is None else shortcut()
-        use = self.scope.use(func, args, kwargs) if isinstance(z, Tensor) and z.requires_grad else None
-        return z if use is None else self._used(use, z)
+        if isinstance(z, Tensor) and z.requires_grad:
+            for use in self.scope.uses(func, args, kwargs, z):
+                z = self._used(use, z)
+        return z
 
     def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of nn.MultiheadAttention, called from attention_in_parts."""
         return self._used(self.scope.projection(which, x, weight), F.linear(x, weight, bias))
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
-        z = z.clone() if z._is_view() else z
-        self._add(use._replace(read=use.read.detach()), z)
-        return z
+        """A use has returned ``z``; what the model goes on with has the same numbers."""
+        use = use._replace(read=use.read.detach())
+        n = self.expand.get(self.scope.named[use.module]) if use.map.kind == "lookup" else None
+        if n is not None:
+            z, use = _with_examples(z, n), use._replace(read=_with_examples(use.read, n, lookup=True))
+        if use.order is None:
+            z = z.clone() if z._is_view() else z
+            self._add(use, z)
+            return z
+        lengths = [z.shape[i] for i in use.order]
+        written = z.permute(use.order).reshape(use.shape)
+        written = written.clone() if written._is_view() else written
+        self._add(use, written)
+        return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
     def _add(self, use: Use, z: Tensor) -> None:
-        self.calls.append(Call(*use, edge=get_gradient_edge(z), shape=z.shape, version=use.read._version))
+        self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
+                               use.read._version))
+
+
+def _transformed() -> bool:
+    """Is code running inside a transform of torch.func (vmap, grad, jvp)? Its tensors have no place in the graph of the pass."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _with_examples(t: Tensor, n: int, lookup: bool = False) -> Tensor:
