@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,6 +64,8 @@ class Pass:
     differentiates: bool = False  # the model itself does, inside its forward pass
     accumulates: bool = False  # the model adds to .grad in its backward pass: all of it must run to know any gradient
     adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad it did so
+    transforms: bool = False  # the model differentiates, or maps over an axis, by torch.func
+    called: Collection[nn.Module] = ()  # modules whose forward ran
 
     @property
     def aliases(self) -> dict[str, Tensor]:
@@ -136,8 +138,9 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.requires_grad:
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
-    calls, differentiates = ([], False) if recorder is None else (recorder.calls, recorder.differentiates)
-    return Pass(f, calls, state, silent is not None, differentiates, accumulates)
+    run = Pass(f, [], state, silent is not None, accumulates=accumulates)
+    return run if recorder is None else replace(
+        run, calls=recorder.calls, differentiates=recorder.differentiates, transforms=recorder.transforms, called=recorder.scope.called)
 
 
 def _check_unwritten(state: State, versions: Sequence[int]) -> None:
@@ -161,9 +164,12 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
 def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
     """Bytes that forward passes keep for their backward passes, by storage, without the weights."""
     kept: dict[int, int] = {}
-    weights = {t.untyped_storage().data_ptr() for t in state.values()}
+    weights = {t.untyped_storage().data_ptr() for t in state.values() if t.layout is torch.strided}
 
     def add(t: Tensor) -> Tensor:
+        if t.layout is not torch.strided:  # sparse: has no one storage
+            kept[id(t)] = 2 * t._nnz() * t.element_size()
+            return t
         place = t.untyped_storage()
         if place.data_ptr() not in weights:
             kept[place.data_ptr()] = place.nbytes()
@@ -183,11 +189,14 @@ class Recorder(TorchFunctionMode):
         self.expand = expand
         self.calls: list[Call] = []
         self.differentiates = False  # does the model itself differentiate?
+        self.transforms = False  # by torch.func?
         self._handles: list[Any] = []
 
     def __enter__(self) -> Recorder:
         try:
             for module in self.scope.modules.values():
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and nothing inside is seen
+                    continue
                 self._handles.append(module.register_forward_pre_hook(self._begin, prepend=True))
                 # first of all hooks: a user's may change the output, and that is no longer the linear map
                 self._handles.append(module.register_forward_hook(self._end, with_kwargs=True, prepend=True))
@@ -242,7 +251,7 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _transformed():
-            self.differentiates = True
+            self.differentiates = self.transforms = True
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)

@@ -67,7 +67,8 @@ class Scope:
         elif func is F.embedding:
             yield from self._looked_up(*args, **kwargs)
         elif func is Tensor.__getitem__ or func in (torch.index_select, Tensor.index_select):
-            yield from self._indexed(func, args, kwargs)
+            if not z._is_view():  # one row, or a slice, is a part
+                yield from self._indexed(func, args, kwargs)
         elif func in CONVOLUTIONS:
             yield from self._convolved(CONVOLUTIONS[func], *args, **kwargs)
         elif (call := product(func, args, kwargs)) is not None:

@@ -160,7 +160,7 @@ def _architecture(model: nn.Module, output: Output | None) -> Any:
 
 def _weights(model: nn.Module) -> Any:
     """Which numbers they are: every change counts."""
-    return [(t._version, t.data_ptr()) for t in (*model.parameters(), *model.buffers())]
+    return [(t._version, t.data_ptr() if t.layout is torch.strided else 0) for t in (*model.parameters(), *model.buffers())]
 
 
 def _places(weights: Any) -> list[int]:
