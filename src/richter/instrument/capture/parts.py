@@ -82,7 +82,7 @@ class Part:
         stops = self._stops(first)
         if stops is None:
             return None
-        texts = [":" if (a, b, step) == (0, length, 1) else str(a) if b == a + 1 else f"{a}:{b}" + (f":{step}" if step > 1 else "")
+        texts = [":" if (a, b, step) == (0, length, 1) else str(a) if b == a + 1 else f"{a}:{b}" + f":{step}" * (step > 1)
                  for a, (b, step), length in zip(first, stops, lengths, strict=True)]
         while texts and texts[-1] == ":":
             texts.pop()
@@ -122,7 +122,7 @@ def key_of_map(m: LinearMap, module: nn.Module, weight: Tensor) -> Key | None:
     if (matrix is not whole and matrix._base is not whole) or matrix.dim() not in (2, 3):
         return None
     axes = [*zip(matrix.shape, matrix.stride(), strict=True)]
-    return key_of(m.kind, matrix.storage_offset(), axes[:-2], axes[-2:-1], axes[-1:])
+    return key_of(m.kind, int(matrix.storage_offset()), axes[:-2], axes[-2:-1], axes[-1:])
 
 
 @lru_cache(maxsize=4096)

@@ -1,5 +1,5 @@
-"""Calls that multiply two tensors and add up: F.linear, matmul and its kin, einsum, tensordot. Each axis of the two operands and of
-the result gets a label; equal labels are the same axis."""
+"""Calls that multiply two tensors and add up: F.linear, matmul and its kin, einsum, tensordot. Each axis of the two operands and
+of the result gets a label; equal labels are the same axis."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
     run = Pass(f, [], state, silent is not None, accumulates=accumulates)
     return run if recorder is None else replace(
-        run, calls=recorder.calls, differentiates=recorder.differentiates, transforms=recorder.transforms, called=recorder.scope.called)
+        run, calls=recorder.of_weights(), differentiates=recorder.differentiates, transforms=recorder.transforms, called=recorder.scope.called)
 
 
 def _check_unwritten(state: State, versions: Sequence[int]) -> None:
@@ -215,6 +215,12 @@ class Recorder(TorchFunctionMode):
     def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+    def of_weights(self) -> list[Call]:
+        """All calls, but those that only serve to compute the weight of another (a power iteration for its spectral norm)."""
+        names = self.scope.names
+        computed = tuple(f"{self.scope.named[c.module]}." for c in self.calls if id(c.weight) not in names)
+        return [c for c in self.calls if not names.get(id(c.weight), "").startswith(computed)] if computed else self.calls
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         self.scope.path.append(module)

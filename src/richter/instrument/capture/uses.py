@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from richter.instrument.capture.parts import Axes, Key, Part, as_map, key_of, key_of_map
+from richter.instrument.capture.parts import Key, Part, as_map, key_of, key_of_map
 from richter.instrument.capture.products import Labels, product
 from richter.instrument.capture.state import State
 from richter.layers import LinearMap, View, view_of
@@ -111,7 +111,7 @@ class Scope:
         if p is None or id(p) not in self.names or p.dtype != w.dtype \
                 or any(getattr(self.running, m.weight, None) is p for m in self.view(self.running).values()):
             return None
-        return Part(p, tuple(zip(w.shape, w.stride(), strict=True)), w.storage_offset() - p.storage_offset())
+        return Part(p, tuple(zip(w.shape, w.stride(), strict=True)), int(w.storage_offset() - p.storage_offset()))
 
     def _copied(self, w: Any, z: Tensor) -> None:
         """A copy of a part stands for the part, until it is written into."""
@@ -120,8 +120,8 @@ class Scope:
             self._copies[id(z)] = (z, z._version, part)
 
     def _multiplied(self, part: Part, in_w: Labels, x: Tensor, in_x: Labels, out: Labels, z: Tensor) -> Iterator[Use]:
-        """A product with a part: axes in all three are groups, in the result alone positions, in the part and the result d_out, in
-        the part and what it is multiplied with d_in."""
+        """A product with a part. Its axes are groups where both what it is multiplied with and the result have them, d_in and
+        d_out where one of the two has; those that it has not are positions."""
         if any(len(set(labels)) < len(labels) for labels in (in_w, in_x, out)) or x.is_sparse or not x.is_floating_point():
             return  # a diagonal is taken
         lengths = dict(zip(in_x, x.shape, strict=True))
@@ -144,6 +144,7 @@ class Scope:
         ends = (*lead, -1) if not groups else (*lead, x.new_empty([axes[k][0] for k in groups], device="meta").numel(), -1)
         shape = tuple(z.permute(order).reshape(ends).shape)
         plain = order == tuple(range(z.dim())) and shape == z.shape
+        part = Part(part.parameter, tuple(axes.values()), part.offset)
         yield from self._use(part, "grouped" if groups else "dense", [[axes[k] for k in role] for role in (groups, d_out, d_in)],
                              read.reshape(ends), None if plain else order, shape)
 
@@ -192,7 +193,7 @@ class Scope:
             yield Use(name, m, self._owner(part.parameter)[0], part.parameter, read, order, shape)
 
     def _owner(self, parameter: Tensor) -> tuple[nn.Module, str]:
-        """Module and attribute: of the module whose forward is running, if the parameter is its own, or of the first that has it."""
+        """Module and attribute: of the module whose forward is running, if it has the parameter, or of the first that has it."""
         if self.running is not None:
             for attribute in self.running._parameters:
                 if getattr(self.running, attribute) is parameter:
@@ -201,9 +202,9 @@ class Scope:
         return self.modules[owner], attribute
 
     def _name(self, part: Part, key: Key) -> str | None:
-        """``block.proj`` for a raw parameter, ``block.proj.2`` and ``block.proj.0:4`` for parts of it; a weight that is called "weight"
-        goes by its module. Where one parameter is several maps, the first in forward has this name; its transpose has ``.T`` behind
-        it, the same matrix that reads in another way its kind, anything else a number."""
+        """``block.proj`` for a raw parameter, ``block.proj.2`` and ``block.proj.0:4`` for parts of it; a weight that is called
+        "weight" goes by its module. Where one parameter is several maps, its module's own or the first in forward has this name;
+        the transpose has ``.T`` behind it, the same matrix that reads in another way its kind, any other ``.use2`` and so on."""
         module, attribute = self._owner(part.parameter)
         owner, view = self.named[module], self.view(module)
         parameter = f"{owner}.{attribute}" if owner else attribute

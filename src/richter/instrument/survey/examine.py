@@ -19,8 +19,8 @@ from richter.instrument.survey.verify import MIXING, Verified, biases, coarsest,
 SURVEYED = 8  # examples
 UNCALLED = Remark(Mark.IDLE, "never called on the probe")
 UNREACHED = Remark(Mark.IDLE, "never used: no gradient reaches it from the output on the probe")
-UNKNOWN = Remark(Mark.UNDEFINED, "used, but not as a linear map that Richter knows: its tangent kernel is exact, by gradients of single "
-                                 "examples, and its feature correlations are not known")
+UNKNOWN = Remark(Mark.UNDEFINED, "used, but not as a linear map that Richter knows: its tangent kernel is exact, by gradients of "
+                                 "single examples, and its feature correlations are not known")
 
 
 def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = None) -> Survey:
@@ -28,7 +28,10 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     bench = Bench(model, x, state, output)
     _check_modes(model)
     whole = bench.run()
-    with contextlib.nullcontext({}) if whole.transforms else kept_for_backward(state) as kept:  # torch.func allows no such look
+    kept: dict[int, int] = {}
+    with contextlib.ExitStack() as looking:
+        if not whole.transforms:  # torch.func allows no such look
+            kept = looking.enter_context(kept_for_backward(state))
         part = bench.run(bench.inner)
     drawn = draws(bench, whole, part)
     m = bench.inner.stop - 1
