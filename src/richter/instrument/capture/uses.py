@@ -107,16 +107,17 @@ class Scope:
         copy = self._copies.get(id(w))
         if copy is not None and copy[1] == w._version:
             return copy[2]
-        p = w if id(w) in self.names else w._base
+        p = w if id(w) in self.names else w._base if w.grad_fn is not None else None  # None: a view made under no_grad
         if p is None or id(p) not in self.names or p.dtype != w.dtype \
                 or any(getattr(self.running, m.weight, None) is p for m in self.view(self.running).values()):
             return None
         return Part(p, tuple(zip(w.shape, w.stride(), strict=True)), int(w.storage_offset() - p.storage_offset()))
 
     def _copied(self, w: Any, z: Tensor) -> None:
-        """A copy of a part stands for the part, until it is written into."""
+        """A copy of a part stands for the part, until it is written into; not one that rounds, whose gradients are rounded too."""
         part = self._part(w)
-        if part is not None and z is not w and z.shape == w.shape and z.device == w.device and z.is_floating_point():
+        if part is not None and z is not w and z.shape == w.shape and z.device == w.device and z.is_floating_point() \
+                and torch.finfo(z.dtype).eps <= torch.finfo(w.dtype).eps:
             self._copies[id(z)] = (z, z._version, part)
 
     def _multiplied(self, part: Part, in_w: Labels, x: Tensor, in_x: Labels, out: Labels, z: Tensor) -> Iterator[Use]:
