@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ import richter
 import zoo
 from richter import kernels
 from richter.instrument.evaluate import RichterWarning
+from richter.instrument.survey import SurveyMemo, surveyed
 
 UNKNOWN = "used, but not as a linear map that Richter knows"
 
@@ -58,12 +60,22 @@ def kernel_error(model: nn.Module, x: Any, output: Any = None) -> float:
 # ------------------------------------------------------------------------------------------------------ transformers
 
 
-def gemma() -> tuple[nn.Module, dict[str, Tensor]]:
-    from transformers import GemmaConfig, GemmaForCausalLM
+class Scaled(nn.Module):
+    """Gemma's table, which scales what it looks up, and a read-out. (Gemma's norms compute in float32 in any model.)"""
 
-    config = GemmaConfig(vocab_size=7, hidden_size=4, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2,
-                         num_key_value_heads=1, head_dim=2, use_cache=False, initializer_range=0.4)
-    return GemmaForCausalLM(config), ids()
+    def __init__(self) -> None:
+        from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
+
+        super().__init__()
+        self.embed_tokens = GemmaTextScaledWordEmbedding(7, 4, padding_idx=0, embed_scale=2.0)
+        self.lm_head = nn.Linear(4, 7)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return SimpleNamespace(logits=self.lm_head(torch.tanh(self.embed_tokens(input_ids)).cumsum(1)))
+
+
+def gemma() -> tuple[nn.Module, dict[str, Tensor]]:
+    return Scaled(), ids()
 
 
 def opt() -> tuple[nn.Module, dict[str, Tensor]]:
@@ -157,7 +169,7 @@ def nfc_by_definition(model: nn.Module, x: Any, module: str) -> float:
 
 
 @pytest.mark.parametrize(("factory", "layers"), [
-    (gemma, "model.embed_tokens"),
+    (gemma, "embed_tokens"),
     (opt, "model.decoder.embed_positions"),
     (whisper, "model.decoder.embed_positions"),
     (mamba, "backbone.layers.0.mixer.conv1d backbone.layers.0.mixer.dt_proj"),
@@ -255,6 +267,36 @@ def test_what_is_used_without_being_a_linear_map_is_not_called_unused() -> None:
     assert kernel_error(model, x) < 1e-12
     value = richter.measure(model, richter.Probe(x, torch.arange(6) % 3), ["tangent_cka"], layers=["b"]).value("tangent_cka", "b")
     assert math.isfinite(value)  # it is used, and its kernel is known
+
+
+def test_a_table_without_any_effect_does_not_look_like_mixing_of_examples() -> None:
+    """A shift before a softmax: its gradient is nothing but rounding, which is another one for another batch."""
+
+    class Shifted(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(3, 1)
+
+        def middle(self, h: Tensor) -> Tensor:
+            shift = self.table(torch.arange(3, device=h.device)).view(3, 1)
+            return (self.b(h)[:, None] + shift).softmax(-1).sum(1)
+
+    model, x = built(Shifted), torch.stack([zoo.normal(i, 4) for i in range(12)])
+    snap = measured(model, x)
+    assert {"a", "b", "c"} <= {row.layer for row in snap.rows if math.isfinite(row.value)}
+    assert kernel_error(model, x) < 1e-12
+
+
+def test_matrices_that_are_copies_are_read_anew_where_weights_are_trusted_to_stay() -> None:
+    """Heads that are put one behind the other are no view of their parameter."""
+    case = zoo.CASES["every_product"]
+    model, (x, _) = case.build(), case.batch(4)
+    memo = SurveyMemo(trusting=True)
+    surveyed(model, x, None, memo)
+    with torch.no_grad():
+        model.heads.mul_(2.0)
+    matrices = surveyed(model, x, None, memo)[2].matrices
+    assert torch.equal(matrices["heads"], model.heads.permute(0, 2, 1).reshape(6, 4))
 
 
 # ------------------------------------------------------------------------------------------- forward passes of another kind

@@ -114,7 +114,7 @@ class Scope:
         return Part(p, tuple(zip(w.shape, w.stride(), strict=True)), int(w.storage_offset() - p.storage_offset()))
 
     def _copied(self, w: Any, z: Tensor) -> None:
-        """A copy of a part stands for the part, until it is written into; not one that rounds, whose gradients are rounded too."""
+        """A copy of a part stands for the part, until it is written into; not one that rounds: its gradients are rounded too."""
         part = self._part(w)
         if part is not None and z is not w and z.shape == w.shape and z.device == w.device and z.is_floating_point() \
                 and torch.finfo(z.dtype).eps <= torch.finfo(w.dtype).eps:
@@ -135,8 +135,8 @@ class Scope:
         if len(groups) + len(d_in) + len(d_out) < len(axes) or {*sites, *groups, *d_in} != set(in_x) \
                 or any(lengths[k] != axes[k][0] for k in d_in):
             return  # something is added up beforehand
-        d_out.sort(key=out.index)
-        d_in.sort(key=in_x.index)
+        for role in (groups, d_out, d_in):
+            role.sort(key=lambda k: -axes[k][1])  # as they lie in the parameter, in whatever order the product names them
         read = x.permute([in_x.index(k) for k in (*sites, *groups, *d_in)])
         order = tuple(out.index(k) for k in (*sites, *groups, *d_out))
         lead = z.permute(order).shape[:len(sites)]
