@@ -287,6 +287,19 @@ def test_a_table_without_any_effect_does_not_look_like_mixing_of_examples() -> N
     assert kernel_error(model, x) < 1e-12
 
 
+def test_a_gradient_that_autograd_returns_transposed_is_compared() -> None:
+    class Copied(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.W = zoo.matrix(5, 5)
+
+        def middle(self, h: Tensor) -> Tensor:
+            return h @ self.W.clone() + torch.tanh(h @ self.W.T.contiguous())
+
+    model, x = built(Copied), torch.stack([zoo.normal(i, 4) for i in range(12)])
+    assert {"W", "W.T"} <= {row.layer for row in measured(model, x).rows if math.isfinite(row.value)}
+
+
 def test_matrices_that_are_copies_are_read_anew_where_weights_are_trusted_to_stay() -> None:
     """Heads that are put one behind the other are no view of their parameter."""
     case = zoo.CASES["every_product"]
