@@ -105,7 +105,7 @@ class Pass:
         added = self.state.accumulated()
         self.adds.update(added)
         g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
-        exact = [torch.zeros_like(t) if d is None else _dense(d) for t, d in zip(also, gradients[cut:end], strict=True)]
+        exact = [_dense(torch.zeros_like(t) if d is None else d) for t, d in zip(also, gradients[cut:end], strict=True)]
         return g, [d + added[id(t)] if id(t) in added else d for t, d in zip(also, exact, strict=True)] if added else exact
 
 

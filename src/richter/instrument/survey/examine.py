@@ -157,7 +157,7 @@ def _difference(f: Tensor, other: Tensor, scale: Tensor) -> float:
 def check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[int, Tensor]) -> None:
     """The gradients of single examples must add up to that of the batch, or there are no gradients of single examples. One that
     is nothing but rounding beside those of other weights (of a shift before a softmax) says nothing."""
-    added, largest = [torch.zeros_like(w) for w in weights], 0.0
+    added, largest = [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights], 0.0
     for i in range(bench.n):
         run = bench.alone(i, record=False)
         if i == 0:
