@@ -188,7 +188,13 @@ def _module_matrix(module: nn.Module) -> Tensor:
 def _perturbed(model: nn.Module, name: str, uses: list[Use]) -> Iterator[None]:
     """While open, every z of the map `name` has a zero tensor added to it, kept in `uses` with W and h."""
     modules, (head, tail) = dict(model.named_modules()), _parent(name)
-    if isinstance(modules.get(head), nn.MultiheadAttention):
+    if hasattr(model, "listener") and type(modules.get(name)) is not nn.Linear:
+        model.listener = _listener(name, uses)
+        try:
+            yield
+        finally:
+            del model.listener
+    elif isinstance(modules.get(head), nn.MultiheadAttention):
         with _own_attention(modules[head], tail, uses):
             yield
     elif name in modules:
@@ -206,6 +212,20 @@ def _perturbed(model: nn.Module, name: str, uses: list[Use]) -> Iterator[None]:
     else:
         with _own_products(model, name, uses):
             yield
+
+
+def _listener(name: str, uses: list[Use]) -> Callable[..., Tensor]:
+    """What a model of the zoo tells of its maps: to the z of the map `name` a zero is added."""
+
+    def hear(told: str, W: Tensor, h: Tensor, z: Tensor) -> Tensor:
+        if told != name:
+            return z
+        h = h.detach().clone().reshape(-1, h.shape[-1])
+        delta = torch.zeros(len(h), z.shape[-1], dtype=z.dtype, requires_grad=True)
+        uses.append((W.detach().clone(), h, delta))
+        return z + delta.reshape(z.shape)
+
+    return hear
 
 
 def _module_hook(uses: list[Use], third: int | None = None) -> Callable[..., Tensor]:

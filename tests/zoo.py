@@ -693,6 +693,189 @@ def first(result: Result) -> Tensor:
     return result[0]
 
 
+# ------------------------------------------------------------------------------------------------ parameters as matrices
+
+
+class Told(nn.Module):
+    """A model that tells an oracle what each of its maps reads and writes, because no module or name could."""
+
+    listener: Callable[[str, Tensor, Tensor, Tensor], Tensor] | None = None  # (map, W, h, z) -> z
+
+    def told(self, name: str, W: Tensor, h: Tensor, z: Tensor) -> Tensor:
+        """z[..., d_out] = W[d_out,d_in] h[..., d_in]."""
+        return z if self.listener is None else self.listener(name, W, h, z)
+
+
+def matrix(*shape: int) -> nn.Parameter:
+    """Normal entries, by the square root of the last length."""
+    return nn.Parameter(torch.randn(shape) / math.sqrt(shape[-1]))
+
+
+class BothWays(Told):
+    """W as it is and transposed, as a raw parameter and as the weight of a module without a view."""
+
+    def __init__(self, d: int = 4) -> None:
+        super().__init__()
+        self.W = matrix(5, d)
+        self.inner = nn.Module()
+        self.inner.weight = matrix(5, 6)
+        self.conv = hf_conv1d(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        W, V, C = self.W, self.inner.weight, self.conv.weight
+        a = torch.tanh(self.told("W", W.T, x, x @ W))
+        b = torch.tanh(self.told("W.T", W, a, a @ W.T))
+        c = torch.tanh(self.told("inner", V.T, b, b @ V))
+        e = torch.tanh(self.told("inner.T", V, c, F.linear(c, V)))
+        g = torch.tanh(self.told("conv", C.T, e, self.conv(e)))
+        return self.told("conv.T", C, g, F.linear(g, C))
+
+
+def hf_conv1d(d_out: int, d_in: int) -> nn.Module:
+    """GPT-2's Linear, which keeps its weight as [d_in,d_out]; square, so that both ways fit."""
+    from transformers.pytorch_utils import Conv1D
+
+    module = Conv1D(d_out, d_in)
+    nn.init.normal_(module.weight, std=0.5)
+    return module
+
+
+class EveryProduct(Told):
+    """The weight on the left, by keyword, in every function that multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {"left": (6, 5), "swapped": (6, 6), "keyword": (5, 6), "dots": (5, 4), "added": (4, 4), "heads": (3, 4, 2),
+                  "merge": (3, 2, 5), "inner": (4, 5), "vector": (4,), "inside": (4, 4)}
+        for name, shape in shapes.items():
+            setattr(self, name, matrix(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        W = self.left
+        z = torch.tanh(self.told("left", W, x, (W @ x.mT).mT))
+        z = torch.tanh(self.told("swapped", self.swapped, z, torch.einsum("od,ntd->nto", self.swapped, z)))
+        z = torch.tanh(self.told("keyword", self.keyword, z, F.linear(weight=self.keyword, input=z)))
+        z = torch.tanh(self.told("dots", self.dots.mT, z, torch.tensordot(z, self.dots, dims=([2], [0]))))
+        rows = z.flatten(0, 1)
+        z = torch.tanh(self.told("added", self.added.t(), rows, torch.addmm(rows, mat1=rows, mat2=self.added))).view(z.shape)
+        h, d, k = self.heads.shape
+        W = self.heads.permute(0, 2, 1).reshape(h * k, d)
+        u = torch.einsum("ntd, hdk -> ntkh", z, self.heads).mT
+        u = torch.tanh(self.told("heads", W, z, u.flatten(2)).unflatten(2, (h, k)))
+        z = torch.tanh(self.told("merge", self.merge.flatten(0, 1).T, u.flatten(2), torch.einsum("...hk,hko", u, self.merge)))
+        z = torch.tanh(self.told("inner", self.inner, z, torch.inner(z, self.inner.clone())))
+        W = self.inside.transpose(0, 1)
+        z = torch.tanh(self.told("inside", W.T, z, torch.bmm(z, W.expand(len(z), -1, -1))))
+        return self.told("vector", self.vector[None], z, (z @ self.vector)[..., None])[..., 0]
+
+
+class Groups(Told):
+    """Weights with three axes: one matrix for each group, in one product or taken out one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = matrix(3, 4, 5)
+        self.more = matrix(3, 2, 5)
+        self.taken = matrix(3, 2, 4)
+        self.readout = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.bmm(x.transpose(0, 1), self.many).transpose(0, 1)  # [n,3,5]
+        z = self.told("many", torch.block_diag(*self.many.mT), x.flatten(1), z.flatten(1)).view(z.shape)
+        h = torch.tanh(z)
+        z = torch.einsum("grd,ngd->ngr", self.more, h)
+        z = self.told("more", torch.block_diag(*self.more), h.flatten(1), z.flatten(1)).view(z.shape)
+        h, parts = torch.tanh(z), self.taken.unbind(0)
+        z = [self.told(f"taken.{i}", W.T, h[:, i], torch.matmul(h[:, i], W)) for i, W in enumerate(parts)]
+        return self.readout(torch.tanh(torch.stack(z, 1)).flatten(1))
+
+
+class Parts(Told):
+    """Slices of a parameter, some of them used twice and some not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = matrix(7, 5)
+        self.block = nn.Linear(5, 6)
+        self.square = matrix(6, 3)
+        self.steps = matrix(5, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.fused.split([4, 3])
+        a = torch.tanh(self.told("fused.0:4", q, x, F.linear(x, q)))
+        b = torch.tanh(self.told("fused.4:7", k, x, F.linear(x, k)))
+        c = torch.cat([a, b[:, :1]], 1)
+        c = torch.tanh(self.told("block.weight.0:3", self.block.weight[:3], c, F.linear(c, self.block.weight[:3])))
+        S = self.square[:3]  # as many entries as the half that is not used: two maps of it are as large as the parameter
+        c = torch.tanh(self.told("square.0:3", S.T, c, c @ S))
+        c = torch.tanh(self.told("square.0:3.T", S, c, c @ S.T))
+        W = self.steps[1:4, ::3]
+        c = torch.tanh(self.told("steps.1:4,0:10:3", W.T, c, c @ W))
+        W = self.steps[4].view(3, 4)
+        return self.told("steps.4", W, c, F.linear(c, W))
+
+
+class Convolved(Told):
+    """Convolutions with raw weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = matrix(4, 2, 3)
+        self.depth = matrix(4, 2)
+        self.readout = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = F.conv1d(x, self.flat, stride=2, padding=1)
+        h = F.pad(x, (1, 1)).unfold(2, 3, 2).permute(0, 2, 1, 3).flatten(2)
+        x = torch.tanh(self.told("flat", self.flat.flatten(1), h, z.mT).mT)
+        z = F.conv1d(x, self.depth.unsqueeze(1), None, 1, "same", 1, 4)
+        h = F.pad(x, (0, 1)).unfold(2, 2, 1).permute(0, 2, 1, 3).flatten(2)
+        z = self.told("depth", torch.block_diag(*self.depth.unsqueeze(1)), h, z.mT).mT
+        return self.readout(torch.tanh(z).mean(2))
+
+
+class ScaledEmbedding(nn.Embedding):
+    """A table with a forward of its own, which scales what it looks up."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * 3.0
+
+
+class Positions(nn.Embedding):
+    """A table that returns its first rows."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight[1 : 1 + ids.shape[1]]
+
+
+class Tables(Told):
+    """Lookups by function and by index, a scaled table that two modules and the read-out share, rows that all examples share."""
+
+    def __init__(self, V: int = 7, d: int = 5) -> None:
+        super().__init__()
+        self.raw = matrix(V, d)
+        self.rows = matrix(V, d)
+        self.scaled = ScaledEmbedding(V, d, padding_idx=2)
+        self.again = ScaledEmbedding(V, d)
+        self.again.weight = self.scaled.weight
+        nn.init.normal_(self.scaled.weight)  # the row of the padding token too: the read-out uses it
+        self.places = Positions(6, d)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        V = self.raw.shape[0]
+        one_hot = F.one_hot(ids, V).to(self.raw)
+        padded = one_hot * (ids != 1)[..., None]
+        z = self.told("raw", self.raw.T, padded, F.embedding(ids, self.raw, padding_idx=1))
+        z = z + self.told("rows", self.rows.T, one_hot, self.rows[ids - V])
+        z = z + 3 * self.told("scaled", self.scaled.weight.T, one_hot * (ids != 2)[..., None], self.scaled(ids) / 3)
+        z = z + 3 * self.told("again", self.again.weight.T, one_hot, self.again(ids) / 3)
+        first = F.one_hot(torch.arange(1, 1 + ids.shape[1], device=ids.device), 6).to(self.raw)
+        z = torch.tanh(z + self.told("places", self.places.weight.T, first, self.places(ids)))
+        z = self.told("raw.T", self.raw, z, z @ self.raw.T)
+        z = torch.tanh(self.told("raw.dense", self.raw.T, z, z @ self.raw))
+        return self.told("scaled.T", self.scaled.weight, z, F.linear(z, self.scaled.weight))
+
+
 # ------------------------------------------------------------------------------------------------------ the catalogue
 
 
@@ -799,5 +982,23 @@ _CASES = [
         gain=1.0,
         output=logits,
     ),
+    _case("both_ways", BothWays, gaussian(5), kinds("W W.T inner inner.T conv conv.T"), gain=1.0),
+    _case("both_ways_square", lambda: BothWays(5), gaussian(5), kinds("W W.T inner inner.T conv conv.T"), gain=1.0),
+    _case(
+        "every_product",
+        EveryProduct,
+        gaussian(3, 5),
+        kinds("left swapped keyword dots added heads merge inner inside vector"),
+        gain=1.5,
+    ),
+    _case("groups", Groups, gaussian(3, 4), kinds("taken.0 taken.1 taken.2 readout", grouped="many more")),
+    _case(
+        "parts",
+        Parts,
+        gaussian(5),
+        kinds("fused.0:4 fused.4:7 block.weight.0:3 square.0:3 square.0:3.T steps.1:4,0:10:3 steps.4"),
+    ),
+    _case("convolved", Convolved, gaussian(2, 8), kinds("flat readout", grouped="depth")),
+    _case("tables", Tables, language, kinds("raw.T raw.dense scaled.T", lookup="raw rows scaled again places"), gain=1.0),
 ]
 CASES: dict[str, Case] = {case.name: case for case in _CASES}

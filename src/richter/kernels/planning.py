@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from richter.core import MemoryBudgetError, show_bytes
 from richter.core.text import table
@@ -36,7 +36,7 @@ def units_of(model: nn.Module, survey: Survey) -> list[Unit]:
             continue
         module = name.rpartition(".")[0]
         maps = survey.structured.get(name, ())
-        if maps and sum(torch.Size(survey.maps[k].shape).numel() for k in maps) == p.numel():
+        if maps and _in_parts([survey.maps[k].index for k in maps], p.numel()):
             for k in maps:
                 units[module, k] = Unit(module, (k,), bias=(module, k) in units)
         elif maps:  # their gradients are added before the product
@@ -48,6 +48,16 @@ def units_of(model: nn.Module, survey: Survey) -> list[Unit]:
         else:
             units[module, name] = Unit(module, parameter=name)
     return list(units.values())
+
+
+def _in_parts(indices: Sequence[Tensor], entries: int) -> bool:
+    """Do maps hold every entry of their parameter once? Two that share some, and leave others out, can be as large as it."""
+    if sum(len(index) for index in indices) != entries:
+        return False
+    held = torch.zeros(entries, dtype=torch.bool, device=indices[0].device)
+    for index in indices:
+        held[index] = True
+    return len(indices) == 1 or bool(held.all())
 
 
 @dataclass(frozen=True)

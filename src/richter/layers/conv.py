@@ -51,6 +51,36 @@ def pixels(z: Tensor, axes: int) -> Tensor:
     return z.flatten(2).transpose(1, 2)
 
 
+def convolution(size: tuple[int, ...], stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> LinearMap:
+    """The map of a call of F.conv1d, F.conv2d or F.conv3d with these arguments."""
+    axes = len(size)
+    stride, dilation = _each(stride, axes), _each(dilation, axes)
+    if isinstance(padding, str):
+        total = [gap * (k - 1) if padding == "same" else 0 for k, gap in zip(size, dilation, strict=True)]
+        sides = [(t // 2, t - t // 2) for t in total]
+    else:
+        sides = [(p, p) for p in _each(padding, axes)]
+    pad = [p for pair in reversed(sides) for p in pair]
+
+    def inputs(m: nn.Module, x: Tensor) -> Tensor:
+        x = x.unsqueeze(0) if x.dim() == axes + 1 else x
+        u = unfold(F.pad(x, pad) if any(pad) else x, size, stride, dilation)
+        return u if groups == 1 else u.reshape(*u.shape[:2], groups, -1)
+
+    def outputs(m: nn.Module, z: Tensor) -> Tensor:
+        u = pixels(z, axes)
+        return u if groups == 1 else u.reshape(*u.shape[:2], groups, -1)
+
+    return LinearMap(lambda m, w: w.flatten(1) if groups == 1 else w.reshape(groups, len(w) // groups, -1), inputs, outputs,
+                     "dense" if groups == 1 else "grouped")
+
+
+def _each(number: Any, axes: int) -> tuple[int, ...]:
+    """One number for every axis, or one for each."""
+    numbers = (number,) if isinstance(number, int) else tuple(number)
+    return numbers * axes if len(numbers) == 1 else numbers
+
+
 def view(name: str, m: nn.Module) -> View:
     assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     axes, r = len(m.kernel_size), m.groups

@@ -9,7 +9,8 @@ Weights are replaced for the pass by aliases (same memory, no hooks, all requiri
 the model's own parameters, gradients, buffers and hooks are never touched.
 
 ``state``: what goes in and comes out; ``quiet``: what is put back; ``detours`` around checkpoints, compiled code and
-parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module; ``shortcuts`` in backward passes.
+parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module, which are ``products`` with ``parts`` of them;
+``shortcuts`` in backward passes.
 """
 
 from richter.core.modules import unwrap

@@ -78,6 +78,15 @@ NOT_REENTRANT = Detour("torch.utils.checkpoint", "_checkpoint_without_reentrant_
     lambda *args, **kwargs: (_nothing_around if taken() else usual)(*args, **kwargs)))
 
 
+# torch.cond traces both of its branches with tensors that hold no numbers.
+CONDITION = Detour("torch", "cond", lambda usual, taken: (
+    lambda *args, **kwargs: (_branch if taken() else usual)(*args, **kwargs)))
+
+
+def _branch(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    return (true_fn if pred else false_fn)(*operands)
+
+
 class _Stance:
     """torch.compiler.set_stance("force_eager"), for some threads only: that of torch holds for the whole process."""
 
@@ -96,8 +105,9 @@ STANCE = Detour("torch._dynamo.eval_frame", "_stance", _Stance)
 
 @contextlib.contextmanager
 def checkpoints_called() -> Iterator[None]:
-    """The checkpointed function is called, and what it computes is kept for the backward passes."""
-    with REENTRANT.taken(), NOT_REENTRANT.taken():
+    """The checkpointed function is called, and what it computes is kept for the backward passes; of the two branches of a
+    ``torch.cond``, the one that is taken."""
+    with REENTRANT.taken(), NOT_REENTRANT.taken(), CONDITION.taken():
         yield
 
 

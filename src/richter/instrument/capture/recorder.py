@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,6 +64,8 @@ class Pass:
     differentiates: bool = False  # the model itself does, inside its forward pass
     accumulates: bool = False  # the model adds to .grad in its backward pass: all of it must run to know any gradient
     adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad it did so
+    transforms: bool = False  # the model differentiates, or maps over an axis, by torch.func
+    called: Collection[nn.Module] = ()  # modules whose forward ran
 
     @property
     def aliases(self) -> dict[str, Tensor]:
@@ -103,7 +105,7 @@ class Pass:
         added = self.state.accumulated()
         self.adds.update(added)
         g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
-        exact = [torch.zeros_like(t) if d is None else _dense(d) for t, d in zip(also, gradients[cut:end], strict=True)]
+        exact = [_dense(torch.zeros_like(t) if d is None else d) for t, d in zip(also, gradients[cut:end], strict=True)]
         return g, [d + added[id(t)] if id(t) in added else d for t, d in zip(also, exact, strict=True)] if added else exact
 
 
@@ -136,8 +138,10 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.requires_grad:
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
-    calls, differentiates = ([], False) if recorder is None else (recorder.calls, recorder.differentiates)
-    return Pass(f, calls, state, silent is not None, differentiates, accumulates)
+    run = Pass(f, [], state, silent is not None, accumulates=accumulates)
+    return run if recorder is None else replace(
+        run, calls=recorder.of_weights(), differentiates=recorder.differentiates, transforms=recorder.transforms,
+        called=recorder.scope.called)
 
 
 def _check_unwritten(state: State, versions: Sequence[int]) -> None:
@@ -161,9 +165,12 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
 def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
     """Bytes that forward passes keep for their backward passes, by storage, without the weights."""
     kept: dict[int, int] = {}
-    weights = {t.untyped_storage().data_ptr() for t in state.values()}
+    weights = {t.untyped_storage().data_ptr() for t in state.values() if t.layout is torch.strided}
 
     def add(t: Tensor) -> Tensor:
+        if t.layout is not torch.strided:  # sparse: has no one storage
+            kept[id(t)] = 2 * t._nnz() * t.element_size()
+            return t
         place = t.untyped_storage()
         if place.data_ptr() not in weights:
             kept[place.data_ptr()] = place.nbytes()
@@ -183,11 +190,15 @@ class Recorder(TorchFunctionMode):
         self.expand = expand
         self.calls: list[Call] = []
         self.differentiates = False  # does the model itself differentiate?
+        self.transforms = False  # by torch.func?
+        self._uses: list[int] = []  # which of the calls are not those of a module that is known
         self._handles: list[Any] = []
 
     def __enter__(self) -> Recorder:
         try:
             for module in self.scope.modules.values():
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and nothing inside is seen
+                    continue
                 self._handles.append(module.register_forward_pre_hook(self._begin, prepend=True))
                 # first of all hooks: a user's may change the output, and that is no longer the linear map
                 self._handles.append(module.register_forward_hook(self._end, with_kwargs=True, prepend=True))
@@ -207,14 +218,27 @@ class Recorder(TorchFunctionMode):
         for handle in self._handles:
             handle.remove()
 
+    def of_weights(self) -> list[Call]:
+        """All calls, but uses that only serve to compute the weight of a module (a power iteration for its spectral norm)."""
+        names = self.scope.names
+        computed = tuple(f"{self.scope.named[c.module]}." for c in self.calls if id(c.weight) not in names)
+        serving = {i for i in self._uses if names.get(id(self.calls[i].weight), "").startswith(computed)} if computed else ()
+        return [c for i, c in enumerate(self.calls) if i not in serving]
+
     def _begin(self, module: nn.Module, _: Any) -> None:
         self.scope.path.append(module)
+        self.scope.called.add(module)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> Any:
-        self.scope.path.pop()
-        if module not in self.scope.views or not isinstance(z, Tensor):
+        if not isinstance(z, Tensor) or _transformed():
+            self.scope.path.pop()
             return None
         with torch._C.DisableTorchFunction():
+            if module not in self.scope.views:
+                use = self.scope.returned(module, z)
+                self.scope.path.pop()
+                return None if use is None else self._used(use, z)
+            self.scope.path.pop()
             return self._module_called(module, args[0] if args else next(iter(kwargs.values())), z)
 
     def _module_called(self, module: nn.Module, x: Tensor, z: Tensor) -> Tensor:
@@ -235,25 +259,48 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _transformed():
+            self.differentiates = self.transforms = True
+            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)
         self.differentiates |= func in DERIVATIVES
         shortcut = self.shortcuts.instead(func, args, kwargs)
         z = func(*args, **kwargs) if shortcut is None else shortcut()
-        use = self.scope.use(func, args, kwargs) if isinstance(z, Tensor) and z.requires_grad else None
-        return z if use is None else self._used(use, z)
+        if isinstance(z, Tensor) and z.requires_grad:
+            for use in self.scope.uses(func, args, kwargs, z):
+                z = self._used(use, z)
+        return z
 
     def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of nn.MultiheadAttention, called from attention_in_parts."""
         return self._used(self.scope.projection(which, x, weight), F.linear(x, weight, bias))
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
-        z = z.clone() if z._is_view() else z
-        self._add(use._replace(read=use.read.detach()), z)
-        return z
+        """A use has returned ``z``; what the model goes on with has the same numbers."""
+        use = use._replace(read=use.read.detach())
+        self._uses.append(len(self.calls))
+        n = self.expand.get(self.scope.named[use.module]) if use.map.kind == "lookup" else None
+        if n is not None:
+            z, use = _with_examples(z, n), use._replace(read=_with_examples(use.read, n, lookup=True))
+        if use.order is None:
+            z = z.clone() if z._is_view() else z
+            self._add(use, z)
+            return z
+        lengths = [z.shape[i] for i in use.order]
+        written = z.permute(use.order).reshape(use.shape)
+        written = written.clone() if written._is_view() else written
+        self._add(use, written)
+        return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
     def _add(self, use: Use, z: Tensor) -> None:
-        self.calls.append(Call(*use, edge=get_gradient_edge(z), shape=z.shape, version=use.read._version))
+        self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
+                               use.read._version))
+
+
+def _transformed() -> bool:
+    """Is code running inside a transform of torch.func (vmap, grad, jvp)? Its tensors have no place in the graph of the pass."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _with_examples(t: Tensor, n: int, lookup: bool = False) -> Tensor:

@@ -33,7 +33,7 @@ class State(dict[str, Tensor]):
             own = attribute in module._parameters
             box: dict[str, Any] = module._parameters if own else module._buffers
             self.places.append((box, attribute, weight))
-            if own and weight.data_ptr() == box[attribute].data_ptr():
+            if own and weight.layout is torch.strided and weight.data_ptr() == box[attribute].data_ptr():
                 self.shared.append((name, box[attribute]))
 
     @contextlib.contextmanager

@@ -207,7 +207,7 @@ class Check:
         to that of the terms, which may cancel."""
         maps = self.survey.maps
         covered = len(own) == 1 and maps[own[0]].index.numel() == exact.numel()  # one matrix is all of it
-        rest = exact if covered else exact.clone()
+        rest = exact if covered else exact.clone(memory_format=torch.contiguous_format)  # autograd may return it transposed
         for k in own:
             c, (h, g) = self.calls[k], h_and_g[k]
             matrix = c.map.matrix(c.module, rest)

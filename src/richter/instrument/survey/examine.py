@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,10 @@ from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import MIXING, Verified, biases, coarsest, describe, verify, verify_one
 
 SURVEYED = 8  # examples
+UNCALLED = Remark(Mark.IDLE, "never called on the probe")
+UNREACHED = Remark(Mark.IDLE, "never used: no gradient reaches it from the output on the probe")
+UNKNOWN = Remark(Mark.UNDEFINED, "used, but not as a linear map that Richter knows: its tangent kernel is exact, by gradients of "
+                                 "single examples, and its feature correlations are not known")
 
 
 def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = None) -> Survey:
@@ -23,7 +28,10 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     bench = Bench(model, x, state, output)
     _check_modes(model)
     whole = bench.run()
-    with kept_for_backward(state) as kept:
+    kept: dict[int, int] = {}
+    with contextlib.ExitStack() as looking:
+        if not whole.transforms:  # torch.func allows no such look
+            kept = looking.enter_context(kept_for_backward(state))
         part = bench.run(bench.inner)
     drawn = draws(bench, whole, part)
     m = bench.inner.stop - 1
@@ -147,25 +155,53 @@ def _difference(f: Tensor, other: Tensor, scale: Tensor) -> float:
 
 
 def check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[int, Tensor]) -> None:
-    """The gradients of single examples must add up to that of the batch, or there are no gradients of single examples."""
-    added = [torch.zeros_like(w) for w in weights]
+    """The gradients of single examples must add up to that of the batch, or there are no gradients of single examples. One that
+    is nothing but rounding beside those of other weights (of a shift before a softmax) says nothing."""
+    added, largest = [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights], 0.0
     for i in range(bench.n):
-        gradients = bench.alone(i, record=False).backward(R[i], weights)[1]
+        run = bench.alone(i, record=False)
+        if i == 0:
+            others = list({id(w): w for w in run.aliases.values()}.values())
+            largest = max(float(d.norm()) for d in run.backward(R[i], others)[1])
+        gradients = run.backward(R[i], weights)[1]
         added = [a + d for a, d in zip(added, gradients, strict=True)]
+    noise = 1e3 * torch.finfo(coarsest(bench.state, R)).eps * largest
     for w, a in zip(weights, added, strict=True):
-        if (a - exact[id(w)]).norm() > 10 * tolerance(a.dtype) * (a.norm() + exact[id(w)].norm()):
+        if (a - exact[id(w)]).norm() > 10 * tolerance(a.dtype) * (a.norm() + exact[id(w)].norm()) + noise:
             raise MixingError(f"the gradients of single examples do not add up to that of the batch (in its backward pass, if "
                               f"not in its forward pass): {MIXING}")
 
 
 def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
-    """Remarks on modules with a weight matrix that no map speaks of."""
+    """Remarks on weight matrices that no map speaks of: does autograd use them?"""
+    users: dict[int, list[str]] = {}  # id of a weight -> the maps that it is
+    for c in whole.calls:
+        users.setdefault(id(c.weight), []).append(c.name)
+    computed = tuple(f"{m.module}." if m.module else "" for m in survey.maps.values() if m.weight is None)
+    silent: dict[str, tuple[str, nn.Module]] = {}
     remarks = {}
-    for name, module in model.named_modules():
-        weight = module._parameters.get("weight")
-        mapped = any(k == name or k.startswith(f"{name}.") for k in survey.maps)
-        if weight is not None and weight.dim() >= 2 and not mapped and name not in survey.notes:
-            called = any(c.module is module for c in whole.calls)
-            remarks[name] = Remark(Mark.IDLE, "its forward was never called on the probe, or not as a linear map" if called else
-                                   "never called on the probe")
+    for owner, module in model.named_modules():
+        for attribute, p in module._parameters.items():
+            name = f"{owner}.{attribute}" if owner else attribute
+            label = owner if attribute == "weight" and owner else name
+            if p is None or not _matrix(attribute, p) or name.startswith(computed) or label in survey.notes \
+                    or name not in whole.aliases or any(k == label or k.startswith(f"{label}.") for k in survey.maps):
+                continue
+            shared = users.get(id(whole.aliases[name]))
+            if shared is None:
+                silent[label] = (name, module)
+            elif attribute == "weight":
+                remarks[label] = Remark(Mark.IDLE, f"not called itself: its weight is used as {shared[0]!r}")
+    places = [whole.aliases[name] for name, _ in silent.values()]
+    with whole.state.in_place():
+        gradients = torch.autograd.grad(whole.f.sum(), places, retain_graph=True, allow_unused=True) if places else ()
+    added = whole.state.accumulated()
+    for (label, (_, module)), alias, gradient in zip(silent.items(), places, gradients, strict=True):
+        used = gradient is not None or id(alias) in added
+        remarks[label] = UNKNOWN if used else UNREACHED if module in whole.called else UNCALLED
     return remarks
+
+
+def _matrix(attribute: str, p: Tensor) -> bool:
+    """Is this a weight matrix, and not a bias, a gain or a token in the shape of one?"""
+    return p.dim() >= 2 if attribute == "weight" else sum(length > 1 for length in p.shape) >= 2

@@ -68,7 +68,7 @@ class SurveyMemo:
         if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
             return None
         plain = not entry.copied and all(info.weight is not None for info in entry.survey.maps.values())
-        if plain and self.trusting and _places(entry.weights) == _places(_weights(model)):
+        if plain and self.trusting and _places(entry.weights) == _places(_weights(model)) and _follow(entry.survey, model):
             return entry.copied, state_of(model, copied=entry.copied), _own(entry.survey)
         if plain and entry.weights == _weights(model):  # then its matrices are the parameters themselves
             state = state_of(model, copied=entry.copied)
@@ -160,12 +160,18 @@ def _architecture(model: nn.Module, output: Output | None) -> Any:
 
 def _weights(model: nn.Module) -> Any:
     """Which numbers they are: every change counts."""
-    return [(t._version, t.data_ptr()) for t in (*model.parameters(), *model.buffers())]
+    return [(t._version, t.data_ptr() if t.layout is torch.strided else 0) for t in (*model.parameters(), *model.buffers())]
 
 
 def _places(weights: Any) -> list[int]:
     """Where the numbers lie: where they do not move, matrices that are views of them follow every change."""
     return [place for _, place in weights]
+
+
+def _follow(result: Survey, model: nn.Module) -> bool:
+    """Are the matrices views of the parameters? Those that are copied (heads put one behind the other) do not follow a change."""
+    storages = {p.untyped_storage().data_ptr() for p in model.parameters() if p.layout is torch.strided}
+    return all(W.untyped_storage().data_ptr() in storages for W in result.matrices.values())
 
 
 def _equal(x: Inputs, y: Inputs) -> bool:
