@@ -129,7 +129,8 @@ def suspects(before: Prints, after: Prints, order: Tensor) -> list[int]:
 # ------------------------------------------------------------------------------------------------------- single examples
 
 
-Captured = Callable[[Tensor, Tensor], dict[str, tuple[Tensor, Tensor]]]  # examples, weights of cotangents -> h, g "n s ..." by map
+# examples, weights of cotangents -> h, g "n s ..." by map
+Captured = Callable[[Tensor, Tensor], dict[str, tuple[Tensor, Tensor]]]
 
 
 @dataclass
