@@ -20,8 +20,11 @@ from richter.instrument.capture.quiet import seeded
 from richter.instrument.capture.shortcuts import Shortcuts
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
-from richter.layers import LinearMap
+from richter.layers import LinearMap, View
 from richter.layers.attention import attention_in_parts
+from richter.layers.embedding import LOOKUP
+from richter.layers.embedding_bag import bag_in_parts, bag_of
+from richter.layers.recurrent import recurrent_in_parts, weights_of
 
 DERIVATIVES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 
@@ -200,11 +203,13 @@ class Recorder(TorchFunctionMode):
         if module not in self.scope.views or not isinstance(z, Tensor):
             return None
         with torch._C.DisableTorchFunction():
-            return self._module_called(module, args[0] if args else next(iter(kwargs.values())), z)
+            return self._module_called(module, args, kwargs, z)
 
-    def _module_called(self, module: nn.Module, x: Tensor, z: Tensor) -> Tensor:
-        """A module that is known to be one or several linear maps has read ``x`` and returned ``z``."""
+    def _module_called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
+        """A module that is known to be one or several linear maps has read its arguments and returned ``z``."""
         name, view = self.scope.views[module]
+        reads = next(iter(view.values())).reads
+        x = reads(*args, **kwargs) if reads else args[0] if args else next(iter(kwargs.values()))
         x, n = x.detach(), self.expand.get(name)
         if n is not None:
             z, x = _with_examples(z, n), _with_examples(x, n, lookup=True)
@@ -222,6 +227,12 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)
+        if torch.is_grad_enabled() and (weights := weights_of(func, args, kwargs)) and all(
+                self._owner(f"weight_{which}", weight) for which, weight in weights.items()):
+            return recurrent_in_parts(self._gates, func, args)
+        if func is F.embedding_bag and torch.is_grad_enabled() and (bag := bag_of(args, kwargs)) and \
+                self._owner("weight", bag["weight"]):
+            return bag_in_parts(lambda read, z: self._looked_up(bag["weight"], read, z), bag)
         self.differentiates |= func in DERIVATIVES
         shortcut = self.shortcuts.instead(func, args, kwargs)
         z = func(*args, **kwargs) if shortcut is None else shortcut()
@@ -231,6 +242,29 @@ class Recorder(TorchFunctionMode):
     def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of nn.MultiheadAttention, called from attention_in_parts."""
         return self._used(self.scope.projection(which, x, weight), F.linear(x, weight, bias))
+
+    def _owner(self, attribute: str, weight: Tensor) -> tuple[nn.Module, str] | None:
+        """(module, name of its map) of a weight that the running module keeps as ``attribute``; of another's parameter, the
+        parameter's own name; None of what is neither."""
+        running = self.scope.model if self.scope.running is None else self.scope.running
+        if getattr(running, attribute, None) is weight:
+            name = next((k for k, module in self.scope.modules.items() if module is running), "")
+            return running, ".".join(filter(None, (name, attribute.removeprefix("weight").removeprefix("_"))))
+        parameter = self.scope.names.get(id(weight))
+        return None if parameter is None else (self.scope.modules[parameter.rpartition(".")[0]], parameter)
+
+    def _gates(self, which: str, gates: View, read: Tensor, weight: Tensor, z: Tensor) -> None:
+        """One weight of a recurrent layer, at all steps, called from recurrent_in_parts."""
+        owner = self._owner(f"weight_{which}", weight)
+        assert owner is not None
+        for gate, m in gates.items():
+            self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
+
+    def _looked_up(self, weight: Tensor, read: Tensor, z: Tensor) -> Tensor:
+        """The rows of nn.EmbeddingBag, called from bag_in_parts."""
+        owner = self._owner("weight", weight)
+        assert owner is not None
+        return self._used(Use(owner[1], LOOKUP[""], owner[0], weight, read), z)
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
         z = z.clone() if z._is_view() else z
