@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,13 @@ from richter.layers import LinearMap, View
 from richter.layers.attention import attention_in_parts
 from richter.layers.embedding import LOOKUP
 from richter.layers.embedding_bag import bag_in_parts, bag_of
+from richter.layers.linear import rows_of
 from richter.layers.recurrent import recurrent_in_parts, weights_of
 
+PRODUCTS: dict[Any, slice] = {  # functions that multiply tensors with each other, and which of their arguments
+    **dict.fromkeys([torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm], slice(2)),
+    **dict.fromkeys([torch.baddbmm, Tensor.baddbmm], slice(1, 3)), torch.einsum: slice(1, None),
+    F.scaled_dot_product_attention: slice(3)}
 DERIVATIVES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 
 
@@ -54,6 +59,13 @@ class Call:
         """Where each entry of the matrix stands in the flattened weight."""
         entries = torch.arange(self.weight.numel(), device=self.weight.device).view(self.weight.shape)
         return self.map.matrix(self.module, entries)
+
+
+class Product(NamedTuple):
+    """A product of tensors that depend on weights, after so many calls of linear maps."""
+
+    after: int
+    operands: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -101,16 +113,19 @@ def _dense(d: Tensor) -> Tensor:
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
-            seed: int = 0, accumulates: bool = False) -> Pass:
+            seed: int = 0, accumulates: bool = False, splits: Mapping[str, Mapping[str, Tensor]] | None = None,
+            products: list[Product] | None = None) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
     the output is given an example axis, so that each example gets a gradient of its own. ``silent`` makes many backward
     passes cheaper, where only gradients toward the calls are wanted: derivatives of activations are computed once, and in the
     named linear layers the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
-    train mode) is the same in every pass with the same seed. ``accumulates``: see Pass. Call it inside ``quiet``.
+    train mode) is the same in every pass with the same seed. ``accumulates``: see Pass. ``splits``: modules that are several
+    maps, and which outputs belong to each. ``products``: a list that gets the products of tensors with each other. Call it inside
+    ``quiet``.
     """
-    recorder = Recorder(model, state, expand or {}, silent) if record else None
+    recorder = Recorder(model, state, expand or {}, silent, splits or {}, products) if record else None
     args, kwargs = arguments(model, copy_of(x))
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
@@ -164,9 +179,14 @@ def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
 class Recorder(TorchFunctionMode):
     """While it is entered, every call of every linear map of ``model`` is remembered, in the order in which they happen."""
 
-    def __init__(self, model: nn.Module, state: State, expand: Mapping[str, int], silent: Collection[str] | None = None) -> None:
+    def __init__(self, model: nn.Module, state: State, expand: Mapping[str, int], silent: Collection[str] | None,
+                 splits: Mapping[str, Mapping[str, Tensor]], products: list[Product] | None) -> None:
         super().__init__()
-        self.scope = Scope(model, state)
+        self.scope, self.products = Scope(model, state), products
+        for name, parts in splits.items():
+            module = self.scope.modules[name]
+            m = self.scope.views[module][1][""]
+            self.scope.views[module] = (name, {part: rows_of(m, rows) for part, rows in parts.items()})
         self.shortcuts = Shortcuts(self.scope, silent)
         self.expand = expand
         self.calls: list[Call] = []
@@ -233,6 +253,9 @@ class Recorder(TorchFunctionMode):
         if func is F.embedding_bag and torch.is_grad_enabled() and (bag := bag_of(args, kwargs)) and \
                 self._owner("weight", bag["weight"]):
             return bag_in_parts(lambda read, z: self._looked_up(bag["weight"], read, z), bag)
+        if self.products is not None and func in PRODUCTS:
+            chosen = [*args, *kwargs.values()][PRODUCTS[func]]
+            self.products.append(Product(len(self.calls), tuple(t for t in chosen if isinstance(t, Tensor))))
         self.differentiates |= func in DERIVATIVES
         shortcut = self.shortcuts.instead(func, args, kwargs)
         z = func(*args, **kwargs) if shortcut is None else shortcut()

@@ -68,7 +68,7 @@ class SurveyMemo:
         if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
             return None
         plain = not entry.copied and all(info.weight is not None for info in entry.survey.maps.values())
-        if plain and self.trusting and _places(entry.weights) == _places(_weights(model)):
+        if plain and self.trusting and _lie_in(entry.survey, model) and _places(entry.weights) == _places(_weights(model)):
             return entry.copied, state_of(model, copied=entry.copied), _own(entry.survey)
         if plain and entry.weights == _weights(model):  # then its matrices are the parameters themselves
             state = state_of(model, copied=entry.copied)
@@ -77,7 +77,7 @@ class SurveyMemo:
         if written(model, x, output) != entry.copied:
             return None
         state = state_of(model, copied=entry.copied)
-        result = renewed(entry.survey, Bench(model, x, state, output))
+        result = renewed(entry.survey, Bench(model, x, state, output, splits=entry.survey.splits))
         if result is None:
             return None
         self._keep(model, x, output, entry.copied, result)
@@ -166,6 +166,12 @@ def _weights(model: nn.Module) -> Any:
 def _places(weights: Any) -> list[int]:
     """Where the numbers lie: where they do not move, matrices that are views of them follow every change."""
     return [place for _, place in weights]
+
+
+def _lie_in(survey: Survey, model: nn.Module) -> bool:
+    """Are all matrices views of the weights? Those of weights in another memory format, and of interleaved heads, are copies."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return all(W.untyped_storage().data_ptr() in own for W in survey.matrices.values())
 
 
 def _equal(x: Inputs, y: Inputs) -> bool:
