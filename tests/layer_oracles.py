@@ -125,8 +125,13 @@ def cell(m: nn.RNNCellBase, perturb: Perturb, uses: list[Any], x: Tensor, state:
 
 
 def layers(m: nn.RNNBase, perturb: Perturb, uses: list[Any], x: Any, state: Any = None) -> Result:
-    """All layers in all directions, of one sequence, in eval mode."""
-    packed = isinstance(x, PackedSequence)
+    """All layers in all directions, of one sequence after the other, in eval mode."""
+    packed, batch = isinstance(x, PackedSequence), 0 if m.batch_first else 1
+    if not packed and x.shape[batch] > 1:
+        assert state is None
+        zs, ends = zip(*(layers(m, perturb, uses, one) for one in x.split(1, batch)), strict=True)
+        states = [torch.cat(parts, 1) for parts in zip(*(e if isinstance(e, tuple) else (e,) for e in ends), strict=True)]
+        return torch.cat(zs, batch), (tuple(states) if isinstance(m, nn.LSTM) else states[0])
     steps = list(x.data if packed else x[0] if m.batch_first else x[:, 0])
     given = (state if isinstance(state, tuple) else (state, None))
     hs, cs, zero = [], [], steps[0].new_zeros(m.hidden_size)

@@ -17,6 +17,7 @@ import richter
 import zoo
 from richter.instrument.capture import quiet, state_of
 from richter.instrument.survey import survey
+from richter.workflows.richness import nfc_by_layer
 
 MEASURES = ["nfc", "cnfc", "double_centred_nfc", "weight_change"]
 D, HEADS = 6, 2
@@ -219,6 +220,8 @@ def test_matrices_that_are_copies_follow_the_weights(build: Callable[[], nn.Modu
     probe, start = richter.Probe(x, zoo.classes(4, 2)), copy.deepcopy(model.state_dict())
     watch = richter.Observer(model, probe, measures=["nfc", "weight_change"], when=1, budget=None, initial=start)
     watch(0)
+    rich = nfc_by_layer(model, probe)
+    rich()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0), dtype=p.dtype))
@@ -226,3 +229,5 @@ def test_matrices_that_are_copies_follow_the_weights(build: Callable[[], nn.Modu
     assert len(snap.rows) > 3
     for r in fresh.rows:
         assert snap.value(r.measure, r.layer) == pytest.approx(r.value, rel=1e-9)
+    for layer, value in rich().items():
+        assert value == pytest.approx(fresh.value("nfc", layer), rel=1e-9)

@@ -1,5 +1,5 @@
-"""Transposed convolutions: every input pixel writes a patch, patch[p] = W x[p], and overlapping patches add up. What is asked of a
-patch is the patch of what is asked of the output, in the same place."""
+"""Transposed convolutions: every input pixel writes a patch, patch[p] = W x[p], and overlapping patches add up. What is asked of
+a patch is the patch of what is asked of the output, in the same place."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from richter.layers.conv import pixels, unfold
 TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
-def written(m: TransposedConvolution, z: Tensor) -> Tensor:
+def written(m: nn.Module, z: Tensor) -> Tensor:
     """The places of the output that each input pixel writes, [n, positions, channels * prod(size)]."""
+    assert isinstance(m, TransposedConvolution)
     if z.dim() == len(m.kernel_size) + 1:
         z = z.unsqueeze(0)
-    pad = [p for p in reversed(m.padding) for _ in range(2)]
+    padding: tuple[int, ...] = m.padding  # type: ignore[assignment]
+    pad = [p for p in reversed(padding) for _ in range(2)]
     return unfold(F.pad(z, pad) if any(pad) else z, m.kernel_size, m.stride, m.dilation)
 
 

@@ -21,7 +21,7 @@ from richter.layers import LinearMap, View
 from richter.layers.linear import positions
 
 State = tuple[Tensor, ...]  # (h,), or (h, c) of an LSTM
-Remember = Callable[[str, View, Tensor, Tensor, Tensor], None]  # (which weight, its maps, what was read, weight, what was written)
+Remember = Callable[[str, View, Tensor, Tensor, Tensor], None]  # (name of a weight, its maps, what was read, weight, z)
 
 
 def gates(names: Sequence[str]) -> View:
@@ -62,7 +62,7 @@ CELLS = {torch.lstm_cell: LSTM, torch.gru_cell: GRU, torch.rnn_tanh_cell: TANH, 
 
 def weights_of(func: Any, args: Sequence[Any], kwargs: Any) -> dict[str, Tensor]:
     """The matrices of a call of a recurrent function: {"ih_l0": ..., "hh_l0_reverse": ...}; empty of any other function."""
-    if kwargs or func not in LAYERS and func not in CELLS:
+    if kwargs or (func not in LAYERS and func not in CELLS):
         return {}
     if func in CELLS:
         return dict(zip(("ih", "hh"), args[2:4], strict=True))
@@ -76,33 +76,35 @@ def weights_of(func: Any, args: Sequence[Any], kwargs: Any) -> dict[str, Tensor]
 def recurrent_in_parts(remember: Remember, func: Any, args: Sequence[Any]) -> Any:
     """What ``func(*args)`` gives, with every matrix product told to ``remember``."""
     weights = weights_of(func, args, {})
-    if func in CELLS:
-        x, state, _, _, *biases = args
-        b_ih, b_hh = (*biases, None, None)[:2]
-        run = _Run(remember, CELLS[func], weights)
-        state = tuple(state) if func is torch.lstm_cell else (state,)
-        _, state = run.along(x[None], state, "", (b_ih, b_hh), reverse=False)
-        return state if func is torch.lstm_cell else state[0]
-    packed = _packed(args)
-    x, state, (flat, biased, layers, dropout, train, both) = args[0], args[1 + packed], args[2 + packed:][:6]
-    state = tuple(state) if func is torch.lstm else (state,)
-    batch_first = not packed and len(args) > 8 and args[8]
-    run, last = _Run(remember, LAYERS[func], weights), []
-    steps: Sequence[Tensor] = x.split(args[1].tolist()) if packed else x.unbind(1 if batch_first else 0)
-    each, sides = len(flat) // (layers * (1 + both)), ("", "_reverse")[:1 + both]
+    if func in LAYERS:
+        return _layers_in_parts(_Parts(remember, LAYERS[func], weights, _packed(args)), func, args)
+    x, given, biases = args[0], args[1], (*args[4:], None, None)[:2]
+    state = tuple(given) if func is torch.lstm_cell else (given,)
+    _, state = _Parts(remember, CELLS[func], weights).along(x[None], state, "", biases)
+    return state if func is torch.lstm_cell else state[0]
+
+
+def _layers_in_parts(parts: _Parts, func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
+    """All layers, in one or in both directions."""
+    x, given, (flat, biased, layers, dropout, train, both) = args[0], args[1 + parts.packed], args[2 + parts.packed:][:6]
+    start = tuple(given) if func is torch.lstm else (given,)
+    time = 1 if not parts.packed and args[8] else 0  # batch_first
+    steps: Sequence[Tensor] = x.split(args[1].tolist()) if parts.packed else x.unbind(time)
+    each = len(flat) // (layers * (1 + both))
+    ends: list[State] = []
     for i in range(layers):
-        outputs = []
-        for side in sides:
-            k = len(last)
+        sides = []
+        for side in ("", "_reverse")[:1 + both]:
+            k = len(ends)
             biases = flat[each * k + 2:each * k + 4] if biased else (None, None)
-            written, end = run.along(steps, tuple(s[k] for s in state), f"_l{i}{side}", biases, side != "", packed)
-            outputs.append(written)
-            last.append(end)
-        steps = outputs[0] if not both else [torch.cat(pair, -1) for pair in zip(*outputs, strict=True)]
+            written, end = parts.along(steps, tuple(s[k] for s in start), f"_l{i}{side}", biases, reverse=side != "")
+            sides.append(written)
+            ends.append(end)
+        steps = [torch.cat(pair, -1) for pair in zip(*sides, strict=True)] if both else sides[0]
         if train and dropout and i + 1 < layers:  # drawn for all steps at a time, as torch does
-            steps = F.dropout(torch.cat(steps), dropout).split([len(s) for s in steps])
-    z = torch.cat(list(steps)) if packed else torch.stack(list(steps), 1 if batch_first else 0)
-    return z, *(torch.stack(s) for s in zip(*last, strict=True))
+            steps = F.dropout(torch.cat(list(steps)), dropout).split([len(s) for s in steps])
+    z = torch.cat(list(steps)) if parts.packed else torch.stack(list(steps), time)
+    return z, *(torch.stack(s) for s in zip(*ends, strict=True))
 
 
 def _packed(args: Sequence[Any]) -> bool:
@@ -111,52 +113,55 @@ def _packed(args: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Parts:
+    """The matrix products of a call, one weight after the other."""
+
     remember: Remember
     cell: Cell
     weights: dict[str, Tensor]
+    packed: bool = False  # the rows of all steps one behind the other: a PackedSequence
 
-    def along(self, xs: Sequence[Tensor], start: State, side: str, biases: Sequence[Tensor | None], reverse: bool,
-              packed: bool = False) -> tuple[list[Tensor], State]:
+    def along(self, xs: Sequence[Tensor] | Tensor, start: State, side: str, biases: Sequence[Tensor | None],
+              reverse: bool = False) -> tuple[list[Tensor], State]:
         """One layer in one direction: what it writes at each step, and its last state. ``xs`` has as many rows at each step as
         there are sequences left; each starts from its row of ``start``."""
-        w_ih, w_hh, w_hr = (self.weights.get(f"{which}{side}") for which in ("ih", "hh", "hr"))
-        assert w_ih is not None and w_hh is not None
         rows = [len(x) for x in xs]
-        join, part = (_in_one_row, lambda z: z[0, 0].split(rows)) if packed else (torch.stack, torch.unbind)
-        x = xs if isinstance(xs, Tensor) else join(list(xs))
-        z = F.linear(x, w_ih, biases[0])
-        wrote = {"ih": z.clone() if z._is_view() else z,
-                 "hh": _nothing(z, len(w_hh)), "hr": None if w_hr is None else _nothing(z, len(w_hr))}
-        reads: dict[str, list[Any]] = {"hh": [None] * len(xs), "hr": [None] * len(xs)}
-        written: list[Any] = [None] * len(xs)
-        parts = {which: part(z) for which, z in wrote.items() if z is not None}
+        weights = {which: self.weights[which + side] for which in ("ih", "hh", "hr") if which + side in self.weights}
+        read: dict[str, Any] = {"ih": xs if isinstance(xs, Tensor) else self._joined(xs)} | {
+            which: [None] * len(rows) for which in ("hh", "hr")}
+        z = F.linear(read["ih"], weights["ih"], biases[0])
+        wrote = {which: (z.clone() if z._is_view() else z) if which == "ih" else _nothing(z, len(weight))
+                 for which, weight in weights.items()}
+        at = {which: self._steps(z, rows) for which, z in wrote.items()}
+        written: list[Any] = [None] * len(rows)
         state, ended = tuple(s[:rows[-1 if reverse else 0]] for s in start), []
-        for t in reversed(range(len(xs))) if reverse else range(len(xs)):
-            if rows[t] < len(state[0]):  # sequences that end here
+        for t in reversed(range(len(rows))) if reverse else range(len(rows)):
+            if rows[t] < len(state[0]):  # sequences that have ended
                 ended.append(tuple(s[rows[t]:] for s in state))
                 state = tuple(s[:rows[t]] for s in state)
-            elif rows[t] > len(state[0]):  # read backwards, sequences that begin here
+            elif rows[t] > len(state[0]):  # read backwards, sequences that begin
                 state = tuple(torch.cat([s, s0[len(s):rows[t]]]) for s, s0 in zip(state, start, strict=True))
-            reads["hh"][t] = state[0]
-            state = self.cell.step(parts["ih"][t], F.linear(state[0], w_hh, biases[1]) + parts["hh"][t], *state)
-            if w_hr is not None:
-                reads["hr"][t] = state[0]
-                state = (F.linear(state[0], w_hr) + parts["hr"][t], *state[1:])
+            read["hh"][t] = state[0].detach()
+            state = self.cell.step(at["ih"][t], F.linear(state[0], weights["hh"], biases[1]) + at["hh"][t], *state)
+            if "hr" in weights:
+                read["hr"][t] = state[0].detach()
+                state = (F.linear(state[0], weights["hr"]) + at["hr"][t], *state[1:])
             written[t] = state[0]
-        for which, weight in (("ih", w_ih), ("hh", w_hh), ("hr", w_hr)):
-            if weight is not None:
-                read = x if which == "ih" else join([h.detach() for h in reads[which]])
-                self.remember(f"{which}{side}", PROJECTION if which == "hr" else self.cell.maps, read, weight, wrote[which])
+        for which, weight in weights.items():
+            maps, h = PROJECTION if which == "hr" else self.cell.maps, read[which]
+            self.remember(which + side, maps, h if isinstance(h, Tensor) else self._joined(h), weight, wrote[which])
         return written, tuple(torch.cat([s, *rest]) for s, *rest in zip(state, *reversed(ended), strict=True))
+
+    def _joined(self, steps: Sequence[Tensor]) -> Tensor:
+        """[steps, n, d]; or [1, 1, rows, d]: the rows of a PackedSequence lie by the lengths of the sequences, nothing on the
+        first axes tells the examples apart, and so they are read one at a time."""
+        return torch.cat(list(steps))[None, None] if self.packed else torch.stack(list(steps))
+
+    def _steps(self, z: Tensor, rows: list[int]) -> Sequence[Tensor]:
+        """Of what is joined so."""
+        return z[0, 0].split(rows) if self.packed else z.unbind()
 
 
 def _nothing(z: Tensor, width: int) -> Tensor:
     """Zeros that are added to what a map writes at every step: their gradient is what is asked of it, for all steps at a time."""
     return z.new_zeros(*z.shape[:-1], width).requires_grad_().clone()
-
-
-def _in_one_row(steps: list[Tensor]) -> Tensor:
-    """[1, 1, rows, d]. The rows of a PackedSequence lie by the lengths of the sequences: nothing on the first axes tells the
-    examples apart, and so they are read one at a time."""
-    return torch.cat(steps)[None, None]
