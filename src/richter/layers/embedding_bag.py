@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-Lookup = Callable[[Tensor, Tensor], Tensor]  # (indices "n s", -1: nothing; what was looked up "n s d") -> the same, remembered
+Lookup = Callable[[Tensor, Tensor], Tensor]  # F.embedding of indices "n s" in a weight
 
 
 def bag_of(args: Any, kwargs: Any) -> dict[str, Any] | None:
@@ -28,7 +27,7 @@ def bag_in_parts(lookup: Lookup, bag: dict[str, Any]) -> Tensor:
     index, weight, padding = bag["input"], bag["weight"], bag["padding_idx"]
     padding = padding + len(weight) if padding is not None and padding < 0 else padding
     kept = torch.ones_like(index, dtype=torch.bool) if padding is None else index != padding
-    rows = lookup(torch.where(kept, index, -1), F.embedding(index, weight))
+    rows = lookup(index, weight)
     keep = kept.unsqueeze(-1)
     if bag["mode"] == "max":
         return rows.masked_fill(~keep, -torch.inf).max(1).values.masked_fill(~keep.any(1), 0)

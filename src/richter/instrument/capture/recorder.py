@@ -22,7 +22,6 @@ from richter.instrument.capture.state import Inputs, Output, State, arguments, c
 from richter.instrument.capture.uses import Scope, Use
 from richter.layers import LinearMap, View
 from richter.layers.attention import attention_in_parts
-from richter.layers.embedding import LOOKUP
 from richter.layers.embedding_bag import bag_in_parts, bag_of
 from richter.layers.linear import rows_of
 from richter.layers.recurrent import recurrent_in_parts, weights_of
@@ -250,9 +249,8 @@ class Recorder(TorchFunctionMode):
         if torch.is_grad_enabled() and (weights := weights_of(func, args, kwargs)) and all(
                 self._owner(f"weight_{which}", weight) for which, weight in weights.items()):
             return recurrent_in_parts(self._gates, func, args)
-        if func is F.embedding_bag and torch.is_grad_enabled() and (bag := bag_of(args, kwargs)) and \
-                self._owner("weight", bag["weight"]):
-            return bag_in_parts(lambda read, z: self._looked_up(bag["weight"], read, z), bag)
+        if func is F.embedding_bag and (bag := bag_of(args, kwargs)):
+            return bag_in_parts(lambda *lookup: self.__torch_function__(F.embedding, types, lookup), bag)
         if self.products is not None and func in PRODUCTS:
             chosen = [*args, *kwargs.values()][PRODUCTS[func]]
             self.products.append(Product(len(self.calls), tuple(t for t in chosen if isinstance(t, Tensor))))
@@ -282,12 +280,6 @@ class Recorder(TorchFunctionMode):
         assert owner is not None
         for gate, m in gates.items():
             self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
-
-    def _looked_up(self, weight: Tensor, read: Tensor, z: Tensor) -> Tensor:
-        """The rows of nn.EmbeddingBag, called from bag_in_parts."""
-        owner = self._owner("weight", weight)
-        assert owner is not None
-        return self._used(Use(owner[1], LOOKUP[""], owner[0], weight, read), z)
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
         z = z.clone() if z._is_view() else z
