@@ -18,6 +18,8 @@ import oracles
 import richter
 import zoo
 from richter import kernels
+from richter.instrument.capture import quiet, state_of
+from richter.instrument.survey import survey
 from richter.layers.recurrent import recurrent_in_parts, weights_of
 
 
@@ -177,3 +179,13 @@ def test_weights_that_are_shared_or_computed() -> None:
         plain.readout.load_state_dict(normed.readout.state_dict())
     W, _, J = oracles.layer_io(plain, x, "gru.hh_l0.n")
     assert snap.value("nfc", "gru.hh_l0.n") == pytest.approx(oracles.cosine(oracles.nfm(W), oracles.agop(W, J)), rel=1e-9)
+
+
+def test_biases_of_gates_need_no_gradients_of_single_examples() -> None:
+    case = zoo.CASES["lstm_deep"]
+    model, (x, _) = case.build(), case.batch(4)
+    with quiet(model):
+        seen = survey(model, x, state_of(model))
+    assert seen.biases["lstm.bias_hh_l1_reverse"] == tuple(f"lstm.hh_l1_reverse.{gate}" for gate in "ifgo")
+    parameters = {name for name, _ in model.named_parameters()}
+    assert parameters == {*seen.biases, *seen.structured}
