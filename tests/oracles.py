@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from layer_oracles import Written, written_out
+
 Batch = Any  # a tensor, a tuple or a dict of tensors, examples first
 Result = Any  # what a function returns
 Output = Callable[[Any], Tensor] | None
@@ -188,7 +190,11 @@ def _module_matrix(module: nn.Module) -> Tensor:
 def _perturbed(model: nn.Module, name: str, uses: list[Use]) -> Iterator[None]:
     """While open, every z of the map `name` has a zero tensor added to it, kept in `uses` with W and h."""
     modules, (head, tail) = dict(model.named_modules()), _parent(name)
-    if hasattr(model, "listener") and type(modules.get(name)) is not nn.Linear:
+    hidden = next((k for k in modules if f"{name}.".startswith(f"{k}.") and isinstance(modules[k], Written)), None)
+    if hidden is not None:
+        with written_out(modules[hidden], name[len(hidden) + 1:], uses):
+            yield
+    elif hasattr(model, "listener") and type(modules.get(name)) is not nn.Linear:
         model.listener = _listener(name, uses)
         try:
             yield

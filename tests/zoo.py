@@ -360,6 +360,133 @@ class Recurrent(nn.Module):
         return self.readout(self.lstm(x)[0][:, -1])
 
 
+class DeepRecurrent(nn.Module):
+    """Two layers in both directions with projected states, steps first; read at every step and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2, 3, num_layers=2, bidirectional=True, proj_size=1, dropout=0.3)
+        self.readout = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, (h, c) = self.lstm(x.transpose(0, 1))
+        return self.readout(z.mean(0)) + h.sum((0, 2))[:, None] + c.mean((0, 2))[:, None]
+
+
+class Gated(nn.Module):
+    """Two layers of gated units without biases, from a state that depends on the example; then an RNN with ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Linear(3, 4)
+        self.gru = nn.GRU(3, 4, num_layers=2, bias=False, batch_first=True)
+        self.rnn = nn.RNN(4, 3, nonlinearity="relu", bidirectional=True, batch_first=True)
+        self.readout = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, _ = self.gru(x, torch.stack([self.start(x[:, 0])] * 2))
+        return self.readout(self.rnn(z)[0].mean(1))
+
+
+class Cells(nn.Module):
+    """Cells that the model itself calls step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru, self.rnn = nn.LSTMCell(3, 4), nn.GRUCell(4, 3), nn.RNNCell(3, 4)
+        self.readout = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, u, z = None, None, None
+        for t in range(x.shape[1]):
+            state = self.lstm(x[:, t], state)
+            u = self.gru(state[0], u)
+            z = self.rnn(u, z)
+        return self.readout(z)
+
+
+class Packed(nn.Module):
+    """Sequences of unequal lengths, packed: examples lie in the order of their lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(3, 4, bidirectional=True, batch_first=True)
+        self.readout = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        z, h = self.gru(packed)
+        z, _ = nn.utils.rnn.pad_packed_sequence(z, batch_first=True)
+        return self.readout(torch.tanh(h.transpose(0, 1).flatten(1)) + z.sum(1))
+
+
+def of_lengths(n: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """(x[n,4,3], lengths[n] = 2, 4, 3, 1, 2, ...), y[n]."""
+    x, y = gaussian(4, 3)(n)
+    return (x, torch.tensor([2, 4, 3, 1])[torch.arange(n) % 4]), y
+
+
+class Upsampler(nn.Module):
+    """Transposed convolutions: strided, cropped, grouped, dilated, overlapping or with gaps between the patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, output_padding=1)
+        self.second = nn.ConvTranspose2d(4, 6, (2, 3), padding=(0, 1), dilation=2, groups=2)
+        self.third = nn.ConvTranspose2d(6, 2, 1, stride=2)
+        self.readout = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.readout(torch.tanh(self.third(z)).square().mean((2, 3)))
+
+
+def conv_transpose13() -> nn.Module:
+    """Along one axis, in two groups; then along three."""
+    return nn.Sequential(
+        nn.ConvTranspose1d(4, 6, 4, stride=3, padding=2, output_padding=2, groups=2, bias=False), nn.Tanh(),
+        nn.Unflatten(2, (2, 2, 2)), nn.ConvTranspose3d(6, 2, (1, 2, 2), stride=(1, 2, 1), padding=(0, 0, 1)), nn.Tanh(),
+        nn.Flatten(), nn.Linear(16, 3),
+    )  # fmt: skip
+
+
+class Pairing(nn.Module):
+    """Products of two inputs, at one position and at several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = nn.Bilinear(5, 3, 4)
+        self.again = nn.Bilinear(2, 2, 3, bias=False)
+        self.readout = nn.Linear(3, 3)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        z = torch.tanh(self.pair(a, b)).unflatten(-1, (2, 2))
+        return self.readout(torch.tanh(self.again(z, input2=z.flip(-1))).sum(1))
+
+
+class Bags(nn.Module):
+    """Bags of words: mean without padding, weighted sum, maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.EmbeddingBag(7, 4, mode="mean", padding_idx=0)
+        self.sum = nn.EmbeddingBag(7, 4, mode="sum")
+        self.max = nn.EmbeddingBag(7, 4, mode="max", padding_idx=0)
+        self.readout = nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        weights = torch.arange(1, 6, dtype=torch.float64, device=ids.device).expand(ids.shape) / 5
+        return self.readout(torch.tanh(self.mean(ids)) + torch.tanh(self.sum(ids, None, weights)) * self.max(ids))
+
+
+def gated(name: str, gates: str, sides: str = "ih hh") -> list[str]:
+    """'name.ih.i' for each weight and gate; gates without names: 'name.ih'."""
+    return [f"{name}.{side}.{gate}" if gate else f"{name}.{side}" for side in sides.split() for gate in gates or ("",)]
+
+
+LSTM_SIDES = [f"{k}_l{i}{side}" for i in (0, 1) for side in ("", "_reverse") for k in ("ih", "hh")]
+
+
 def frozen() -> nn.Module:
     """A layer that is not trained still has a weight, an input and a gradient asked of it."""
     model = mlp()
@@ -927,8 +1054,7 @@ _CASES = [
         "lstm",
         Recurrent,
         gaussian(3, 4),
-        kinds("readout"),
-        unmapped=["lstm.weight_ih_l0", "lstm.weight_hh_l0"],
+        kinds([*gated("lstm", "ifgo", "ih_l0 hh_l0"), "readout"]),
     ),
     _case("frozen", frozen, gaussian(5), kinds("0 2 4")),
     _case("unused", Unused, gaussian(5), kinds("first readout"), unmapped=["spare.weight"]),
@@ -1000,5 +1126,24 @@ _CASES = [
     ),
     _case("convolved", Convolved, gaussian(2, 8), kinds("flat readout", grouped="depth")),
     _case("tables", Tables, language, kinds("raw.T raw.dense scaled.T", lookup="raw rows scaled again places"), gain=1.0),
+    _case(
+        "lstm_deep",
+        DeepRecurrent,
+        gaussian(2, 2),
+        kinds([*gated("lstm", "ifgo", " ".join(LSTM_SIDES)), *(f"lstm.hr{k[2:]}" for k in LSTM_SIDES[::2]), "readout"]),
+    ),
+    _case(
+        "gru_rnn",
+        Gated,
+        gaussian(3, 3),
+        kinds(["start", *gated("gru", "rzn", "ih_l0 hh_l0 ih_l1 hh_l1"),
+               *gated("rnn", "", "ih_l0 hh_l0 ih_l0_reverse hh_l0_reverse"), "readout"]),
+    ),
+    _case("cells", Cells, gaussian(3, 3), kinds([*gated("lstm", "ifgo"), *gated("gru", "rzn"), *gated("rnn", ""), "readout"])),
+    _case("packed", Packed, of_lengths, kinds([*gated("gru", "rzn", "ih_l0 hh_l0 ih_l0_reverse hh_l0_reverse"), "readout"])),
+    _case("conv_transpose", Upsampler, gaussian(2, 3, 2), kinds("first third readout", grouped="second")),
+    _case("conv_transpose13", conv_transpose13, gaussian(4, 3), kinds("3 6", grouped="0")),
+    _case("bilinear", Pairing, pairs, kinds("pair again readout")),
+    _case("embedding_bag", Bags, padded_words, kinds("readout", lookup="mean sum max")),
 ]
 CASES: dict[str, Case] = {case.name: case for case in _CASES}

@@ -145,12 +145,12 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Surve
     """One forward pass of the examples ``rows`` of a probe, remembering the maps ``names``. A map that is not batched can
     only be read from a single example, whose every call it then is; it is left out if it is not called. What ``audit`` says is
     looked at: a Doubt, if this is not what the survey says."""
-    n, bench = count(x), Bench(model, x, state, output, survey.accumulates)
+    n, bench = count(x), Bench(model, x, state, output, survey.accumulates, survey.splits)
     examined = audit is not None and bool(names) and audit.due(state, rows)
     odd = _out_of_order(bench, survey, audit, rows) if examined and audit is not None and n > 1 else None
     with timed(device_of(model)) as seconds:
         run = forward(model, x, state, output=output, expand=dict.fromkeys(survey.expand, n), silent=survey.silent,
-                      seed=rows.start)
+                      seed=rows.start, splits=survey.splits)
     check_calls(survey, x, run.calls, n)
     groups = grouped(run.calls)
     where: dict[str, list[tuple[int, Layout]]] = {}

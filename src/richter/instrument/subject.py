@@ -71,7 +71,7 @@ class Subject:
     def amend(self, doubt: Doubt) -> None:
         """What was captured is not what single examples say: do without it."""
         self._known = None
-        bench = Bench(self.model, doubt.x, self.state, self.output, self.survey.accumulates)
+        bench = Bench(self.model, doubt.x, self.state, self.output, self.survey.accumulates, self.survey.splits)
         self.survey = self.memo.amend(self.survey, bench, doubt)
         self.audit = Audit()
         self.forwards, self.carried = [], {}
@@ -236,7 +236,7 @@ class Subject:
 
     def _matrices_then(self) -> dict[str, Tensor]:
         assert self.then is not None
-        seen = forward(self.model, self.few, self.then, output=self.output)
+        seen = forward(self.model, self.few, self.then, output=self.output, splits=self.survey.splits)
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")

@@ -170,7 +170,7 @@ def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
             return job, work(job)
         except Doubt as doubt:
             s = job.source
-            bench = Bench(s.model, doubt.x, s.state, s.output, s.survey.accumulates)
+            bench = Bench(s.model, doubt.x, s.state, s.output, s.survey.accumulates, s.survey.splits)
             survey = amended(s.survey, bench, doubt, amendments)
             job = replace(job, source=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
 

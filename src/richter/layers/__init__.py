@@ -34,7 +34,8 @@ class LinearMap:
     ===========  =====================  ==================  =====================  ============================
 
     ``n`` may be any leading axis the layer sees: which axis holds the examples is found while capturing.
-    A lookup index of -1 reads nothing (a padding index has no gradient).
+    A lookup index of -1 reads nothing (a padding index has no gradient). ``outputs`` may unfold what the module returned into
+    more numbers: of overlapping patches that add up (a transposed convolution), each is asked for what their sum is.
     """
 
     matrix: Callable[[nn.Module, Tensor], Tensor]
@@ -42,6 +43,7 @@ class LinearMap:
     outputs: Callable[[nn.Module, Tensor], Tensor]
     kind: Kind = "dense"
     weight: str = "weight"  # the module's attribute that holds the weight
+    reads: Callable[..., Tensor] | None = None  # what it reads, from all arguments of the module's forward; None: the first
 
 
 View = dict[str, LinearMap]

@@ -1,14 +1,14 @@
-"""``nn.Linear``: z = W h + b at every leading index; a fused q, k, v projection is three maps."""
+"""``nn.Linear``: z = W h + b at every leading index; a fused q, k, v projection becomes three maps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor, nn
 
-from richter.layers import LinearMap, View, register
+from richter.layers import LinearMap, View, register, view_of
 
-FUSED = ("c_attn", "qkv", "in_proj_qkv")  # attribute names under which q, k, v are stacked in thirds of the outputs
+FUSED = ("c_attn", "qkv", "in_proj_qkv")  # attribute names under which q, k, v are often stacked
 
 
 def positions(x: Tensor) -> Tensor:
@@ -18,24 +18,25 @@ def positions(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], x.shape[1:-1].numel(), x.shape[-1])
 
 
-def thirds(matrix: Callable[[nn.Module, Tensor], Tensor]) -> View:
-    """Three maps q, k, v that read the same input and write one third of the outputs each."""
-    def third(i: int) -> LinearMap:
-        return LinearMap(matrix=lambda m, w: matrix(m, w).chunk(3, dim=0)[i],
-                         inputs=lambda m, x: positions(x),
-                         outputs=lambda m, z: positions(z).chunk(3, dim=-1)[i])
-    return {"q": third(0), "k": third(1), "v": third(2)}
+def is_fused(name: str, module: nn.Module) -> bool:
+    """Is this named like a projection to queries, keys and values, and wide enough? Whether it is one, and which outputs are
+    which, is seen in what the model does with them (richter.instrument.survey.splits)."""
+    m = view_of(name, module).get("")
+    weight = getattr(module, "weight", None)
+    if name.rpartition(".")[2] not in FUSED or m is None or m.kind != "dense" or not isinstance(weight, Tensor):
+        return False
+    d_out, d_in = m.matrix(module, weight.detach()).shape
+    return bool(d_out == 3 * d_in)
+
+
+def rows_of(m: LinearMap, rows: Tensor) -> LinearMap:
+    """The map to some of the outputs; a view where they lie side by side."""
+    first, last = int(rows[0]), int(rows[-1])
+    chosen = slice(first, last + 1) if last - first + 1 == len(rows) else rows
+    return replace(m, matrix=lambda module, w: m.matrix(module, w)[chosen],
+                   outputs=lambda module, z: m.outputs(module, z)[..., chosen])
 
 
 PLAIN: View = {"": LinearMap(matrix=lambda m, w: w, inputs=lambda m, x: positions(x),
                              outputs=lambda m, z: positions(z))}
-FUSED_VIEW: View = thirds(lambda m, w: w)
-
-
-def view(name: str, module: nn.Module) -> View:
-    assert isinstance(module, nn.Linear)
-    fused = name.rpartition(".")[2] in FUSED and module.out_features == 3 * module.in_features
-    return FUSED_VIEW if fused else PLAIN
-
-
-register(nn.Linear, view)
+register(nn.Linear, PLAIN)

@@ -15,7 +15,7 @@ parametrisations; ``recorder``: the pass; ``uses`` of weights outside their modu
 
 from richter.core.modules import unwrap
 from richter.instrument.capture.quiet import quiet
-from richter.instrument.capture.recorder import Call, Pass, forward, kept_for_backward, written
+from richter.instrument.capture.recorder import Call, Pass, Product, forward, kept_for_backward, written
 from richter.instrument.capture.state import (
     Inputs,
     Output,
@@ -29,5 +29,5 @@ from richter.instrument.capture.state import (
     to_device,
 )
 
-__all__ = ["Call", "Inputs", "Output", "Pass", "State", "check_finite", "copy_of", "count", "device_of", "forward",
-           "kept_for_backward", "quiet", "select", "state_of", "to_device", "unwrap", "written"]
+__all__ = ["Call", "Inputs", "Output", "Pass", "Product", "State", "check_finite", "copy_of", "count", "device_of",
+           "forward", "kept_for_backward", "quiet", "select", "state_of", "to_device", "unwrap", "written"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,16 @@ from richter.instrument.capture.quiet import seeded
 from richter.instrument.capture.shortcuts import Shortcuts
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
-from richter.layers import LinearMap
+from richter.layers import LinearMap, View
 from richter.layers.attention import attention_in_parts
+from richter.layers.embedding_bag import bag_in_parts, bag_of
+from richter.layers.linear import rows_of
+from richter.layers.recurrent import recurrent_in_parts, weights_of
 
+PRODUCTS: dict[Any, slice] = {  # functions that multiply tensors with each other, and which of their arguments
+    **dict.fromkeys([torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm], slice(2)),
+    **dict.fromkeys([torch.baddbmm, Tensor.baddbmm], slice(1, 3)), torch.einsum: slice(1, None),
+    F.scaled_dot_product_attention: slice(3)}
 DERIVATIVES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 
 
@@ -51,6 +58,13 @@ class Call:
         """Where each entry of the matrix stands in the flattened weight."""
         entries = torch.arange(self.weight.numel(), device=self.weight.device).view(self.weight.shape)
         return self.map.matrix(self.module, entries)
+
+
+class Product(NamedTuple):
+    """A product of tensors that depend on weights, after so many calls of linear maps."""
+
+    after: int
+    operands: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -115,16 +129,19 @@ def _dense(d: Tensor) -> Tensor:
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
-            seed: int = 0, accumulates: bool = False) -> Pass:
+            seed: int = 0, accumulates: bool = False, splits: Mapping[str, Mapping[str, Tensor]] | None = None,
+            products: list[Product] | None = None) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
     the output is given an example axis, so that each example gets a gradient of its own. ``silent`` makes many backward
     passes cheaper, where only gradients toward the calls are wanted: derivatives of activations are computed once, and in the
     named linear layers the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
-    train mode) is the same in every pass with the same seed. ``accumulates``: see Pass. Call it inside ``quiet``.
+    train mode) is the same in every pass with the same seed. ``accumulates``: see Pass. ``splits``: modules that are several
+    maps, and which outputs belong to each. ``products``: a list that gets the products of tensors with each other. Call it inside
+    ``quiet``.
     """
-    recorder = Recorder(model, state, expand or {}, silent) if record else None
+    recorder = Recorder(model, state, expand or {}, silent, splits or {}, products) if record else None
     args, kwargs = arguments(model, copy_of(x))
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
@@ -183,9 +200,14 @@ def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
 class Recorder(TorchFunctionMode):
     """While it is entered, every call of every linear map of ``model`` is remembered, in the order in which they happen."""
 
-    def __init__(self, model: nn.Module, state: State, expand: Mapping[str, int], silent: Collection[str] | None = None) -> None:
+    def __init__(self, model: nn.Module, state: State, expand: Mapping[str, int], silent: Collection[str] | None,
+                 splits: Mapping[str, Mapping[str, Tensor]], products: list[Product] | None) -> None:
         super().__init__()
-        self.scope = Scope(model, state)
+        self.scope, self.products = Scope(model, state), products
+        for name, parts in splits.items():
+            module = self.scope.modules[name]
+            m = self.scope.views[module][1][""]
+            self.scope.views[module] = (name, {part: rows_of(m, rows) for part, rows in parts.items()})
         self.shortcuts = Shortcuts(self.scope, silent)
         self.expand = expand
         self.calls: list[Call] = []
@@ -239,11 +261,13 @@ class Recorder(TorchFunctionMode):
                 self.scope.path.pop()
                 return None if use is None else self._used(use, z)
             self.scope.path.pop()
-            return self._module_called(module, args[0] if args else next(iter(kwargs.values())), z)
+            return self._module_called(module, args, kwargs, z)
 
-    def _module_called(self, module: nn.Module, x: Tensor, z: Tensor) -> Tensor:
-        """A module that is known to be one or several linear maps has read ``x`` and returned ``z``."""
+    def _module_called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
+        """A module that is known to be one or several linear maps has read its arguments and returned ``z``."""
         name, view = self.scope.views[module]
+        reads = next(iter(view.values())).reads
+        x = reads(*args, **kwargs) if reads else args[0] if args else next(iter(kwargs.values()))
         x, n = x.detach(), self.expand.get(name)
         if n is not None:
             z, x = _with_examples(z, n), _with_examples(x, n, lookup=True)
@@ -264,6 +288,14 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return attention_in_parts(self._project, *args, **kwargs)
+        if torch.is_grad_enabled() and (weights := weights_of(func, args, kwargs)) and all(
+                self._owner(f"weight_{which}", weight) for which, weight in weights.items()):
+            return recurrent_in_parts(self._gates, func, args)
+        if func is F.embedding_bag and (bag := bag_of(args, kwargs)):
+            return bag_in_parts(lambda *lookup: self.__torch_function__(F.embedding, types, lookup), bag)
+        if self.products is not None and func in PRODUCTS:
+            chosen = [*args, *kwargs.values()][PRODUCTS[func]]
+            self.products.append(Product(len(self.calls), tuple(t for t in chosen if isinstance(t, Tensor))))
         self.differentiates |= func in DERIVATIVES
         shortcut = self.shortcuts.instead(func, args, kwargs)
         z = func(*args, **kwargs) if shortcut is None else shortcut()
@@ -275,6 +307,23 @@ class Recorder(TorchFunctionMode):
     def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of nn.MultiheadAttention, called from attention_in_parts."""
         return self._used(self.scope.projection(which, x, weight), F.linear(x, weight, bias))
+
+    def _owner(self, attribute: str, weight: Tensor) -> tuple[nn.Module, str] | None:
+        """(module, name of its map) of a weight that the running module keeps as ``attribute``; of another's parameter, the
+        parameter's own name; None of what is neither."""
+        running = self.scope.model if self.scope.running is None else self.scope.running
+        if getattr(running, attribute, None) is weight:
+            name = next((k for k, module in self.scope.modules.items() if module is running), "")
+            return running, ".".join(filter(None, (name, attribute.removeprefix("weight").removeprefix("_"))))
+        parameter = self.scope.names.get(id(weight))
+        return None if parameter is None else (self.scope.modules[parameter.rpartition(".")[0]], parameter)
+
+    def _gates(self, which: str, gates: View, read: Tensor, weight: Tensor, z: Tensor) -> None:
+        """One weight of a recurrent layer, at all steps, called from recurrent_in_parts."""
+        owner = self._owner(f"weight_{which}", weight)
+        assert owner is not None
+        for gate, m in gates.items():
+            self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
         """A use has returned ``z``; what the model goes on with has the same numbers."""

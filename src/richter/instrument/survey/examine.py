@@ -14,6 +14,7 @@ from richter.core import CaptureError, Mark, MixingError, Remark
 from richter.instrument.capture import Inputs, Output, Pass, State, check_finite, kept_for_backward, select
 from richter.instrument.survey.layouts import Bench, expanded, layouts_of, tolerance
 from richter.instrument.survey.maps import Survey
+from richter.instrument.survey.splits import splits
 from richter.instrument.survey.verify import MIXING, Verified, biases, coarsest, describe, verify, verify_one
 
 SURVEYED = 8  # examples
@@ -27,6 +28,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     """Look at ``x`` (a few examples): run all of them and the inner ones, and compare."""
     bench = Bench(model, x, state, output)
     _check_modes(model)
+    bench = replace(bench, splits=splits(bench))
     whole = bench.run()
     kept: dict[int, int] = {}
     with contextlib.ExitStack() as looking:
@@ -40,8 +42,8 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     bench = replace(bench, accumulates=verified.accumulates)
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
-        differentiates=whole.differentiates, accumulates=verified.accumulates, matrices=matrices_of(whole),
-        graph=sum(kept.values()) // (m * part.f.element_size())))
+        differentiates=whole.differentiates, accumulates=verified.accumulates, splits=bench.splits,
+        matrices=matrices_of(whole), graph=sum(kept.values()) // (m * part.f.element_size())))
     result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.aliases, whole.f)))
     result = _one_by_one(bench, result, verified)
     result.notes |= _idle(model, result, whole)

@@ -3,8 +3,8 @@ there are fewer of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ class Bench:
     state: State
     output: Output | None = None
     accumulates: bool = False  # see Pass
+    splits: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # modules that are several maps
 
     @cached_property
     def n(self) -> int:
@@ -48,7 +49,8 @@ class Bench:
     def run(self, rows: slice = slice(None), **options: Any) -> Pass:
         """A forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
         x = self.x if rows == slice(None) else select(self.x, rows)
-        return forward(self.model, x, self.state, output=self.output, accumulates=self.accumulates, **options)
+        return forward(self.model, x, self.state, output=self.output, accumulates=self.accumulates, splits=self.splits,
+                       **options)
 
     def alone(self, i: int, **options: Any) -> Pass:
         """A forward pass of one example."""

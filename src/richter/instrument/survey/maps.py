@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,6 +48,7 @@ class Survey:
 
     maps: dict[str, MapInfo] = field(default_factory=dict)
     expand: set[str] = field(default_factory=set)  # modules whose output all examples share
+    splits: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # modules that are several maps
     structured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # parameter -> maps that rebuild its gradient
     biases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # bias -> maps whose summed g is its gradient
     notes: dict[str, Remark] = field(default_factory=dict)  # layer -> why it has no number

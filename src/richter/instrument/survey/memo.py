@@ -77,7 +77,7 @@ class SurveyMemo:
         if written(model, x, output) != entry.copied:
             return None
         state = state_of(model, copied=entry.copied)
-        result = renewed(entry.survey, Bench(model, x, state, output))
+        result = renewed(entry.survey, Bench(model, x, state, output, splits=entry.survey.splits))
         if result is None:
             return None
         self._keep(model, x, output, entry.copied, result)

@@ -18,6 +18,7 @@ from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.layers import Kind
 
 BIASES = ("bias", "in_proj_bias")
+BIASES_OF_GATES = ("bias_ih", "bias_hh")  # how those of recurrent layers begin
 MIXING = ("the model mixes examples (BatchNorm in train mode or without running statistics, a batch-wide normalisation or "
           "attention), so gradients of single examples do not exist. Measure in eval mode (the default), or give BatchNorm "
           "running statistics.")
@@ -228,12 +229,19 @@ def biases(model: nn.Module, survey: Survey, verified: Verified, aliases: dict[s
     first = {id(t): name for name, t in reversed(aliases.items())}  # of the names of each parameter
     described = {}
     for name, own in _maps_by_module(model, survey):
-        for attribute in BIASES:
+        for attribute in (k for k in model.get_submodule(name)._parameters if k in BIASES or k.startswith(BIASES_OF_GATES)):
             bias = f"{name}.{attribute}" if name else attribute
-            if bias in aliases and first[id(aliases[bias])] == bias and _is_sum(
-                    [verified.tallies[k] for k in own], verified.exact[id(aliases[bias])].reshape(-1), tol):
-                described[bias] = tuple(own)
+            maps = own if attribute in BIASES else _of_weight(own, name, attribute)
+            if maps and bias in aliases and first[id(aliases[bias])] == bias and _is_sum(
+                    [verified.tallies[k] for k in maps], verified.exact[id(aliases[bias])].reshape(-1), tol):
+                described[bias] = tuple(maps)
     return described
+
+
+def _of_weight(maps: list[str], module: str, attribute: str) -> list[str]:
+    """The maps that a bias belongs to: of ``bias_ih_l0`` in ``lstm``, those of the gates ``lstm.ih_l0.i`` and so on."""
+    weight = ".".join(filter(None, (module, attribute.removeprefix("bias_"))))
+    return [k for k in maps if f"{k}.".startswith(f"{weight}.")]
 
 
 def _maps_by_module(model: nn.Module, survey: Survey) -> Iterator[tuple[str, list[str]]]:

@@ -1,0 +1,37 @@
+"""``nn.EmbeddingBag`` on a matrix of indices: looked up one by one, then added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Lookup = Callable[[Tensor, Tensor], Tensor]  # F.embedding of indices "n s" in a weight
+
+
+def bag_of(args: Any, kwargs: Any) -> dict[str, Any] | None:
+    """The arguments of a call of F.embedding_bag by name, where it is a plain sum, mean or maximum over the rows of a matrix of
+    indices; None where it is not."""
+    names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
+             "per_sample_weights", "include_last_offset", "padding_idx")
+    bag = {"offsets": None, "max_norm": None, "scale_grad_by_freq": False, "mode": "mean", "per_sample_weights": None,
+           "padding_idx": None} | dict(zip(names, args, strict=False)) | kwargs
+    plain = bag["offsets"] is None and bag["max_norm"] is None and not bag["scale_grad_by_freq"]
+    return bag if plain and bag["input"].dim() == 2 and bag["input"].numel() else None
+
+
+def bag_in_parts(lookup: Lookup, bag: dict[str, Any]) -> Tensor:
+    """What F.embedding_bag gives; entries at the padding index are left out, and a bag without any other is zero."""
+    index, weight, padding = bag["input"], bag["weight"], bag["padding_idx"]
+    padding = padding + len(weight) if padding is not None and padding < 0 else padding
+    kept = torch.ones_like(index, dtype=torch.bool) if padding is None else index != padding
+    rows = lookup(index, weight)
+    keep = kept.unsqueeze(-1)
+    if bag["mode"] == "max":
+        return rows.masked_fill(~keep, -torch.inf).max(1).values.masked_fill(~keep.any(1), 0)
+    if bag["per_sample_weights"] is not None:
+        rows = rows * bag["per_sample_weights"].unsqueeze(-1)
+    z = rows.masked_fill(~keep, 0).sum(1)
+    return z / keep.sum(1).clamp(min=1) if bag["mode"] == "mean" else z
