@@ -172,6 +172,7 @@ class Evaluation:
         subject = self.subject
         notes = subject.survey.notes
         self.notes.update({k: remark.text for k, remark in notes.items() if subject.layers is None or k in subject.selected([k])})
+        self.notes.update(subject.remarks)
         frozen = {name.rpartition(".")[0] for name, p in subject.model.named_parameters() if not p.requires_grad}
         for name in subject.selected(sorted(frozen - {u.module for u in subject.units})):
             self.notes[name] = "frozen (requires_grad=False): it has no tangent kernel and its weights do not move"

@@ -24,6 +24,7 @@ from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, Audit, Bench, Doubt, SurveyMemo, surveyed
+from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.planning import Unit, units_of
 
 UNTRUSTED = 16  # without errors, one measurement in so many is audited
@@ -90,6 +91,7 @@ class Subject:
     def _prepare(self) -> None:
         """What depends on the architecture alone."""
         self.kept.clear()
+        self._forget_tokens()
         self._read_probe()
         self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
@@ -118,6 +120,7 @@ class Subject:
         assert self.probe.held_out is not None
         other = self._changed("held_out")
         other.probe = self.probe.held_out
+        other._forget_tokens()
         other._read_probe()
         return other
 
@@ -127,6 +130,40 @@ class Subject:
         for name in ("bases", "loss_gradient", "kernel_rows"):  # what is computed once of what changes
             other.__dict__.pop(name, None)
         return other
+
+    @cached_property
+    def tokens(self) -> dict[str, Positions]:
+        """What the positions of each map are, if some tokens are masked; looked at once for an architecture."""
+        mask = self.probe.mask
+        if mask is None or bool(mask.all()):
+            return {}
+        return positions_of(Bench(self.model, self.few, self.state, self.output), self.survey, self.maps, mask.shape[1])
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Maps whose masked positions cannot be told, and why: they have no averages over positions."""
+        return {k: p.refused for k, p in self.tokens.items() if p.refused}
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What a user should know of the probe in this model, by layer; of masked positions, if somebody has asked for them."""
+        return {k: p.note for k, p in self.__dict__.get("tokens", {}).items() if p.note}
+
+    def real(self, name: str, rows: slice, positions: int) -> Tensor | None:
+        """Which positions of a map count for some rows of the probe, "n s"; None: all of them."""
+        if name not in self.tokens:
+            return None
+        mine = self.tokens[name]
+        if mine.tokens is not None and len(mine.tokens) != positions:
+            self.refused[name] = (f"it has {positions} positions on some examples and {len(mine.tokens)} on the first ones, so "
+                                  f"which of them are masked tokens cannot be told. Leave mask= out, or the layer with layers=...")
+            return None
+        assert self.probe.mask is not None
+        return mine.real(self.probe.mask[rows].to(self.device), positions)
+
+    def _forget_tokens(self) -> None:
+        for name in ("tokens", "refused"):
+            self.__dict__.pop(name, None)
 
     @property
     def source(self) -> Source:

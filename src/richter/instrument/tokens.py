@@ -1,0 +1,352 @@
+"""Which positions of a layer are which tokens of a probe's mask: looked at, not guessed from sizes that happen to agree.
+
+The few examples of the survey go through the model with all T tokens and with fewer. What a layer writes then shrinks along the
+axis on which the tokens are; a layer whose positions stay as many (latents, queries) does not work on tokens. A model that takes T
+tokens only is asked in another way: the contents of the last tokens are changed, and which positions see it is compared with where
+the tokens would be. Where neither decides, nothing is claimed, and the layer is not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from richter.instrument.capture import Call, Inputs
+from richter.instrument.survey import Layout, Survey, by_example, grouped, tolerance
+from richter.instrument.survey.layouts import Bench
+
+SUFFIXES = 16  # how many changes of the last tokens a model of fixed length is asked about
+EVERYWHERE = -1  # the token of a position that is none
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What the positions of one map are, over all its calls."""
+
+    tokens: Int[Tensor, "s a"] | None = None  # the tokens of each (two for a pair of them), or EVERYWHERE; None: it works on none
+    note: str = ""  # what a user should know of it
+    refused: str = ""  # why its masked positions cannot be told
+
+    def real(self, mask: Bool[Tensor, "n T"], s: int) -> Bool[Tensor, "n s"] | None:
+        """Which of ``s`` positions count; None: all. Of an example without a real token none does."""
+        some = mask.any(1, keepdim=True)
+        if self.tokens is None:
+            return None if bool(some.all()) else some.expand(-1, s)
+        tokens = self.tokens.to(mask.device)
+        return torch.where(tokens >= 0, mask[:, tokens.clamp(min=0)], some[..., None]).all(-1)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The calls of one map in one pass, and where the examples are in each."""
+
+    n: int
+    calls: Sequence[Call]
+    layouts: Sequence[Layout]
+
+    def arranged(self, i: int, t: Tensor) -> Tensor:
+        """What a call read or wrote as the layer saw it "b s ..." -> "n p ..."."""
+        return by_example(t, self.n, self.layouts[i])
+
+    def read(self, i: int) -> Tensor:
+        """"n p d_in" of a call."""
+        h = self.arranged(i, self.calls[i].inputs())
+        return h[..., None] if h.dim() == 2 else h.flatten(2)
+
+    def numbers(self, i: int, axis: int, along: Tensor) -> Tensor | None:
+        """Numbers along an axis of what a call wrote, as numbers of its positions "p"; None where it is no axis of positions."""
+        call = self.calls[i]
+        shape = [1] * len(call.shape)
+        shape[axis] = -1
+        spread = along.reshape(shape).expand(call.shape)
+        mine = self.arranged(i, call.map.outputs(call.module, spread)).flatten(2)
+        return mine[0, :, 0] if bool((mine == mine[:1, :, :1]).all()) else None
+
+    def candidates(self, i: int, axis: int, T: int) -> list[Tensor]:
+        """The tokens "p" of the positions of a call, if they are on this axis: alone, or folded with examples and heads."""
+        size, layout = self.calls[i].shape[axis], self.layouts[i]
+        folded = axis == (1 if layout == "second" else 0)
+        rows = size // self.n if folded else size
+        if rows % T or (folded and size % self.n):
+            return []
+        index = torch.arange(size, device=self.calls[i].weight.device)
+        index = index % rows if layout != "minor" or not folded else index // self.n
+        heads = rows // T
+        splits = [inner for inner in range(1, heads + 1) if heads % inner == 0]
+        guesses = [self.numbers(i, axis, index // inner % T) for inner in splits]
+        return [g for g in guesses if g is not None]
+
+
+Tokens = Tensor | None  # "p a" of one call; None: undecided
+
+
+class Irregular(Exception):
+    """Positions that are neither tokens nor independent of them: windows, strides, routed tokens."""
+
+
+def positions_of(bench: Bench, survey: Survey, maps: Sequence[str], T: int) -> dict[str, Positions]:
+    """What the positions of these maps are, for a mask of T tokens."""
+    if T == 1:  # an example is real or it is not
+        return {name: Positions() for name in maps}
+    look = Look(bench, survey, maps, T)
+    whole = look.seen(bench.x)
+    assert whole is not None
+    shorter = look.shortened()
+    known: dict[str, Positions | None] = {}  # None: nothing is known of it yet
+    for name in maps:
+        known[name] = _by_length(whole[name], [(t, cut[name]) for t, cut in shorter], T) if shorter else None
+    fixed = [name for name in maps if (known[name] is None or known[name] == Positions()) and _divides(whole[name], T)]
+    answers = _by_content(look, whole, fixed) if fixed else {}
+    tells = any(p.tokens is not None for p in answers.values())  # tokens, in layers that have as many positions for fewer of them
+    for name, answer in answers.items():
+        if answer.tokens is not None or known[name] is None or tells:
+            known[name] = answer
+    return {name: _uncounted(whole[name], T) if p is None else p for name, p in known.items()}
+
+
+def _uncounted(seen: Sequence[Seen], T: int) -> Positions:
+    """Of a model that takes T tokens only: these are too few or too many."""
+    several = any(s.read(i).shape[1] > 1 for s in seen for i in range(len(s.calls)))
+    return Positions(note=_irregular(T) if several else "")
+
+
+def _irregular(T: int) -> str:
+    return f"its positions are not the {T} tokens of the mask one by one, so all of them count, masked ones too"
+
+
+@dataclass(frozen=True)
+class Look:
+    """Passes of a few examples, and the calls of some maps in them."""
+
+    bench: Bench
+    survey: Survey
+    maps: Sequence[str]
+    T: int
+
+    def seen(self, x: Inputs, tokens: int | None = None) -> dict[str, list[Seen]] | None:
+        """Of each map, the calls in a pass of all examples, or in one for each where only single ones can be read. None if the
+        outputs are not of so many ``tokens``."""
+        infos, n = self.survey.maps, self.bench.n
+        bench = Bench(self.bench.model, x, self.bench.state, self.bench.output)
+        run = bench.run(expand=dict.fromkeys(self.survey.expand, n))
+        if tokens is not None and (run.f.dim() < 2 or run.f.shape[1] != tokens):
+            return None
+        calls = grouped(run.calls)
+        seen = {k: [Seen(n, calls.get(k, []), infos[k].layouts)] for k in self.maps if infos[k].layouts}
+        if any(len(s.calls) != len(s.layouts) for own in seen.values() for s in own):  # by tokens: a layout for each
+            seen = {k: [Seen(n, s.calls, _stretched(s)) for s in own] for k, own in seen.items()}
+        alone = [k for k in self.maps if not infos[k].layouts]
+        for i in range(n if alone else 0):
+            calls = grouped(bench.alone(i, expand=dict.fromkeys(self.survey.expand, 1)).calls)
+            for k in alone:
+                mine = calls.get(k, [])
+                seen.setdefault(k, []).append(Seen(1, mine, ["major"] * len(mine)))
+        return seen
+
+    def shortened(self) -> list[tuple[int, dict[str, list[Seen]]]]:
+        """The same with fewer tokens, (how many, calls); empty if the model takes T only."""
+        for cut in _cuts(self.bench.x, self.T):
+            try:
+                shorter = [(t, self.seen(cut(t), t)) for t in dict.fromkeys((self.T - 1, max(1, self.T // 2)))]
+            except Exception:  # noqa: S112  a model may refuse a length in whatever way it likes
+                continue
+            if all(seen is not None for _, seen in shorter):
+                return [(t, seen) for t, seen in shorter if seen is not None]
+        return []
+
+    def changed(self) -> Iterator[tuple[int, dict[str, list[Seen]]]]:
+        """The same with other contents at the tokens from the k-th on, (k, calls)."""
+        for k in sorted({1 + i * (self.T - 1) // SUFFIXES for i in range(SUFFIXES)} | {self.T - 1}):
+            try:
+                seen = self.seen(_with_others(self.bench.x, self.T, k))
+            except Exception:  # noqa: S112
+                continue
+            if seen is not None:
+                yield k, seen
+
+
+def _stretched(seen: Seen) -> list[Layout]:
+    """A step of a loop over tokens is laid out as the others are."""
+    return [seen.layouts[min(i, len(seen.layouts) - 1)] for i in range(len(seen.calls))]
+
+
+def _parts(x: Inputs) -> dict[Any, Tensor]:
+    return x if isinstance(x, dict) else dict(enumerate(x)) if isinstance(x, (tuple, list)) else {0: x}
+
+
+def _rebuilt(x: Inputs, parts: dict[Any, Tensor]) -> Inputs:
+    return parts if isinstance(x, dict) else tuple(parts.values()) if isinstance(x, (tuple, list)) else parts[0]
+
+
+def _cuts(x: Inputs, T: int) -> Iterator[Any]:
+    """Ways of leaving tokens out: of one input (a decoder's, say), of all that have T on their second axis, or on any axis."""
+    parts = _parts(x)
+    own = [k for k, t in parts.items() if isinstance(t, Tensor) and t.dim() > 1 and t.shape[1] == T]
+
+    def along(names: Sequence[Any], everywhere: bool) -> Any:
+        def cut(t: int) -> Inputs:
+            return _rebuilt(x, {k: _shorter(v, T, t, everywhere) if k in names else v for k, v in parts.items()})
+        return cut
+
+    for name in own if len(own) > 1 else []:
+        yield along([name], False)
+    yield along(own, False)
+    yield along(list(parts), True)
+
+
+def _shorter(v: Tensor, T: int, t: int, everywhere: bool) -> Tensor:
+    for axis in range(1, v.dim() if everywhere else 2):
+        if v.shape[axis] == T:
+            v = v.narrow(axis, 0, t)
+    return v
+
+
+def _with_others(x: Inputs, T: int, k: int) -> Inputs:
+    """Other contents from the k-th token on, of the kind that is there; masks of ones and zeros as they are, if there is more."""
+    parts = _parts(x)
+    own = {name: v for name, v in parts.items() if v.dim() > 1 and v.shape[1] == T and v.dtype != torch.bool}
+    contents = {name: v for name, v in own.items() if bool(((v != 0) & (v != 1)).any())} or own
+    return _rebuilt(x, {name: torch.cat([v[:, :k], _other(v)[:, k:]], 1) if name in contents else v for name, v in parts.items()})
+
+
+def _other(v: Tensor) -> Tensor:
+    """Ids among those that occur, each another one; numbers moved by their spread."""
+    if v.is_floating_point():
+        return v + v.std() + 1
+    return (v - v.min() + 1) % (v.max() - v.min() + 1) + v.min()
+
+
+def _divides(seen: Sequence[Seen], T: int) -> bool:
+    """Could these be tokens, by their number?"""
+    return any(len(s.calls) % T == 0 or any(s.read(i).shape[1] % T == 0 for i in range(len(s.calls))) for s in seen if s.calls)
+
+
+# --------------------------------------------------------------------------------------------------------- fewer tokens
+
+def _by_length(whole: Sequence[Seen], shorter: Sequence[tuple[int, Sequence[Seen]]], T: int) -> Positions | None:
+    """From passes with fewer tokens: what the positions of a map are."""
+    answers: list[Tokens] = []
+    try:
+        for t, cut in shorter:
+            answers += [_tokens(s, c, T, t) for s, c in zip(whole, cut, strict=True) if s.calls or c.calls]
+    except Irregular:
+        return Positions(note=_irregular(T))
+    if any(a is None for a in answers):
+        return _undecided(T)
+    tokens = [a for a in answers if a is not None]
+    shown = [a for a in tokens if bool((a >= 0).any())]
+    if any(a.shape != tokens[0].shape for a in tokens) or any(not torch.equal(a, shown[0]) for a in shown):
+        return Positions(note=f"how many positions it has depends on the data, and not on the {T} tokens of the mask alone: all of "
+                              f"them count, masked ones too")
+    return Positions(shown[0]) if shown else Positions()
+
+
+def _tokens(whole: Seen, cut: Seen, T: int, t: int) -> Tokens:
+    """Of all calls of a pass, "s a", compared with one of t tokens; None if they cannot be told. Raises Irregular."""
+    if len(whole.calls) != len(cut.calls):
+        return _steps(whole, cut, T, t)
+    parts = [_of_call(whole, cut, i, T, t) for i in range(len(whole.calls))]
+    return None if any(p is None for p in parts) else _joined([p for p in parts if p is not None])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Calls side by side; where some positions are pairs of tokens, a single token is a pair with itself."""
+    pair = max(p.shape[1] for p in parts)
+    return torch.cat([torch.cat([p, p[:, :1].expand(-1, pair - p.shape[1])], 1) for p in parts])
+
+
+def _of_call(whole: Seen, cut: Seen, i: int, T: int, t: int) -> Tokens:
+    c, d = whole.calls[i].shape, cut.calls[i].shape
+    if c == d:
+        return torch.full((whole.read(i).shape[1], 1), EVERYWHERE, device=whole.calls[i].weight.device)
+    if len(c) != len(d):
+        raise Irregular
+    columns = []
+    for axis in (a for a in range(len(c)) if c[a] != d[a]):
+        if c[axis] % T or c[axis] // T * t != d[axis]:
+            raise Irregular
+        guesses = whole.candidates(i, axis, T)
+        if not guesses:
+            raise Irregular
+        if len(guesses) > 1:  # folded with heads: tokens outside, or inside?
+            short = cut.candidates(i, axis, t)
+            agreeing = [g for g, s in zip(guesses, short, strict=True) if _agree(whole.read(i)[:, g < t], cut.read(i))]
+            guesses = agreeing if len(agreeing) == 1 else []
+        if not guesses:
+            return None
+        columns.append(guesses[0])
+    return torch.stack(columns, 1)
+
+
+def _steps(whole: Seen, cut: Seen, T: int, t: int) -> Tokens:
+    """A loop over tokens calls the layer once for each, from the first to the last or back."""
+    if len(whole.calls) != T or len(cut.calls) != t or len({c.shape for c in (*whole.calls, *cut.calls)}) > 1:
+        raise Irregular
+    reads, fewer = [whole.read(j) for j in range(T)], [cut.read(j) for j in range(t)]
+    onward = all(map(_agree, reads[:t], fewer))
+    back = all(map(_agree, reads[T - t:], fewer))
+    if onward == back:
+        return None
+    order = torch.arange(T, device=reads[0].device) if onward else torch.arange(T, device=reads[0].device).flip(0)
+    return order.repeat_interleave(reads[0].shape[1])[:, None]
+
+
+def _agree(h: Tensor, other: Tensor) -> bool:
+    if h.shape != other.shape or not h.is_floating_point():
+        return torch.equal(h, other)
+    return bool((h - other).norm() <= 10 * tolerance(h.dtype) * h.norm())
+
+
+def _undecided(T: int) -> Positions:
+    return Positions(refused=f"its positions are a multiple of the {T} tokens of the mask, and whether they are those tokens cannot "
+                             f"be told: with fewer tokens the model does not run, or this layer has as many positions, and other "
+                             f"contents of tokens reach all of them. Masked positions must enter no sum, so it has no number. Let the "
+                             f"model take shorter inputs, or give no mask= and labels of ignore_index at masked tokens: all positions "
+                             f"then count")
+
+
+# ------------------------------------------------------------------------------------------------------- other contents
+
+def _by_content(look: Look, whole: dict[str, list[Seen]], names: Sequence[str]) -> dict[str, Positions]:
+    """Where the contents of tokens from the k-th on are seen at the positions of these tokens alone, for every k, that is what they
+    are."""
+    left = {name: [_guesses(s, look.T) for s in whole[name]] for name in names}
+    looked = 0
+    for k, other in look.changed():
+        looked += 1
+        for name in names:
+            for s, o, own in zip(whole[name], other[name], left[name], strict=True):
+                own[:] = [g for g in own if _is_suffix(s, o, g, k)]
+    answers = {}
+    for name in names:
+        tokens = [own[0] for s, own in zip(whole[name], left[name], strict=True) if s.calls and len(own) == 1]
+        told = looked and len(tokens) == sum(bool(s.calls) for s in whole[name])
+        same = told and all(torch.equal(t, tokens[0]) for t in tokens)
+        answers[name] = Positions(tokens[0]) if same else _undecided(look.T)
+    return answers
+
+
+def _guesses(seen: Seen, T: int) -> list[Tensor]:
+    """Where the tokens "s 1" of all calls could be: on the same axis in each, or one in each call."""
+    if not seen.calls:
+        return []
+    p = [seen.read(i).shape[1] for i in range(len(seen.calls))]
+    steps = torch.arange(T, device=seen.calls[0].weight.device)
+    guesses = [order.repeat_interleave(p[0]) for order in (steps, steps.flip(0))] if p == [p[0]] * T else []
+    for axis in range(len(seen.calls[0].shape)):
+        each = [seen.candidates(i, axis, T) if axis < len(c.shape) else [] for i, c in enumerate(seen.calls)]
+        guesses += [torch.cat(list(parts)) for parts in zip(*each, strict=False)]
+    return [g[:, None] for g in {tuple(g.tolist()): g for g in guesses}.values()]
+
+
+def _is_suffix(seen: Seen, other: Seen, tokens: Tensor, k: int) -> bool:
+    """Did what is read change at the positions of the tokens from the k-th on, and nowhere else?"""
+    if [c.shape for c in seen.calls] != [c.shape for c in other.calls]:
+        return False
+    moved = torch.cat([(seen.read(i) != other.read(i)).any(-1).any(0) for i in range(len(seen.calls))])
+    return torch.equal(moved, tokens[:, 0] >= k)
