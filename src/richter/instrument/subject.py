@@ -20,6 +20,7 @@ from richter.instrument.captures import RowCotangents, select
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
+from richter.instrument.shift import aligned
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
@@ -49,6 +50,7 @@ class Subject:
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
         self.carried: dict[str, Any] = {}  # and those of now, for the next one
+        self.moved = ""  # what is to be said of token labels
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
 
     def renew(self) -> bool:
@@ -59,7 +61,7 @@ class Subject:
         self.measured += 1
         self.audit = Audit() if self.errors or self.measured % UNTRUSTED == 1 else None
         self._find_device()
-        self.few = to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
+        self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
         self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo)
         self._read_matrices()
@@ -147,7 +149,8 @@ class Subject:
     @property
     def remarks(self) -> dict[str, str]:
         """What a user should know of the probe in this model, by layer; of masked positions, if somebody has asked for them."""
-        return {k: p.note for k, p in self.__dict__.get("tokens", {}).items() if p.note}
+        notes = {k: p.note for k, p in self.__dict__.get("tokens", {}).items() if p.note}
+        return notes | {WHOLE: self.moved} if self.moved else notes
 
     def real(self, name: str, rows: slice, positions: int) -> Tensor | None:
         """Which positions of a map count for some rows of the probe, "n s"; None: all of them."""
@@ -155,8 +158,8 @@ class Subject:
             return None
         mine = self.tokens[name]
         if mine.tokens is not None and len(mine.tokens) != positions:
-            self.refused[name] = (f"it has {positions} positions on some examples and {len(mine.tokens)} on the first ones, so "
-                                  f"which of them are masked tokens cannot be told. Leave mask= out, or the layer with layers=...")
+            self.refused[name] = (f"it has {positions} positions on some examples and {len(mine.tokens)} on the first ones, so which "
+                                  f"of them are masked tokens cannot be told. Leave mask= out, or the layer with layers=...")
             return None
         assert self.probe.mask is not None
         return mine.real(self.probe.mask[rows].to(self.device), positions)
@@ -266,11 +269,17 @@ class Subject:
     def _inputs(self) -> Any:
         return self.probe.inputs(next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32))
 
+    def _first_inputs(self) -> Any:
+        """Of the few examples on which a model is surveyed."""
+        return to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
+
     def _read_probe(self) -> None:
         """Inputs, and labels as the outputs have them."""
         self.x = self._inputs()
         self._check_labels()
         shape = torch.Size((self.probe.n, *self.survey.shape))
+        self.probe, note = aligned(Bench(self.model, self._first_inputs(), self.state, self.output), self.probe, shape)
+        self.moved = note or self.moved
         self.Y, self.counted = self.probe.targets(shape)
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
 

@@ -1,9 +1,9 @@
 """Which positions of a layer are which tokens of a probe's mask: looked at, not guessed from sizes that happen to agree.
 
-The few examples of the survey go through the model with all T tokens and with fewer. What a layer writes then shrinks along the
-axis on which the tokens are; a layer whose positions stay as many (latents, queries) does not work on tokens. A model that takes T
-tokens only is asked in another way: the contents of the last tokens are changed, and which positions see it is compared with where
-the tokens would be. Where neither decides, nothing is claimed, and the layer is not measured.
+The few examples of the survey go through the model with all T tokens and with fewer. What a layer writes then shrinks along
+the axis on which the tokens are; a layer whose positions stay as many (latents, queries) does not work on tokens. A model that
+takes T tokens only is asked in another way: the contents of the last tokens are changed, and which positions see it is compared
+with where the tokens would be. Where neither decides, nothing is claimed, and the layer is not measured.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Look:
         for cut in _cuts(self.bench.x, self.T):
             try:
                 shorter = [(t, self.seen(cut(t), t)) for t in dict.fromkeys((self.T - 1, max(1, self.T // 2)))]
-            except Exception:  # noqa: S112  a model may refuse a length in whatever way it likes
+            except Exception:  # a model may refuse a length in whatever way it likes
                 continue
             if all(seen is not None for _, seen in shorter):
                 return [(t, seen) for t, seen in shorter if seen is not None]
@@ -164,7 +164,7 @@ class Look:
         for k in sorted({1 + i * (self.T - 1) // SUFFIXES for i in range(SUFFIXES)} | {self.T - 1}):
             try:
                 seen = self.seen(_with_others(self.bench.x, self.T, k))
-            except Exception:  # noqa: S112
+            except Exception:
                 continue
             if seen is not None:
                 yield k, seen
@@ -241,8 +241,8 @@ def _by_length(whole: Sequence[Seen], shorter: Sequence[tuple[int, Sequence[Seen
     tokens = [a for a in answers if a is not None]
     shown = [a for a in tokens if bool((a >= 0).any())]
     if any(a.shape != tokens[0].shape for a in tokens) or any(not torch.equal(a, shown[0]) for a in shown):
-        return Positions(note=f"how many positions it has depends on the data, and not on the {T} tokens of the mask alone: all of "
-                              f"them count, masked ones too")
+        return Positions(note=f"how many positions it has depends on the data, and not on the {T} tokens of the mask alone: all "
+                              f"of them count, masked ones too")
     return Positions(shown[0]) if shown else Positions()
 
 
@@ -303,18 +303,16 @@ def _agree(h: Tensor, other: Tensor) -> bool:
 
 
 def _undecided(T: int) -> Positions:
-    return Positions(refused=f"its positions are a multiple of the {T} tokens of the mask, and whether they are those tokens cannot "
-                             f"be told: with fewer tokens the model does not run, or this layer has as many positions, and other "
-                             f"contents of tokens reach all of them. Masked positions must enter no sum, so it has no number. Let the "
-                             f"model take shorter inputs, or give no mask= and labels of ignore_index at masked tokens: all positions "
-                             f"then count")
+    return Positions(refused=f"its positions are a multiple of the {T} tokens of the mask, and whether they are those tokens, and "
+                             f"which is which, cannot be told: the model takes no fewer tokens, or too much else changes with them. "
+                             f"Masked positions must enter no sum, so it has no number. Let the model take shorter inputs, or give "
+                             f"labels of ignore_index at masked tokens in the place of mask=: all positions then count")
 
 
 # ------------------------------------------------------------------------------------------------------- other contents
 
 def _by_content(look: Look, whole: dict[str, list[Seen]], names: Sequence[str]) -> dict[str, Positions]:
-    """Where the contents of tokens from the k-th on are seen at the positions of these tokens alone, for every k, that is what they
-    are."""
+    """Positions at which the contents of tokens from the k-th on are seen, and those alone, for every k, are these tokens."""
     left = {name: [_guesses(s, look.T) for s in whole[name]] for name in names}
     looked = 0
     for k, other in look.changed():

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Features(Statistic):
-    """Phi "n (s d_in)" in float64: what each dense or grouped map reads on every example, positions side by side, masked ones zero."""
+    """Phi "n (s d_in)" in float64: what each dense or grouped map reads on every example, positions side by side,
+    masked ones zero."""
 
     name: str
 

@@ -167,8 +167,8 @@ class _Moment(Gathering):
         if place in self.subject.refused:
             raise Missing(self.subject.refused[place], Mark.REFUSED)
         if place in self.apart:
-            raise Missing("the initial network sends other positions of some examples to this layer (routing), so what is asked of "
-                          "them now and then cannot be subtracted")
+            raise Missing("the initial network sends other positions of some examples to this layer (routing), so what is asked "
+                          "of them now and then cannot be subtracted")
         mean = self.sums[place].mean(None if without is None else without[1])
         if mean is None:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)

@@ -64,8 +64,8 @@ class Reading:
         return [(g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups)]
 
     def parts(self, name: str, project: bool = False, initial: bool = False) -> list[tuple[int, LayerCapture, int]]:
-        """(group, its share of ``capture``, how many positions of it count). Those that only the initial network reaches are summed
-        and not counted: the number is that of the other averages of this map."""
+        """(group, its share of ``capture``, how many positions of it count). Those that only the initial network reaches are
+        summed and not counted: the number is that of the other averages of this map."""
         c = self.capture(name, project, initial)
         if c is None:
             return []
