@@ -36,9 +36,9 @@ class Probe:
 
     Token labels stand beside the outputs that predict them: of a language model ``y[:, t]`` is ``ids[:, t + 1]``.
     ``shift=True``: they are given as Hugging Face's ``labels=input_ids`` and are moved there (``y`` is then what was moved, and
-    ``shift`` False). ``shift=False``: they are where they belong. ``shift=None``: the same, unless they equal the input ids. Then a
-    model that moves ``labels`` in its own loss has them moved, and the snapshot says so; one that compares them in place (a masked
-    language model) has them as they are; where the model has no loss to be asked, you are, by an error.
+    ``shift`` False). ``shift=False``: they are where they belong. ``shift=None``: the same, unless they equal the input ids. Then
+    a model that moves ``labels`` in its own loss has them moved, and the snapshot says so; one that compares them in place (a
+    masked language model) has them as they are; where the model has no loss to be asked, you are, by an error.
 
     Tensors are copied: a probe stays the same whatever becomes of yours.
     """

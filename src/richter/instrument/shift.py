@@ -29,9 +29,9 @@ def aligned(bench: Bench, probe: Probe, shape: torch.Size) -> tuple[Probe, str]:
     if moves is None:
         raise ProbeError(f"the labels y equal the input ids, and what a {kind} takes them for cannot be told: it has no labels= "
                          f"with a loss of its own that could be asked. As they are, each output would be compared with the token "
-                         f"that it has just read. Say Probe(..., shift=True) for a language model (labels=input_ids, as Hugging Face "
-                         f"takes them: each belongs to the output before it), or shift=False where the token itself is the label "
-                         f"(an autoencoder, a masked language model).")
+                         f"that it has just read. Say Probe(..., shift=True) for a language model (labels=input_ids, as Hugging "
+                         f"Face takes them: each belongs to the output before it), or shift=False where the token itself is the "
+                         f"label (an autoencoder, a masked language model).")
     if not moves:
         return probe, ""
     return probe.shifted(), (f"the labels equal the input ids, which a {kind} moves by one in its own loss: so they are here, "

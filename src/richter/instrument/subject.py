@@ -158,8 +158,8 @@ class Subject:
             return None
         mine = self.tokens[name]
         if mine.tokens is not None and len(mine.tokens) != positions:
-            self.refused[name] = (f"it has {positions} positions on some examples and {len(mine.tokens)} on the first ones, so which "
-                                  f"of them are masked tokens cannot be told. Leave mask= out, or the layer with layers=...")
+            self.refused[name] = (f"it has {positions} positions on some examples and {len(mine.tokens)} on the first ones, so "
+                                  f"which of them are masked tokens cannot be told. Leave mask= out, or the layer.")
             return None
         assert self.probe.mask is not None
         return mine.real(self.probe.mask[rows].to(self.device), positions)

@@ -8,7 +8,7 @@ with where the tokens would be. Where neither decides, nothing is claimed, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,12 +96,12 @@ def positions_of(bench: Bench, survey: Survey, maps: Sequence[str], T: int) -> d
     look = Look(bench, survey, maps, T)
     whole = look.seen(bench.x)
     assert whole is not None
-    shorter = look.shortened()
+    names, shorter = look.shortened()
     known: dict[str, Positions | None] = {}  # None: nothing is known of it yet
     for name in maps:
         known[name] = _by_length(whole[name], [(t, cut[name]) for t, cut in shorter], T) if shorter else None
     fixed = [name for name in maps if (known[name] is None or known[name] == Positions()) and _divides(whole[name], T)]
-    answers = _by_content(look, whole, fixed) if fixed else {}
+    answers = _by_content(look, whole, fixed, names if shorter else look.texts()) if fixed else {}
     tells = any(p.tokens is not None for p in answers.values())  # tokens, in layers that have as many positions for fewer of them
     for name, answer in answers.items():
         if answer.tokens is not None or known[name] is None or tells:
@@ -148,22 +148,35 @@ class Look:
                 seen.setdefault(k, []).append(Seen(1, mine, ["major"] * len(mine)))
         return seen
 
-    def shortened(self) -> list[tuple[int, dict[str, list[Seen]]]]:
-        """The same with fewer tokens, (how many, calls); empty if the model takes T only."""
-        for cut in _cuts(self.bench.x, self.T):
+    def shortened(self) -> tuple[Sequence[Any], list[tuple[int, dict[str, list[Seen]]]]]:
+        """The same with fewer tokens: of which inputs, and (how many, calls); nothing if the model takes T only."""
+        for names, cut in _cuts(self.bench.x, self.T):
             try:
                 shorter = [(t, self.seen(cut(t), t)) for t in dict.fromkeys((self.T - 1, max(1, self.T // 2)))]
             except Exception:  # a model may refuse a length in whatever way it likes
                 continue
             if all(seen is not None for _, seen in shorter):
-                return [(t, seen) for t, seen in shorter if seen is not None]
-        return []
+                return names, [(t, seen) for t, seen in shorter if seen is not None]
+        return [], []
 
-    def changed(self) -> Iterator[tuple[int, dict[str, list[Seen]]]]:
-        """The same with other contents at the tokens from the k-th on, (k, calls)."""
+    def texts(self) -> Sequence[Any]:
+        """Of several inputs of T tokens, those whose last token is seen by the last outputs alone: the others are other texts."""
+        x, T = self.bench.x, self.T
+        names = _contents(x, T)
+        if len(names) < 2:
+            return names
+        f = self.bench.run(record=False).f
+        moved = {k: (self._outputs(_with_others(x, [k], T - 1)) != f).transpose(0, 1).flatten(1).any(1) for k in names}
+        return [k for k in names if not bool(moved[k][:-1].any())]
+
+    def _outputs(self, x: Inputs) -> Tensor:
+        return Bench(self.bench.model, x, self.bench.state, self.bench.output).run(record=False).f
+
+    def changed(self, names: Sequence[Any]) -> Iterator[tuple[int, dict[str, list[Seen]]]]:
+        """The same with other contents of these inputs at the tokens from the k-th on, (k, calls)."""
         for k in sorted({1 + i * (self.T - 1) // SUFFIXES for i in range(SUFFIXES)} | {self.T - 1}):
             try:
-                seen = self.seen(_with_others(self.bench.x, self.T, k))
+                seen = self.seen(_with_others(self.bench.x, names, k))
             except Exception:
                 continue
             if seen is not None:
@@ -183,20 +196,21 @@ def _rebuilt(x: Inputs, parts: dict[Any, Tensor]) -> Inputs:
     return parts if isinstance(x, dict) else tuple(parts.values()) if isinstance(x, (tuple, list)) else parts[0]
 
 
-def _cuts(x: Inputs, T: int) -> Iterator[Any]:
-    """Ways of leaving tokens out: of one input (a decoder's, say), of all that have T on their second axis, or on any axis."""
+def _cuts(x: Inputs, T: int) -> Iterator[tuple[Sequence[Any], Callable[[int], Inputs]]]:
+    """Ways of leaving tokens out: of one input (a decoder's, say), of all that have T on their second axis, or on any axis; (of
+    which inputs of tokens, inputs for so many)."""
     parts = _parts(x)
     own = [k for k, t in parts.items() if isinstance(t, Tensor) and t.dim() > 1 and t.shape[1] == T]
 
-    def along(names: Sequence[Any], everywhere: bool) -> Any:
+    def along(names: Sequence[Any], everywhere: bool) -> Callable[[int], Inputs]:
         def cut(t: int) -> Inputs:
             return _rebuilt(x, {k: _shorter(v, T, t, everywhere) if k in names else v for k, v in parts.items()})
         return cut
 
     for name in own if len(own) > 1 else []:
-        yield along([name], False)
-    yield along(own, False)
-    yield along(list(parts), True)
+        yield [name], along([name], False)
+    yield own, along(own, False)
+    yield own, along(list(parts), True)
 
 
 def _shorter(v: Tensor, T: int, t: int, everywhere: bool) -> Tensor:
@@ -206,12 +220,16 @@ def _shorter(v: Tensor, T: int, t: int, everywhere: bool) -> Tensor:
     return v
 
 
-def _with_others(x: Inputs, T: int, k: int) -> Inputs:
-    """Other contents from the k-th token on, of the kind that is there; masks of ones and zeros as they are, if there is more."""
+def _contents(x: Inputs, T: int) -> Sequence[Any]:
+    """Which inputs are of T tokens; no masks of ones and zeros, if there is more."""
+    own = {name: v for name, v in _parts(x).items() if v.dim() > 1 and v.shape[1] == T and v.dtype != torch.bool}
+    return [name for name, v in own.items() if bool(((v != 0) & (v != 1)).any())] or list(own)
+
+
+def _with_others(x: Inputs, names: Sequence[Any], k: int) -> Inputs:
+    """Other contents of these inputs from the k-th token on, of the kind that is there."""
     parts = _parts(x)
-    own = {name: v for name, v in parts.items() if v.dim() > 1 and v.shape[1] == T and v.dtype != torch.bool}
-    contents = {name: v for name, v in own.items() if bool(((v != 0) & (v != 1)).any())} or own
-    return _rebuilt(x, {name: torch.cat([v[:, :k], _other(v)[:, k:]], 1) if name in contents else v for name, v in parts.items()})
+    return _rebuilt(x, parts | {name: torch.cat([parts[name][:, :k], _other(parts[name])[:, k:]], 1) for name in names})
 
 
 def _other(v: Tensor) -> Tensor:
@@ -303,19 +321,21 @@ def _agree(h: Tensor, other: Tensor) -> bool:
 
 
 def _undecided(T: int) -> Positions:
-    return Positions(refused=f"its positions are a multiple of the {T} tokens of the mask, and whether they are those tokens, and "
-                             f"which is which, cannot be told: the model takes no fewer tokens, or too much else changes with them. "
-                             f"Masked positions must enter no sum, so it has no number. Let the model take shorter inputs, or give "
-                             f"labels of ignore_index at masked tokens in the place of mask=: all positions then count")
+    return Positions(refused=(
+        f"its positions are a multiple of the {T} tokens of the mask, and whether they are those tokens, and which is which, cannot "
+        f"be told: the model takes no fewer tokens, or too much else changes with them. Masked positions must enter no sum, so it "
+        f"has no number. Let the model take shorter inputs, or give labels of ignore_index at masked tokens in the place of mask=: all "
+        f"positions then count"))
 
 
 # ------------------------------------------------------------------------------------------------------- other contents
 
-def _by_content(look: Look, whole: dict[str, list[Seen]], names: Sequence[str]) -> dict[str, Positions]:
+def _by_content(look: Look, whole: dict[str, list[Seen]], names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Positions]:
     """Positions at which the contents of tokens from the k-th on are seen, and those alone, for every k, are these tokens."""
     left = {name: [_guesses(s, look.T) for s in whole[name]] for name in names}
     looked = 0
-    for k, other in look.changed():
+    contents = [k for k in _contents(look.bench.x, look.T) if k in inputs]
+    for k, other in look.changed(contents) if contents else ():
         looked += 1
         for name in names:
             for s, o, own in zip(whole[name], other[name], left[name], strict=True):

@@ -48,8 +48,8 @@ def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]
     """The values of several statistics with the same group left out of each."""
     sizes = sorted({len(values) for values in varied})
     if len(sizes) > 1:
-        raise Uneven(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none can "
-                     f"be left out of all at once; give them as many")
+        raise Uneven(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
+                     f"can be left out of all at once; give them as many")
     return list(zip(*varied, strict=True))
 
 

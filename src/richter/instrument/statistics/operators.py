@@ -37,7 +37,7 @@ Product = Callable[[Tensor, Tensor | None, Sequence[Tensor], Sequence[Tensor]], 
 @dataclass(frozen=True)
 class Operator(Statistic):
     """The mean over the probe's examples of what ``product`` multiplies by. It is not gathered: each product is a pass. Outputs
-    that do not count (masked tokens, tokens without a label) come as zeros from which no gradient flows, and so do their labels."""
+    that do not count (masked tokens, tokens without a label) come as zeros without a gradient, and so do their labels."""
 
     name: str
     product: Product
