@@ -322,10 +322,10 @@ def _agree(h: Tensor, other: Tensor) -> bool:
 
 def _undecided(T: int) -> Positions:
     return Positions(refused=(
-        f"its positions are a multiple of the {T} tokens of the mask, and whether they are those tokens, and which is which, cannot "
-        f"be told: the model takes no fewer tokens, or too much else changes with them. Masked positions must enter no sum, so it "
-        f"has no number. Let the model take shorter inputs, or give labels of ignore_index at masked tokens in the place of mask=: all "
-        f"positions then count"))
+        f"its positions are a multiple of the {T} tokens of the mask, and whether they are those tokens, and which is which, "
+        f"cannot be told: the model takes no fewer tokens, or too much else changes with them. Masked positions must enter no "
+        f"sum, so it has no number. Let the model take shorter inputs, or give labels of ignore_index at masked tokens in the "
+        f"place of mask=: all positions then count"))
 
 
 # ------------------------------------------------------------------------------------------------------- other contents
