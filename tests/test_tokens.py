@@ -113,6 +113,32 @@ def test_tokens_are_found_on_the_axis_that_shrinks(name: str) -> None:
     check(built(build), "work", MASK[:, tokens])
 
 
+def by_size(z: Tensor) -> Tensor:
+    """The order of tokens by a number of their own."""
+    return z.flatten(2)[..., :1].argsort(1)
+
+
+class Reordered(nn.Module):
+    """`work` reads tokens from the last to the first, or sorted."""
+
+    def __init__(self, back: bool) -> None:
+        super().__init__()
+        self.embed, self.work, self.readout, self.back = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.embed(x))
+        order = torch.arange(x.shape[1]).flip(0).expand(len(x), -1)[..., None] if self.back else by_size(x)
+        z = torch.tanh(self.work(z.gather(1, order.expand_as(z))))
+        return self.readout(z.gather(1, order.argsort(1).expand_as(z)))
+
+
+def test_tokens_in_another_order() -> None:
+    check(built(lambda: Reordered(True)), "work", MASK.flip(1))
+    x, y = data()
+    snap = richter.measure(built(lambda: Reordered(False)), richter.Probe(x, y, mask=MASK), ["nfc"])
+    assert snap.row("nfc", "work").mark is Mark.REFUSED
+
+
 class Pairs(nn.Module):
     """`work` reads pairs of tokens."""
 

@@ -8,7 +8,7 @@ with where the tokens would be. Where neither decides, nothing is claimed, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from richter.instrument.capture import Call, Inputs
-from richter.instrument.survey import Layout, Survey, by_example, grouped, tolerance
+from richter.instrument.survey import Survey, tolerance
 from richter.instrument.survey.layouts import Bench
+from richter.instrument.varied import Look, Seen, contents
 
-SUFFIXES = 16  # how many changes of the last tokens a model of fixed length is asked about
 EVERYWHERE = -1  # the token of a position that is none
 
 
@@ -39,47 +38,6 @@ class Positions:
             return None if bool(some.all()) else some.expand(-1, s)
         tokens = self.tokens.to(mask.device)
         return torch.where(tokens >= 0, mask[:, tokens.clamp(min=0)], some[..., None]).all(-1)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The calls of one map in one pass, and where the examples are in each."""
-
-    n: int
-    calls: Sequence[Call]
-    layouts: Sequence[Layout]
-
-    def arranged(self, i: int, t: Tensor) -> Tensor:
-        """What a call read or wrote as the layer saw it "b s ..." -> "n p ..."."""
-        return by_example(t, self.n, self.layouts[i])
-
-    def read(self, i: int) -> Tensor:
-        """"n p d_in" of a call."""
-        h = self.arranged(i, self.calls[i].inputs())
-        return h[..., None] if h.dim() == 2 else h.flatten(2)
-
-    def numbers(self, i: int, axis: int, along: Tensor) -> Tensor | None:
-        """Numbers along an axis of what a call wrote, as numbers of its positions "p"; None where it is no axis of positions."""
-        call = self.calls[i]
-        shape = [1] * len(call.shape)
-        shape[axis] = -1
-        spread = along.reshape(shape).expand(call.shape)
-        mine = self.arranged(i, call.map.outputs(call.module, spread)).flatten(2)
-        return mine[0, :, 0] if bool((mine == mine[:1, :, :1]).all()) else None
-
-    def candidates(self, i: int, axis: int, T: int) -> list[Tensor]:
-        """The tokens "p" of the positions of a call, if they are on this axis: alone, or folded with examples and heads."""
-        size, layout = self.calls[i].shape[axis], self.layouts[i]
-        folded = axis == (1 if layout == "second" else 0)
-        rows = size // self.n if folded else size
-        if rows % T or (folded and size % self.n):
-            return []
-        index = torch.arange(size, device=self.calls[i].weight.device)
-        index = index % rows if layout != "minor" or not folded else index // self.n
-        heads = rows // T
-        splits = [inner for inner in range(1, heads + 1) if heads % inner == 0]
-        guesses = [self.numbers(i, axis, index // inner % T) for inner in splits]
-        return [g for g in guesses if g is not None]
 
 
 Tokens = Tensor | None  # "p a" of one call; None: undecided
@@ -101,11 +59,15 @@ def positions_of(bench: Bench, survey: Survey, maps: Sequence[str], T: int) -> d
     for name in maps:
         known[name] = _by_length(whole[name], [(t, cut[name]) for t, cut in shorter], T) if shorter else None
     fixed = [name for name in maps if (known[name] is None or known[name] == Positions()) and _divides(whole[name], T)]
-    answers = _by_content(look, whole, fixed, names if shorter else look.texts()) if fixed else {}
+    names = [k for k in contents(bench.x, T) if k in (names if shorter else look.texts())]
+    answers = _by_content(look, whole, fixed, names) if fixed else {}
     tells = any(p.tokens is not None for p in answers.values())  # tokens, in layers that have as many positions for fewer of them
     for name, answer in answers.items():
         if answer.tokens is not None or known[name] is None or tells:
             known[name] = answer
+    doubtful = {name: p.tokens for name, p in known.items() if p is not None and p.tokens is not None and name not in answers
+                and not all(_same_so_far(whole[name], cut[name], p.tokens, t) for t, cut in shorter)}
+    known |= _in_order(look, whole, doubtful, names)
     return {name: _uncounted(whole[name], T) if p is None else p for name, p in known.items()}
 
 
@@ -117,126 +79,6 @@ def _uncounted(seen: Sequence[Seen], T: int) -> Positions:
 
 def _irregular(T: int) -> str:
     return f"its positions are not the {T} tokens of the mask one by one, so all of them count, masked ones too"
-
-
-@dataclass(frozen=True)
-class Look:
-    """Passes of a few examples, and the calls of some maps in them."""
-
-    bench: Bench
-    survey: Survey
-    maps: Sequence[str]
-    T: int
-
-    def seen(self, x: Inputs, tokens: int | None = None) -> dict[str, list[Seen]] | None:
-        """Of each map, the calls in a pass of all examples, or in one for each where only single ones can be read. None if the
-        outputs are not of so many ``tokens``."""
-        infos, n = self.survey.maps, self.bench.n
-        bench = Bench(self.bench.model, x, self.bench.state, self.bench.output)
-        run = bench.run(expand=dict.fromkeys(self.survey.expand, n))
-        if tokens is not None and (run.f.dim() < 2 or run.f.shape[1] != tokens):
-            return None
-        calls = grouped(run.calls)
-        seen = {k: [Seen(n, calls.get(k, []), infos[k].layouts)] for k in self.maps if infos[k].layouts}
-        if any(len(s.calls) != len(s.layouts) for own in seen.values() for s in own):  # by tokens: a layout for each
-            seen = {k: [Seen(n, s.calls, _stretched(s)) for s in own] for k, own in seen.items()}
-        alone = [k for k in self.maps if not infos[k].layouts]
-        for i in range(n if alone else 0):
-            calls = grouped(bench.alone(i, expand=dict.fromkeys(self.survey.expand, 1)).calls)
-            for k in alone:
-                mine = calls.get(k, [])
-                seen.setdefault(k, []).append(Seen(1, mine, ["major"] * len(mine)))
-        return seen
-
-    def shortened(self) -> tuple[Sequence[Any], list[tuple[int, dict[str, list[Seen]]]]]:
-        """The same with fewer tokens: of which inputs, and (how many, calls); nothing if the model takes T only."""
-        for names, cut in _cuts(self.bench.x, self.T):
-            try:
-                shorter = [(t, self.seen(cut(t), t)) for t in dict.fromkeys((self.T - 1, max(1, self.T // 2)))]
-            except Exception:  # a model may refuse a length in whatever way it likes
-                continue
-            if all(seen is not None for _, seen in shorter):
-                return names, [(t, seen) for t, seen in shorter if seen is not None]
-        return [], []
-
-    def texts(self) -> Sequence[Any]:
-        """Of several inputs of T tokens, those whose last token is seen by the last outputs alone: the others are other texts."""
-        x, T = self.bench.x, self.T
-        names = _contents(x, T)
-        if len(names) < 2:
-            return names
-        f = self.bench.run(record=False).f
-        moved = {k: (self._outputs(_with_others(x, [k], T - 1)) != f).transpose(0, 1).flatten(1).any(1) for k in names}
-        return [k for k in names if not bool(moved[k][:-1].any())]
-
-    def _outputs(self, x: Inputs) -> Tensor:
-        return Bench(self.bench.model, x, self.bench.state, self.bench.output).run(record=False).f
-
-    def changed(self, names: Sequence[Any]) -> Iterator[tuple[int, dict[str, list[Seen]]]]:
-        """The same with other contents of these inputs at the tokens from the k-th on, (k, calls)."""
-        for k in sorted({1 + i * (self.T - 1) // SUFFIXES for i in range(SUFFIXES)} | {self.T - 1}):
-            try:
-                seen = self.seen(_with_others(self.bench.x, names, k))
-            except Exception:
-                continue
-            if seen is not None:
-                yield k, seen
-
-
-def _stretched(seen: Seen) -> list[Layout]:
-    """A step of a loop over tokens is laid out as the others are."""
-    return [seen.layouts[min(i, len(seen.layouts) - 1)] for i in range(len(seen.calls))]
-
-
-def _parts(x: Inputs) -> dict[Any, Tensor]:
-    return x if isinstance(x, dict) else dict(enumerate(x)) if isinstance(x, (tuple, list)) else {0: x}
-
-
-def _rebuilt(x: Inputs, parts: dict[Any, Tensor]) -> Inputs:
-    return parts if isinstance(x, dict) else tuple(parts.values()) if isinstance(x, (tuple, list)) else parts[0]
-
-
-def _cuts(x: Inputs, T: int) -> Iterator[tuple[Sequence[Any], Callable[[int], Inputs]]]:
-    """Ways of leaving tokens out: of one input (a decoder's, say), of all that have T on their second axis, or on any axis; (of
-    which inputs of tokens, inputs for so many)."""
-    parts = _parts(x)
-    own = [k for k, t in parts.items() if isinstance(t, Tensor) and t.dim() > 1 and t.shape[1] == T]
-
-    def along(names: Sequence[Any], everywhere: bool) -> Callable[[int], Inputs]:
-        def cut(t: int) -> Inputs:
-            return _rebuilt(x, {k: _shorter(v, T, t, everywhere) if k in names else v for k, v in parts.items()})
-        return cut
-
-    for name in own if len(own) > 1 else []:
-        yield [name], along([name], False)
-    yield own, along(own, False)
-    yield own, along(list(parts), True)
-
-
-def _shorter(v: Tensor, T: int, t: int, everywhere: bool) -> Tensor:
-    for axis in range(1, v.dim() if everywhere else 2):
-        if v.shape[axis] == T:
-            v = v.narrow(axis, 0, t)
-    return v
-
-
-def _contents(x: Inputs, T: int) -> Sequence[Any]:
-    """Which inputs are of T tokens; no masks of ones and zeros, if there is more."""
-    own = {name: v for name, v in _parts(x).items() if v.dim() > 1 and v.shape[1] == T and v.dtype != torch.bool}
-    return [name for name, v in own.items() if bool(((v != 0) & (v != 1)).any())] or list(own)
-
-
-def _with_others(x: Inputs, names: Sequence[Any], k: int) -> Inputs:
-    """Other contents of these inputs from the k-th token on, of the kind that is there."""
-    parts = _parts(x)
-    return _rebuilt(x, parts | {name: torch.cat([parts[name][:, :k], _other(parts[name])[:, k:]], 1) for name in names})
-
-
-def _other(v: Tensor) -> Tensor:
-    """Ids among those that occur, each another one; numbers moved by their spread."""
-    if v.is_floating_point():
-        return v + v.std() + 1
-    return (v - v.min() + 1) % (v.max() - v.min() + 1) + v.min()
 
 
 def _divides(seen: Sequence[Seen], T: int) -> bool:
@@ -334,8 +176,7 @@ def _by_content(look: Look, whole: dict[str, list[Seen]], names: Sequence[str], 
     """Positions at which the contents of tokens from the k-th on are seen, and those alone, for every k, are these tokens."""
     left = {name: [_guesses(s, look.T) for s in whole[name]] for name in names}
     looked = 0
-    contents = [k for k in _contents(look.bench.x, look.T) if k in inputs]
-    for k, other in look.changed(contents) if contents else ():
+    for k, other in look.changed(inputs):
         looked += 1
         for name in names:
             for s, o, own in zip(whole[name], other[name], left[name], strict=True):
@@ -364,7 +205,30 @@ def _guesses(seen: Seen, T: int) -> list[Tensor]:
 
 def _is_suffix(seen: Seen, other: Seen, tokens: Tensor, k: int) -> bool:
     """Did what is read change at the positions of the tokens from the k-th on, and nowhere else?"""
-    if [c.shape for c in seen.calls] != [c.shape for c in other.calls]:
-        return False
-    moved = torch.cat([(seen.read(i) != other.read(i)).any(-1).any(0) for i in range(len(seen.calls))])
-    return torch.equal(moved, tokens[:, 0] >= k)
+    return seen.alike(other) and torch.equal(seen.moved(other).any(0), tokens[:, 0] >= k)
+
+
+# ---------------------------------------------------------------------------------------------------------- their order
+
+def _same_so_far(whole: Sequence[Seen], cut: Sequence[Seen], tokens: Tensor, t: int) -> bool:
+    """Do the first t tokens read the same with and without the others? Then they stand where they are thought to be."""
+    first = (tokens < t).all(-1)
+    return all(_agree(s.reads[:, first], c.reads) for s, c in zip(whole, cut, strict=True) if s.calls)
+
+
+def _in_order(look: Look, whole: dict[str, list[Seen]], known: dict[str, Tensor], inputs: Sequence[Any]) -> dict[str, Positions]:
+    """Tokens may stand in another order on their axis: other contents of one are seen at its own positions, if anywhere. Those
+    that are not where they should be are looked for from the end, and else nothing is claimed."""
+    left = {name: [tokens, torch.where(tokens >= 0, look.T - 1 - tokens, tokens)] for name, tokens in known.items()}
+    for k, other in look.changed(inputs, alone=True) if known else ():
+        for name, guesses in left.items():
+            guesses[:] = [g for g in guesses if not _elsewhere(whole[name], other[name], g, k)]
+    return {name: Positions(guesses[0]) if guesses else _undecided(look.T) for name, guesses in left.items()}
+
+
+def _elsewhere(whole: Sequence[Seen], other: Sequence[Seen], tokens: Tensor, k: int) -> bool:
+    """In most examples in which a change of the k-th token is seen, is it seen at positions of other tokens only?"""
+    own = (tokens == k).any(-1)
+    moved = [s.moved(o) for s, o in zip(whole, other, strict=True) if s.alike(o)]
+    astray = sum(int((m.any(1) & ~m[:, own].any(1)).sum()) for m in moved)
+    return 2 * astray > sum(int(m.any(1).sum()) for m in moved)
