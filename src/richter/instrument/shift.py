@@ -15,7 +15,7 @@ from torch import Tensor
 from richter.core import ProbeError
 from richter.instrument.capture import forward
 from richter.instrument.probe import IGNORE_INDEX, Probe
-from richter.instrument.survey.layouts import Bench
+from richter.instrument.survey import Bench
 
 SAME = 1e-3  # relative, of two computations of one loss
 

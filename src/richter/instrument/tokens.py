@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from richter.instrument.survey import Survey, tolerance
-from richter.instrument.survey.layouts import Bench
+from richter.instrument.survey import Bench, Survey, tolerance
 from richter.instrument.varied import Look, Seen, contents
 
 EVERYWHERE = -1  # the token of a position that is none

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from richter.instrument.capture import Call, Inputs
-from richter.instrument.survey import Layout, Survey, by_example, grouped
-from richter.instrument.survey.layouts import Bench
+from richter.instrument.survey import Bench, Layout, Survey, by_example, grouped
 
 SUFFIXES = 16  # how many changes of tokens a model is asked about
 
