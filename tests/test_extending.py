@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +407,21 @@ def test_what_is_of_the_whole_model_has_no_rows_at_layers() -> None:
         Measure("mixed", lambda W, A: 1.0, (MATRIX, H), ref=REF)], initial=network(seed=1).state_dict())
     assert {r.layer for r in snap.rows if r.measure in ("size", "then")} == {WHOLE}
     assert all(math.isnan(r.value) and "one measure cannot use both" in r.note for r in snap.rows if r.measure == "mixed")
+
+
+@pytest.mark.parametrize("derived", [False, True])
+def test_uneven_groups_have_no_error_and_say_so(derived: bool) -> None:
+    """Four random vectors of one and seven of another: none can be left out of both."""
+    few, many = (Trace(Operator(f"curvature {v}", curvature), vectors=v) for v in (4, 7))
+    needs: tuple[Statistic, ...] = (Derived("ratio", lambda a, b: a / b, (few, many)),) if derived else (few, many)
+    compute = (lambda r: r) if derived else (lambda a, b: a / b)
+    row = richter.measure(network(), probe(), [Measure("ratio", compute, needs, ref=REF)]).row("ratio")
+    assert math.isfinite(row.value)
+    assert math.isnan(row.error)
+    assert "4 and 7 groups of vectors" in row.note
+    assert row.mark is Mark.ESTIMATED
+    even = Measure("ratio", lambda a, b: a / b, (few, replace(few, seed=1, operator=many.operator)), ref=REF)
+    assert math.isfinite(richter.measure(network(), probe(), [even]).error("ratio"))
 
 
 def test_the_least_exact_mark_is_said() -> None:

@@ -145,6 +145,7 @@ PROBE_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "loss": lambda: both(*(value(richter.measure(mlp(), probe(loss=f), ["fact"]), "fact") for f in (None, nn.MSELoss()))),
     "weight_decay": lambda: both(*(value(richter.measure(mlp(), probe(weight_decay=w), ["fact_error"]), "fact_error")
                                    for w in (0.1, 0.2))),
+    "shift": lambda: both(*(token_value(shift=s) for s in (False, True))),
 }  # fmt: skip
 
 LOADER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {

@@ -151,3 +151,31 @@ def test_kernel_measures_are_of_the_kernel_examples() -> None:
     whole = richter.measure(mlp(), richter.Probe(x, y, kernel=None))
     assert snap.value("nfc", "0") == whole.value("nfc", "0") != part.value("nfc", "0")
     assert abs(snap.value("tangent_cka") / whole.value("tangent_cka") - 1) > 1e-3
+
+
+# -------------------------------------------------------------------------------------------------- the same all the time
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "dict", "tuple"])
+def test_a_probe_does_not_change_with_the_tensors_it_was_made_of(kind: str) -> None:
+    """Inputs, labels and mask are what they were, whatever is written into the user's own."""
+    x, y, mask = draw(12, 4, 5), torch.arange(48).reshape(12, 4) % 3, torch.arange(4).expand(12, 4) < 3
+    mask = mask.clone()
+    given = {"tensors": x, "arrays": x.numpy(), "dict": {"x": x}, "tuple": (x,)}[kind]
+    labels, real = (y.numpy(), mask.numpy()) if kind == "arrays" else (y, mask)
+    p = richter.Probe(given, labels, mask=real)
+    watch = richter.Observer(Tokens(), p, measures=list(FEW), when=1, budget=None)
+    first = watch(0)
+    x.mul_(-2), y.add_(1).remainder_(3), mask.logical_not_()
+    assert_close(watch(1), first)
+    assert_close(richter.measure(Tokens(), p, list(FEW)), first)
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.first, self.readout = torch.nn.Linear(5, 6).double(), torch.nn.Linear(6, 3).double()
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.readout(torch.tanh(self.first(x["x"] if isinstance(x, dict) else x)))

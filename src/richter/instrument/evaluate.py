@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from richter.core import WHOLE, Mark, Remark, RichterError, Row
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics import passes
-from richter.instrument.statistics.frame import WHOLE_ONLY, Gathering, Missing, joined, leaves, place_of
+from richter.instrument.statistics.frame import WHOLE_ONLY, Gathering, Missing, Uneven, joined, leaves, place_of, together
 from richter.instrument.statistics.passes import Key, gather
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
@@ -151,7 +151,12 @@ class Evaluation:
             remark = Remark(Mark.UNDEFINED, remark.text or p.zero)
         remarks = [r for r in (remark, *(k.remark for k in known)) if r != Remark()]
         remark = joined(remarks) if remarks else Remark()
-        error = _error(m, known) if self.subject.errors and math.isfinite(value) else math.nan
+        error = math.nan
+        if self.subject.errors and math.isfinite(value):
+            try:
+                error = _error(m, known)
+            except Uneven as why:
+                remark = joined([remark, Remark(text=why.remark.text)])
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 
     def _computed(self, m: Measure, place: str, arguments: Sequence[Any]) -> tuple[float, Remark]:
@@ -172,6 +177,7 @@ class Evaluation:
         subject = self.subject
         notes = subject.survey.notes
         self.notes.update({k: remark.text for k, remark in notes.items() if subject.layers is None or k in subject.selected([k])})
+        self.notes.update(subject.remarks)
         frozen = {name.rpartition(".")[0] for name, p in subject.model.named_parameters() if not p.requires_grad}
         for name in subject.selected(sorted(frozen - {u.module for u in subject.units})):
             self.notes[name] = "frozen (requires_grad=False): it has no tangent kernel and its weights do not move"
@@ -181,12 +187,14 @@ class Evaluation:
 
 
 def _error(m: Measure, known: Sequence[Known]) -> float:
-    """The jackknife over each kind of group that can be left out; their variances add."""
+    """The jackknife over each kind of group that can be left out; their variances add. Raises Uneven."""
     variance = math.nan
     for kind, groups in {kind: n for k in known for kind, n in k.groups.items()}.items():
         try:
             varied = [k.leaving(kind, groups) for k in known]
-            values = [float(m.compute(*arguments)) for arguments in zip(*varied, strict=True)]
+            values = [float(m.compute(*arguments)) for arguments in together(varied, kind)]
+        except Uneven:
+            raise
         except (Missing, ArithmeticError, TypeError, ValueError):  # e.g. only examples of one group reach this layer
             return math.nan
         spread = jackknife(values) ** 2

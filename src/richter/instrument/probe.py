@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,9 @@ import torch
 from torch import Tensor
 
 from richter.core import ProbeError
+from richter.instrument.capture import copy_of
 from richter.instrument.captures import count, select
+from richter.instrument.loaders import batches, pair, undisturbed
 
 IGNORE_INDEX = -100  # as in torch.nn.functional.cross_entropy
 
@@ -32,6 +33,14 @@ class Probe:
     ``loss(f, y)`` and ``weight_decay`` are what the network was trained with, for measures of features at convergence (None:
     cross-entropy for ids, squared error for targets); see objective.py. ``held_out=(x2, y2)``: examples of the same kind on which
     features are evaluated that were fitted on the others (a Probe, if they need a mask of their own).
+
+    Token labels stand beside the outputs that predict them: of a language model ``y[:, t]`` is ``ids[:, t + 1]``.
+    ``shift=True``: they are given as Hugging Face's ``labels=input_ids`` and are moved there (``y`` is then what was moved, and
+    ``shift`` False). ``shift=False``: they are where they belong. ``shift=None``: the same, unless they equal the input ids. Then
+    a model that moves ``labels`` in its own loss has them moved, and the snapshot says so; one that compares them in place (a
+    masked language model) has them as they are; where the model has no loss to be asked, you are, by an error.
+
+    Tensors are copied: a probe stays the same whatever becomes of yours.
     """
 
     x: Any
@@ -43,15 +52,16 @@ class Probe:
     ignore_index: int = IGNORE_INDEX
     loss: Callable[..., Any] | None = None
     weight_decay: float = 0.0
+    shift: bool | None = None
     n: int = field(init=False)
     _loose: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  the dataclass is frozen
         put("_loose", _is_loose(self.x))
-        put("x", _tensors(self.x, "x"))
-        put("y", None if self.y is None else _labels(self.y))
-        put("mask", None if self.mask is None else _tensors(self.mask, "mask").bool())
+        put("x", copy_of(_tensors(self.x, "x")))
+        put("y", None if self.y is None else _labels(self.y).clone())
+        put("mask", None if self.mask is None else _tensors(self.mask, "mask").bool().clone())
         put("n", _examples(self.x))
         for name in ("chunk", "kernel"):
             value = getattr(self, name)
@@ -77,12 +87,19 @@ class Probe:
                              f"tokens.")
         if self.mask is not None and not self.mask.any():
             raise ProbeError("mask is False everywhere, so no position is left to be measured.")
+        shift = self.shift
+        if not (shift is None or isinstance(shift, bool)):
+            raise ProbeError(f"Probe(shift={shift!r}): True (labels=input_ids, as Hugging Face takes them), False (each label "
+                             f"beside the output that predicts it) or None.")
+        if shift:
+            put("y", self._moved())
+            put("shift", False)  # it has been done
         if self.y is not None:
             self._check_labels(self.y)
         if self.held_out is not None:
-            put("held_out", self._aside(self.held_out))
+            put("held_out", self._aside(self.held_out, shift))
 
-    def _aside(self, given: Any) -> Probe:
+    def _aside(self, given: Any, shift: bool | None) -> Probe:
         """The held-out examples as a probe of their own, with the same settings."""
         if not isinstance(given, Probe):
             if not isinstance(given, (tuple, list)) or len(given) != 2:
@@ -90,13 +107,43 @@ class Probe:
                                  f"those of the probe.")
             x, y = given
             given = Probe(x, y, chunk=self.chunk, kernel=self.kernel, ignore_index=self.ignore_index, loss=self.loss,
-                          weight_decay=self.weight_decay)
+                          weight_decay=self.weight_decay, shift=shift)
         mine, other = (_kind(p.x) for p in (self, given))
         if mine != other or (given.y is None) != (self.y is None):
             raise ProbeError(f"Probe(held_out=...) holds other things than the probe: inputs {other} beside {mine}"
                              f"{'' if (given.y is None) == (self.y is None) else ', and labels in one of them only'}. Both go "
                              f"through the same model.")
         return given
+
+    def shifted(self) -> Probe:
+        """The same examples, each label beside the output before it."""
+        other = copy.copy(self)
+        object.__setattr__(other, "y", self._moved())
+        object.__setattr__(other, "shift", False)
+        return other
+
+    def _moved(self) -> Tensor:
+        """y[:, t + 1] at t; none at the end, and none where it is that of a masked token."""
+        y = self.y
+        if y is None or y.is_floating_point() or y.dim() != 2 or y.shape[1] < 2:
+            raise ProbeError(f"Probe(shift=True) moves token ids [n, T] by one, T > 1; y "
+                             f"{'is None' if y is None else f'has shape {tuple(y.shape)} and dtype {y.dtype}'}.")
+        after = y[:, 1:]
+        if self.mask is not None and self.mask.shape == y.shape:
+            after = torch.where(self.mask[:, 1:].to(y.device), after, self.ignore_index)
+        return torch.cat([after, torch.full_like(y[:, :1], self.ignore_index)], 1)
+
+    def repeats_input(self) -> bool:
+        """Are the token labels the ids that the model reads, at all tokens that have one?"""
+        y, x = self.y, self.x
+        if y is None or y.is_floating_point() or y.dim() != 2 or y.shape[1] < 2:
+            return False
+        names = [k for k in ("decoder_input_ids", "input_ids") if k in x] if isinstance(x, dict) else []
+        inputs = [x[names[0]]] if names else [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, dict) else x)
+        real = y != self.ignore_index
+        if self.mask is not None and self.mask.shape == y.shape:
+            real = real & self.mask.to(y.device)
+        return any(t.shape == y.shape and not t.is_floating_point() and bool((t.to(y.device) == y)[real].all()) for t in inputs)
 
     def _check_labels(self, y: Tensor) -> None:
         if y.dim() == 0 or y.shape[0] != self.n:
@@ -125,9 +172,9 @@ class Probe:
         if n < 2:
             raise ProbeError(f"from_loader(n={n}): a probe needs at least two examples.")
         xs, ys, seen, loose = [], [], 0, False
-        with _undisturbed(loader, seed):
-            for batch in _batches(loader, seed):
-                x, y = _pair(batch)
+        with undisturbed(loader, seed):
+            for batch in batches(loader, seed):
+                x, y = pair(batch)
                 loose = loose or _is_loose(x)
                 xs.append(_tensors(x, "x"))
                 ys.append(None if y is None else _tensors(y, "y"))
@@ -219,7 +266,7 @@ def _labels(y: Any) -> Tensor:
 
 
 def _tensors(x: Any, name: str) -> Any:
-    """Tensors of whatever was given; a copy is not made, NaN is not let in."""
+    """Tensors of whatever was given, not yet copied; NaN is not let in."""
     if isinstance(x, Mapping):
         return {k: _tensors(v, f"{name}[{k!r}]") for k, v in x.items()}
     if isinstance(x, (tuple, list)) and len(x) and isinstance(x[0], (Tensor, np.ndarray)):
@@ -269,80 +316,6 @@ def _balanced(y: Tensor, n: int, seed: int | None, ignore: int) -> Tensor:
     longest = max(map(len, classes), default=0)
     rounds = [rows[i] for i in range(longest) for rows in classes if i < len(rows)]
     return torch.stack([*rounds, *order[y[order] == ignore]][:n])
-
-
-@contextlib.contextmanager
-def _undisturbed(loader: Any, seed: int) -> Iterator[None]:
-    """Iterating may draw: from the global streams of torch, numpy and Python, and from the loader's own generators."""
-    sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
-    owners = (loader, sampler, batches, getattr(batches, "sampler", None))
-    own = [g for g in (getattr(owner, "generator", None) for owner in owners) if isinstance(g, torch.Generator)]
-    states = [(g, g.get_state()) for g in own]
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every device
-            np.random.seed(seed)  # noqa: NPY002
-            random.seed(seed)
-            yield
-    finally:
-        for g, state in states:
-            g.set_state(state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        random.setstate(python_state)
-
-
-def _batches(loader: Any, seed: int) -> Iterable[Any]:
-    """A DataLoader, or any iterable of batches, is iterated as it is; a dataset is shuffled with a seed of its own."""
-    indexed = hasattr(loader, "__getitem__") and hasattr(loader, "__len__")
-    in_batches = isinstance(loader, (list, tuple)) and len(loader) and _is_batch(loader[0])
-    if isinstance(loader, torch.utils.data.DataLoader) or not indexed or not len(loader) or in_batches:
-        return loader
-    draw = torch.Generator().manual_seed(seed)
-    return torch.utils.data.DataLoader(loader, batch_size=64, shuffle=True, generator=draw, collate_fn=_collate)
-
-
-def _is_batch(item: Any) -> bool:
-    """Is this a batch, or one example? A batch has inputs of two axes or more, and as many labels as inputs."""
-    if isinstance(item, (Tensor, np.ndarray)):
-        return False
-    x, y = _pair(item)
-    arrays = list(x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x])
-    if not arrays or not all(isinstance(t, (Tensor, np.ndarray)) and t.ndim >= 2 for t in arrays):
-        return False
-    return y is None or (isinstance(y, (Tensor, np.ndarray)) and y.ndim >= 1 and len(y) == len(arrays[0]))
-
-
-def _collate(rows: list[Any]) -> Any:
-    """Examples side by side, lists of numbers (as a plain Hugging Face dataset has them) as arrays."""
-    first = rows[0]
-    if isinstance(first, Mapping):
-        return {k: _collate([row[k] for row in rows]) for k in first}
-    if isinstance(first, tuple) or (isinstance(first, list) and first and isinstance(first[0], (Tensor, np.ndarray))):
-        return tuple(_collate([row[i] for row in rows]) for i in range(len(first)))
-    return torch.stack(rows) if isinstance(first, Tensor) else np.stack([np.asarray(row) for row in rows])
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    """(x, y) of one batch: a pair, or a dict with its labels under a usual name."""
-    if isinstance(batch, Mapping):
-        batch = {k: _stacked(v) for k, v in batch.items()}
-        label = next((k for k in ("labels", "label", "y", "target", "targets") if k in batch), None)
-        rest = {k: v for k, v in batch.items() if k != label}
-        if len(rest) == 1 and "input_ids" not in rest:
-            rest = next(iter(rest.values()))
-        return rest, None if label is None else batch[label]
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    if isinstance(batch, (tuple, list)) and len(batch) > 2:
-        return tuple(batch[:-1]), batch[-1]
-    return (batch[0] if isinstance(batch, (tuple, list)) else batch), None
-
-
-def _stacked(v: Any) -> Any:
-    """torch's default collation turns n lists of d numbers into d tensors of n: put them together again."""
-    columns = isinstance(v, (list, tuple)) and len(v) and all(isinstance(t, Tensor) and t.dim() == 1 for t in v)
-    return torch.stack(list(v), 1) if columns else v
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:

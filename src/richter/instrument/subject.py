@@ -18,10 +18,12 @@ from richter.instrument.captures import RowCotangents, select
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
+from richter.instrument.shift import aligned
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, Audit, Bench, Doubt, SurveyMemo, surveyed
+from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.planning import Unit, units_of
 
 UNTRUSTED = 16  # without errors, one measurement in so many is audited
@@ -46,6 +48,7 @@ class Subject:
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
         self.carried: dict[str, Any] = {}  # and those of now, for the next one
+        self.moved = ""  # what is to be said of token labels
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
 
     def renew(self) -> bool:
@@ -56,7 +59,7 @@ class Subject:
         self.measured += 1
         self.audit = Audit() if self.errors or self.measured % UNTRUSTED == 1 else None
         self._find_device()
-        self.few = to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
+        self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
         self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo)
         self._read_matrices()
@@ -88,6 +91,7 @@ class Subject:
     def _prepare(self) -> None:
         """What depends on the architecture alone."""
         self.kept.clear()
+        self._forget_tokens()
         self._read_probe()
         self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
@@ -116,6 +120,7 @@ class Subject:
         assert self.probe.held_out is not None
         other = self._changed("held_out")
         other.probe = self.probe.held_out
+        other._forget_tokens()
         other._read_probe()
         return other
 
@@ -125,6 +130,41 @@ class Subject:
         for name in ("bases", "loss_gradient", "kernel_rows"):  # what is computed once of what changes
             other.__dict__.pop(name, None)
         return other
+
+    @cached_property
+    def tokens(self) -> dict[str, Positions]:
+        """What the positions of each map are, if some tokens are masked; looked at once for an architecture."""
+        mask = self.probe.mask
+        if mask is None or bool(mask.all()):
+            return {}
+        return positions_of(Bench(self.model, self.few, self.state, self.output), self.survey, self.maps, mask.shape[1])
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Maps whose masked positions cannot be told, and why: they have no averages over positions."""
+        return {k: p.refused for k, p in self.tokens.items() if p.refused}
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What a user should know of the probe in this model, by layer; of masked positions, if somebody has asked for them."""
+        notes = {k: p.note for k, p in self.__dict__.get("tokens", {}).items() if p.note}
+        return notes | {WHOLE: self.moved} if self.moved else notes
+
+    def real(self, name: str, rows: slice, positions: int) -> Tensor | None:
+        """Which positions of a map count for some rows of the probe, "n s"; None: all of them."""
+        if name not in self.tokens:
+            return None
+        mine = self.tokens[name]
+        if mine.tokens is not None and len(mine.tokens) != positions:
+            self.refused[name] = (f"it has {positions} positions on some examples and {len(mine.tokens)} on the first ones, so "
+                                  f"which of them are masked tokens cannot be told. Leave mask= out, or the layer.")
+            return None
+        assert self.probe.mask is not None
+        return mine.real(self.probe.mask[rows].to(self.device), positions)
+
+    def _forget_tokens(self) -> None:
+        for name in ("tokens", "refused"):
+            self.__dict__.pop(name, None)
 
     @property
     def source(self) -> Source:
@@ -214,11 +254,17 @@ class Subject:
     def _inputs(self) -> Any:
         return self.probe.inputs(next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32))
 
+    def _first_inputs(self) -> Any:
+        """Of the few examples on which a model is surveyed."""
+        return to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
+
     def _read_probe(self) -> None:
         """Inputs, and labels as the outputs have them."""
         self.x = self._inputs()
         self._check_labels()
         shape = torch.Size((self.probe.n, *self.survey.shape))
+        self.probe, note = aligned(Bench(self.model, self._first_inputs(), self.state, self.output), self.probe, shape)
+        self.moved = note or self.moved
         self.Y, self.counted = self.probe.targets(shape)
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
 

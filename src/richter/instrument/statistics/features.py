@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import Remark
+from richter.core import Mark, Remark
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import APART, Gathering, Group, Missing, Statistic, Wants
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Features(Statistic):
-    """Phi "n (s d_in)" in float64: what each dense or grouped map reads on every example, positions side by side."""
+    """Phi "n (s d_in)" in float64: what each dense or grouped map reads on every example, positions side by side,
+    masked ones zero."""
 
     name: str
 
@@ -60,6 +61,8 @@ class _Features(Gathering):
     def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n d"]:
         if place not in self.rows:
             raise Missing(APART if place not in self.subject.maps else "it reads indices, which are no features")
+        if place in self.subject.refused:
+            raise Missing(self.subject.refused[place], Mark.REFUSED)
         rows = self.rows[place]
         sizes = {h.shape[1] for h in rows.values()}
         if sum(map(len, rows.values())) != self.subject.probe.n or len(sizes) != 1:

@@ -40,6 +40,19 @@ class Missing(Exception):
         self.remark = Remark(mark, text)
 
 
+class Uneven(Missing):
+    """Statistics of one measure are in different numbers of groups, so that none can be left out of all of them at once."""
+
+
+def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]]:
+    """The values of several statistics with the same group left out of each."""
+    sizes = sorted({len(values) for values in varied})
+    if len(sizes) > 1:
+        raise Uneven(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
+                     f"can be left out of all at once; give them as many")
+    return list(zip(*varied, strict=True))
+
+
 @dataclass(frozen=True)
 class Wants:
     """What a statistic asks of a pass over the examples, and what it holds in memory."""
@@ -192,7 +205,7 @@ class _Derived(Simple):
         if s.leaving is not None and kind == "examples":
             return s.leaving(*(g.value(place) for g in self.needs), groups)
         varied = [g.leaving(place, kind) if kind in g.groups else [g.value(place)] * groups for g in self.needs]
-        return [s.compute(*values) for values in zip(*varied, strict=True)]
+        return [s.compute(*values) for values in together(varied, kind)]
 
 
 def joined(remarks: Sequence[Remark]) -> Remark:

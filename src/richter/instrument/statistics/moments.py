@@ -119,22 +119,27 @@ class Moment(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         number = subject.number(cotangents, "mean")
         sums = {k: Halves() if self._halved(subject, cotangents) else Sums() for k in subject.maps}
-        return _Moment(self, {"examples": subject.groups}, number, sums, remark_of(subject, cotangents))
+        return _Moment(self, subject, {"examples": subject.groups}, number, sums, remark_of(subject, cotangents))
 
 
 @dataclass
 class _Moment(Gathering):
     statistic: Moment
+    subject: Subject
     groups: Mapping[str, int]
     number: int  # of cotangents
     sums: dict[str, Sums | Halves]
     remark: Remark
+    apart: set[str] = field(default_factory=set)  # maps that the initial network reaches with other positions
 
     def add(self, reading: Reading) -> None:
-        first = reading.first
+        first, statistic = reading.first, self.statistic
         for name, sums in self.sums.items():
-            for g, part, number in reading.parts(name, self.statistic.project):
-                self._sum(sums, part, g, number if first else 0, reading.block.start)
+            for g, part, number in reading.parts(name, statistic.project, statistic.initial):
+                if statistic.initial and part.g0 is not None and part.g0.shape != part.g.shape:
+                    self.apart.add(name)
+                else:
+                    self._sum(sums, part, g, number if first else 0, reading.block.start)
         if reading.last:
             for sums in self.sums.values():
                 sums.settle()
@@ -154,15 +159,20 @@ class _Moment(Gathering):
     def merge(self, other: _Moment) -> None:
         for name, sums in self.sums.items():
             sums.merge(other.sums[name])  # type: ignore[arg-type]
+        self.apart |= other.apart
 
     def value(self, place: str, without: Group | None = None) -> Any:
         if place not in self.sums:
             raise Missing(APART)
+        if place in self.subject.refused:
+            raise Missing(self.subject.refused[place], Mark.REFUSED)
+        if place in self.apart:
+            raise Missing("the initial network sends other positions of some examples to this layer (routing), so what is asked "
+                          "of them now and then cannot be subtracted")
         mean = self.sums[place].mean(None if without is None else without[1])
         if mean is None:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
         return mean
-
 
 
 def remark_of(subject: Subject, cotangents: Cotangents) -> Remark:
@@ -172,7 +182,7 @@ def remark_of(subject: Subject, cotangents: Cotangents) -> Remark:
 
 def change_covariance(c: LayerCapture) -> Float[Tensor, "o o"]:
     """The covariance of g - g0: what the outputs ask now and did not at initialisation."""
-    assert c.g0 is not None
+    assert c.g0 is not None  # a Moment with initial=True always has it
     return covariance(c.g - c.g0)
 
 

@@ -36,7 +36,8 @@ Product = Callable[[Tensor, Tensor | None, Sequence[Tensor], Sequence[Tensor]], 
 
 @dataclass(frozen=True)
 class Operator(Statistic):
-    """The mean over the probe's examples of what ``product`` multiplies by. It is not gathered: each product is a pass."""
+    """The mean over the probe's examples of what ``product`` multiplies by. It is not gathered: each product is a pass. Outputs
+    that do not count (masked tokens, tokens without a label) come as zeros without a gradient, and so do their labels."""
 
     name: str
     product: Product
@@ -94,6 +95,8 @@ class Products:
         for chunk in chunks(subject.source, subject.x, size, title="products"):
             f = chunk.graph.f.reshape(chunk.n, -1)
             check_finite(f)
+            if subject.counted is not None:  # outputs that do not count are constants, as their labels are
+                f = torch.where(subject.counted[chunk.rows].to(f.device), f, 0.0)
             Y = None if subject.Y is None else subject.Y[chunk.rows].to(f)
             parts = self.product(f, Y, places, vectors)
             flat = [(torch.zeros_like(p) if d is None else d).reshape(-1) for p, d in zip(places, parts, strict=True)]

@@ -34,10 +34,10 @@ class Reading:
     last: bool  # is this the last block of these examples?
     recording: Recording
     captures: dict[str, LayerCapture]
-    before: dict[str, LayerCapture]  # of the initial network, if it is wanted
+    before: dict[str, LayerCapture] | None  # of the initial network; None if it is not wanted
     _plain: dict[str, LayerCapture] = field(default_factory=dict)
     _ready: dict[tuple[str, bool], LayerCapture] = field(default_factory=dict)
-    _kept: dict[str, Tensor | None] = field(default_factory=dict)
+    _kept: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
 
     @property
     def first(self) -> bool:
@@ -63,19 +63,23 @@ class Reading:
         groups = self.subject.groups
         return [(g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups)]
 
-    def parts(self, name: str, project: bool = False) -> list[tuple[int, LayerCapture, int]]:
-        """(group, its share of ``capture``, how many positions of it count)."""
-        c = self.capture(name, project)
+    def parts(self, name: str, project: bool = False, initial: bool = False) -> list[tuple[int, LayerCapture, int]]:
+        """(group, its share of ``capture``, how many positions of it count). Those that only the initial network reaches are
+        summed and not counted: the number is that of the other averages of this map."""
+        c = self.capture(name, project, initial)
         if c is None:
             return []
-        keep = self.kept(name)
+        keep = self.kept(name, c.g.shape[2])
         parts = [(g, mine, c.take(mine)) for g, mine in self.groups()]
-        return [(g, part, part.g.shape[1] * part.g.shape[2] if keep is None else int(keep[mine].sum()))
-                for g, mine, part in parts if part.g.shape[1]]
+        return [(g, part, 0 if name not in self.captures else part.g.shape[1] * part.g.shape[2] if keep is None
+                 else int(keep[mine].sum())) for g, mine, part in parts if part.g.shape[1]]
 
     def read(self, name: str) -> Tensor | None:
-        """What a map read, "n s d_in"; None if these examples do not reach it."""
-        return self.recording.reads(name) if name in self.recording.where else None
+        """What a map read, "n s d_in", zero at masked positions; None if these examples do not reach it."""
+        if name not in self.recording.where:
+            return None
+        h = self.recording.reads(name)
+        return _masked_read(h, self.kept(name, h.shape[1]))
 
     def plain(self, name: str) -> LayerCapture | None:
         """A map as it is: grouped ones in groups, masked positions included. None if these examples do not reach it."""
@@ -83,47 +87,63 @@ class Reading:
             self._plain[name] = widened(self.captures[name])
         return self._plain.get(name)
 
-    def capture(self, name: str, project: bool = False) -> LayerCapture | None:
-        """A map as one matrix, masked positions zero, beside the initial network; ``project``: g in the basis of W's columns."""
+    def capture(self, name: str, project: bool = False, initial: bool = False) -> LayerCapture | None:
+        """A map as one matrix, masked positions zero, beside the initial network; ``project``: g in the basis of W's columns;
+        ``initial``: also where only the initial network reaches it. A network that does not reach a map reads nothing there and
+        asks nothing of it: h and g, or h0 and g0, are zero."""
         key = (name, project)
-        if key not in self._ready and name in self.captures:
+        if name not in self.captures and not (initial and self.before is not None and name in self.before):
+            return None
+        if key not in self._ready:
             self._ready[key] = self._projected(name) if project else self._whole(name)
-        return self._ready.get(key)
+        return self._ready[key]
 
     def _whole(self, name: str) -> LayerCapture:
         plain = self.plain(name)
-        assert plain is not None
-        c = flat(plain)
-        if name in self.before:
-            b = flat(widened(self.before[name]))
-            c = replace(c, W0=b.W, h0=b.h, g0=b.g)
-        keep = self.kept(name)
-        if keep is not None:
-            c = replace(c, g=c.g * keep[None, ..., None], g0=None if c.g0 is None else c.g0 * keep[None, ..., None])
-        return c
+        before = None if self.before is None or name not in self.before else flat(widened(self.before[name]))
+        if plain is not None:
+            c = flat(plain)
+        else:
+            assert before is not None
+            c = replace(before, W=self.subject.pair(name)[0].to(before.W), h=_nothing(before.h), g=torch.zeros_like(before.g))
+        if before is not None:
+            c = replace(c, W0=before.W, h0=before.h, g0=before.g)
+        elif self.before is not None:
+            c = replace(c, W0=self.subject.pair(name)[1], h0=_nothing(c.h), g0=torch.zeros_like(c.g))
+        return _masked(c, self.kept(name, c.g.shape[2]))
 
     def _projected(self, name: str) -> LayerCapture:
-        c, Q = self.capture(name), self.subject.bases[name]
+        c, Q = self.capture(name, initial=True), self.subject.bases[name]
         assert c is not None
         return c if Q is None else replace(c, g=c.g @ Q.to(c.g), g0=None if c.g0 is None else c.g0 @ Q.to(c.g))
 
-    def kept(self, name: str) -> Tensor | None:
-        """Real tokens "n s" of a layer that works on the tokens of the mask; None: every position counts."""
-        if name not in self._kept:
-            self._kept[name] = self._tokens(self.captures[name])
-        return self._kept[name]
+    def kept(self, name: str, positions: int) -> Tensor | None:
+        """Which of the positions of a map count, "n s"; None: all."""
+        if (name, positions) not in self._kept:
+            self._kept[name, positions] = self.subject.real(name, self.rows, positions)
+        return self._kept[name, positions]
 
-    def _tokens(self, c: LayerCapture) -> Tensor | None:
-        mask = self.subject.probe.mask
-        if mask is None or any(s % mask.shape[1] for s in c.calls):
-            return None
-        real = mask[self.rows].to(c.g.device)
-        n, T = real.shape
-        parts = []
-        for s, shape in zip(c.calls, c.shapes, strict=True):
-            outer = shape[0] == n and len(shape) > 2 and shape[1] == T  # [n, T, heads, d]; else [n, heads, T, d] and the like
-            parts.append(real.repeat_interleave(s // T, 1) if outer else real.repeat(1, s // T))
-        return torch.cat(parts, 1)
+
+def _masked(c: LayerCapture, keep: Tensor | None) -> LayerCapture:
+    """Zero at positions that do not count."""
+    if keep is None:
+        return c
+    g0, h0 = c.g0, c.h0
+    real = keep.to(c.g.device)[None, ..., None]
+    return replace(c, g=c.g * real, h=_masked_read(c.h, keep), g0=g0 if g0 is None or g0.shape != c.g.shape else g0 * real,
+                   h0=h0 if h0 is None else _masked_read(h0, keep))
+
+
+def _masked_read(h: Tensor, keep: Tensor | None) -> Tensor:
+    """A lookup that reads nothing has the index -1. What was not read (there is no axis of positions) stays as it is."""
+    if keep is None or h.shape[:2] != keep.shape:
+        return h
+    keep = keep.to(h.device).reshape(*keep.shape, *[1] * (h.dim() - 2))
+    return h * keep if h.is_floating_point() else torch.where(keep, h, -1)
+
+
+def _nothing(h: Tensor) -> Tensor:
+    return torch.zeros_like(h) if h.is_floating_point() else torch.full_like(h, -1)
 
 
 def flat(c: LayerCapture) -> LayerCapture:
@@ -219,11 +239,11 @@ class Pass:
     def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, cotangents: Cotangents,
                  family: Sequence[Entry]) -> Reading:
         if not any(e.wants.backward for e in family):
-            return Reading(self.subject, rows, block, last, recordings[0], {}, {})
+            return Reading(self.subject, rows, block, last, recordings[0], {}, None)
         reads = any(e.wants.reads and not e.wants.optional for e in family)
         V = self.subject.rowwise(cotangents, "mean", block)
         now, *before = (r.captures(V(r.f, rows), reads) for r in recordings)
-        return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else {})
+        return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else None)
 
 
 @dataclass(frozen=True)
