@@ -168,6 +168,7 @@ def by_backward(model: nn.Module) -> dict[str, Tensor]:
     return {name: torch.stack(r) @ torch.stack(r).T for name, r in rows.items()}
 
 
+@pytest.mark.filterwarnings("ignore:layer .c.*")
 @pytest.mark.parametrize("make", EXACT)
 def test_kernels_and_correlations_of_all_examples(make: Callable[[], nn.Module]) -> None:
     model = make()
