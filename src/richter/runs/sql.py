@@ -301,7 +301,7 @@ class Appender:
         self._series, self._notes, self._recent = {}, {}, 0
         for table in ("rows", "recent", "series", "notes", "snapshots", "arrays", "claims", "figures"):
             self.connection.execute(f"DELETE FROM {table}")
-        self.connection.execute("DELETE FROM meta WHERE key IN ('initial', 'previous', 'about')")
+        self.connection.execute("DELETE FROM meta WHERE key IN ('initial', 'previous', 'about', 'failures')")
 
     def forget(self, after: int) -> None:
         for table in ("rows", "recent", "snapshots", "arrays"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
-from richter.core import WHOLE, Row, StoreError
+from richter.core import WHOLE, Failure, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Appending
@@ -119,6 +119,18 @@ class Writer:
                 with self._transaction("written"):
                     self._database.rows("scalar", [Row(step, "", name, value) for name, value in given.items()])
 
+    def scalar_rows(self, rows: Iterable[Row]) -> None:
+        """Scalars of many steps at once (the layer of each is empty), in one transaction."""
+        written = list(rows)
+        with self._transaction("written"):
+            self._database.rows("scalar", written)
+
+    def failures(self, failures: Iterable[Failure]) -> None:
+        """What could not be measured or written, and why (``run.failures``); replaces what was said of it before."""
+        record = [failure.to_json() for failure in failures]
+        with self._transaction("written"):
+            self._database.describe(_as_json({"failures": record}))
+
     def array(self, name: str, values: ArrayLike, *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
         """A spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
         eigenpairs, up to that share of its trace (0.9999 loses nothing that a picture shows)."""
@@ -158,8 +170,12 @@ class Writer:
 
     def forget(self, after: int) -> None:
         """Forget what was written for later steps: training went back to a checkpoint, and they belong to another future."""
+        last = whole_step(after)
         with self._transaction("cleared"):
-            self._database.forget(whole_step(after))
+            self._database.forget(last)
+            if known := self.run.failures:
+                left = [f if (f.last or 0) <= last else replace(f, last=last) for f in known if (f.first or 0) <= last]
+                self._database.describe(_as_json({"failures": [failure.to_json() for failure in left]}))
 
     def describe(self, **facts: Any) -> None:
         """What the run is of: model, parameters, examples, ... (``run.about``)."""
