@@ -23,6 +23,7 @@ from richter.instrument.opening import open_run
 from richter.instrument.probe import Probe
 from richter.instrument.schedule import When, schedule
 from richter.instrument.snapshot import Snapshot
+from richter.instrument.statistics.frame import OutOfRange
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Doubt
 from richter.measures.measure import Measure, resolve
@@ -71,7 +72,8 @@ class Measurement:
                         work.arrays)
 
     def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
-        """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused."""
+        """Until nothing that was captured is in doubt, each time a map is, it is read in another way or refused; and what leaves the
+        range of single precision is computed in double."""
         while True:
             try:
                 if self.plan is None:
@@ -81,6 +83,9 @@ class Measurement:
             except Doubt as doubt:
                 self.plan = None
                 self.subject.amend(doubt)
+            except OutOfRange:
+                self.plan = None
+                self.subject.widen()
 
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
