@@ -434,6 +434,28 @@ def test_files_that_may_not_grow(tmp_path: Path, counted: list[int]) -> None:
     assert run.failures == watch.failures
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_that_was_moved_away(tmp_path: Path, replaced: bool) -> None:
+    """SQLite would go on writing to a file that nobody can find. What is refused is written when the run is back."""
+    with quietly() as caught, richter.Observer(mlp(), probe(), run=tmp_path / "run", **OPTIONS) as watch:
+        for step in range(6):
+            if step == 2:
+                (tmp_path / "run").rename(tmp_path / "away")
+                if replaced:
+                    richter.runs.create(tmp_path / "run").finish()
+            if step == 4:
+                if replaced:
+                    (tmp_path / "run").rename(tmp_path / "other")
+                (tmp_path / "away").rename(tmp_path / "run")
+            assert watch(step, loss=float(step)) is not None
+            time.sleep(0.002)
+    assert any("deleted or moved" in str(w.message) for w in caught)
+    run = richter.runs.open(tmp_path / "run")
+    assert run.steps == list(range(6))
+    assert run.scalar("loss").value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert run.status == "finished"
+
+
 def test_after_its_end_an_observer_does_not_end_the_training(tmp_path: Path) -> None:
     watch = richter.Observer(mlp(), probe(), run=tmp_path, **OPTIONS)
     watch(0, loss=0.0)

@@ -137,6 +137,9 @@ def explained(folder: Path, done: str) -> Iterator[None]:
     except OSError as why:
         if isinstance(why, StoreError):
             raise
+        if isinstance(why, FileNotFoundError) and done == "written":
+            raise StoreError(f"the run {folder} could not be written: {why.strerror}. Was it deleted or moved? What is written "
+                             f"to it now would be lost. Put it back, or choose another place for runs.") from why
         raise StoreError(f"the run {folder} could not be {done}: {why.strerror or why}. Choose a place with room that can be "
                          f"written; what was written before is intact.") from why
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -77,6 +78,7 @@ class Writer:
     def __init__(self, folder: Path, database: Appending, held: BaseFileLock, meta: Mapping[str, Any]) -> None:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
         self.closed = False
+        self._file = _identity(folder / DATABASE)
         self._guard = threading.RLock()
         with self._transaction("begun"):
             self._session = database.begin(_as_json(meta), time.time(), json.dumps(provenance()))
@@ -239,6 +241,9 @@ class Writer:
     def _check_open(self) -> None:
         if self.closed:
             raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
+        with explained(self.path, "written"):
+            if _identity(self.path / DATABASE) != self._file:  # what is written to a file that has no name any more is lost
+                raise FileNotFoundError(errno.ENOENT, "another run is in its place")
 
     def _check_process(self) -> None:
         """Before the guard, which in a child may be that of a thread that only its parent has."""
@@ -255,6 +260,12 @@ class Writer:
 
 
 _open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()  # what this process writes
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Which file it is, whatever its name."""
+    facts = os.stat(path)
+    return facts.st_dev, facts.st_ino
 
 
 def _last_error() -> BaseException | None:
