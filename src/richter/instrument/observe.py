@@ -72,7 +72,7 @@ class Measurement:
                         work.arrays)
 
     def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
-        """Until nothing that was captured is in doubt, each time a map is, it is read in another way or refused; and what leaves the
+        """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the
         range of single precision is computed in double."""
         while True:
             try:

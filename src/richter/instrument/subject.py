@@ -76,13 +76,23 @@ class Subject:
         self._known = None
         bench = Bench(self.model, doubt.x, self.state, self.output, self.survey.accumulates)
         self.survey = self.memo.amend(self.survey, bench, doubt)
+        self._begin_again()
+        self._prepare()
+        self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
+
+    def widen(self) -> None:
+        """From now on in double precision: products of what it reads and asks have left the range of single precision."""
+        self.wide = True
+        self.kept.clear()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """A measurement that was given up has left nothing behind."""
         self.audit = Audit()
         self.forwards, self.carried = [], {}
         for name in ("bases", "loss_gradient"):
             self.__dict__.pop(name, None)
         self._read_matrices()
-        self._prepare()
-        self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
 
     def _read_matrices(self) -> None:
         self.W = {k: self._wide(W) for k, W in self.survey.matrices.items()}
@@ -96,13 +106,6 @@ class Subject:
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         self._check_selection()
-
-    def widen(self) -> None:
-        """From now on in double precision: products of what it reads and asks have left the range of single precision."""
-        self.wide = True
-        self.W, self.W0 = ({k: self._wide(W) for k, W in matrices.items()} for matrices in (self.W, self.W0))
-        self.kept.clear()
-        self.__dict__.pop("bases", None)
 
     @cached_property
     def then(self) -> State | None:
