@@ -73,11 +73,13 @@ def test_the_examples_of_runs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "richter": richter, "model": mlp([5, 6, 3], seed=0), "probe": richter.Probe(x[:24], y[:24]), "settings": {"lr": 0.1},
         "loader": [(x[:32], y[:32])] * 101, "train_step": train_step, "schedule": lambda step: 0.1, "K": np.eye(3),
         "Settings": Settings, "accuracy": 0.5}
-    observer, reading, writing, sweeping = blocks("docs/runs.md")
+    observer, failing, reading, writing, sweeping = blocks("docs/runs.md")
     exec(observer, names)
     names["watch"].now(100)
     names["watch"].close()
     exec(reading, names)
+    exec(failing, names)
+    assert names["run"].failures == names["watch"].failures == []
     assert names["run"].status == "finished"
     exec(writing, names)
     assert richter.runs.open("runs/own").series("my_measure", "layer").value.tolist() == [0.5]

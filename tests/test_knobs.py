@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import richter
 from observing import CLASSES, MANY, SOURCES, draw, dropout, examples, heads, indices, lengths, mlp, probe, state
-from richter.core import MemoryBudgetError, Ref, RichterError
+from richter.core import CaptureError, MemoryBudgetError, Ref, RichterError
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.statistics import HeldOut, Moment
 from richter.measures import Measure
@@ -113,7 +114,20 @@ OBSERVER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
                              for o in (None, lambda f: f[:, :1]))),
     "mode": lambda: both(*(value(richter.Observer(dropout(), probe(), mode=m)(0)) for m in ("eval", "train"))),
     "seed": lambda: both(*(value(richter.Observer(dropout(), probe(), mode="train", seed=s)(0)) for s in (0, 1))),
+    "on_error": lambda: both(*map(diverged, ("warn", "raise"))),
 }  # fmt: skip
+
+
+def diverged(on_error: str) -> str:
+    """What comes out of a measurement of weights that are NaN."""
+    model = mlp()
+    watch = richter.Observer(model, probe(), on_error=on_error)
+    nn.init.constant_(model[0].weight, torch.nan)
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return repr(watch(0))
+        except CaptureError as why:
+            return str(why)
 
 
 def token_value(**options: Any) -> float:

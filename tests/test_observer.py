@@ -89,7 +89,7 @@ def test_an_exception_in_the_loop_passes_and_rows_stay(counted: list[int]) -> No
 def test_a_failed_measurement_keeps_rows_and_scalars() -> None:
     """A diverged step raises; what was seen before and what comes after it is kept."""
     model = mlp()
-    watch = richter.Observer(model, probe(), when=1, budget=None, measures=["nfc"])
+    watch = richter.Observer(model, probe(), when=1, budget=None, measures=["nfc"], on_error="raise")
     watch(0, loss=1.0)
     good = model[2].weight.detach().clone()
     with torch.no_grad():
@@ -204,7 +204,7 @@ def test_an_observer_is_told_early(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'every'"):
         richter.Observer(mlp(), probe(), run=tmp_path / "a", every=10)
     assert not (tmp_path / "a").exists()
-    watch = richter.Observer(mlp(), probe(), run=tmp_path / "a", measures=FEW)
+    watch = richter.Observer(mlp(), probe(), run=tmp_path / "a", measures=FEW, on_error="raise")
     watch(0)
     watch.close()
     with pytest.raises(RichterError, match="was closed: nothing more is measured into it"):

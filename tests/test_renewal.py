@@ -78,7 +78,7 @@ def rows(snap: richter.Snapshot | None) -> dict[tuple[str, str], float]:
 def test_a_snapshot_is_that_of_a_fresh_measurement(name: str, also: str) -> None:
     model, mode = Changing(), "train" if name == "drawn" else "eval"
     probe = richter.Probe(X, Y)
-    watch = richter.Observer(model, probe, when=1, budget=None, mode=mode)
+    watch = richter.Observer(model, probe, when=1, budget=None, mode=mode, on_error="raise")
     watch(0)
     if also == "weights":
         moved(model)
@@ -95,7 +95,7 @@ def test_a_weight_computed_with_an_attribute_is_computed_anew() -> None:
     model = mlp([6, 8, 3], seed=0).double()
     scaled = Scaled()
     parametrize.register_parametrization(model[0], "weight", scaled, unsafe=True)
-    watch = richter.Observer(model, richter.Probe(X, Y), when=1, budget=None)
+    watch = richter.Observer(model, richter.Probe(X, Y), when=1, budget=None, on_error="raise")
     watch(0)
     moved(model)
     scaled.k = 0.5
@@ -104,7 +104,7 @@ def test_a_weight_computed_with_an_attribute_is_computed_anew() -> None:
 
 def test_examples_that_begin_to_mix_are_refused() -> None:
     model = Changing()
-    watch = richter.Observer(model, richter.Probe(X, Y), when=1, budget=None)
+    watch = richter.Observer(model, richter.Probe(X, Y), when=1, budget=None, on_error="raise")
     watch(0)
     moved(model)
     model.mixing.fill_(1.0)
@@ -114,7 +114,7 @@ def test_examples_that_begin_to_mix_are_refused() -> None:
 
 def test_what_does_not_fit_is_said_in_a_sentence_each_time() -> None:
     model = mlp([6, 8, 3], seed=0).double()
-    watch = richter.Observer(model, richter.Probe(X, Y), when=1, budget=None)
+    watch = richter.Observer(model, richter.Probe(X, Y), when=1, budget=None, on_error="raise")
     watch(0)
     parametrize.register_parametrization(model[0], "weight", Scaled(), unsafe=True)
     for step in (1, 2):
@@ -126,7 +126,7 @@ def test_a_plan_that_failed_is_made_again() -> None:
     """A layer that is used later needs more memory than there is, at every step."""
     model = Changing()
     model.e = nn.Sequential(nn.Linear(8, 300), nn.Linear(300, 300), nn.Linear(300, 8)).double()
-    watch = richter.Observer(model, richter.Probe(X, Y), measures=["nfc"], when=1, budget=None, memory="2MB")
+    watch = richter.Observer(model, richter.Probe(X, Y), measures=["nfc"], when=1, budget=None, memory="2MB", on_error="raise")
     watch(0)
     model.used = True
     for step in (1, 2):

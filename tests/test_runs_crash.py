@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from richter.core import Failure
+from richter.runs import provenance
 from runs_helpers import Row, StoreError, answer, child, ended, known, runs, same, sql, writing
 
 
@@ -318,6 +321,117 @@ def test_an_interrupt_at_any_call_leaves_the_run_in_order(tmp_path: Path, monkey
     assert finished.scalar("loss").value.tolist() == [-1.0] * (event - 1)
     assert finished.scalar("other").value.tolist() == [float(e) for e in range(1, event)]
     assert len(finished.frame) == 3 * (event - 1)
+
+
+class InterruptingAt:
+    """A connection on which Ctrl-C is heard at the n-th statement, just before it or when it has taken effect."""
+
+    def __init__(self, connection: Any, statement: int, after: bool) -> None:
+        self._connection, self._left, self._after = connection, statement, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    @property
+    def came(self) -> bool:
+        return self._left <= 0
+
+    def _interrupted(self, work: Callable[..., Any], *given: Any) -> Any:
+        self._left -= 1
+        if not self._left and not self._after:
+            raise KeyboardInterrupt
+        cursor = work(*given)
+        if not self._left:
+            raise KeyboardInterrupt
+        return cursor
+
+    def execute(self, *given: Any) -> Any:
+        return self._interrupted(self._connection.execute, *given)
+
+    def executemany(self, *given: Any) -> Any:
+        return self._interrupted(self._connection.executemany, *given)
+
+
+def known_matrices(step: int) -> Any:
+    return replace(known(step), arrays={("0", "nfm"): np.eye(3, dtype=np.float32) * step})
+
+
+WRITES: dict[str, Callable[[Any], object]] = {
+    "rows": lambda run: run.rows([Row(7, "0", "m", 1.0), Row(7, "1", "n", 2.0, note="a note")]),
+    "snapshot": lambda run: run.snapshot(known_matrices(7)),
+    "new scalars": lambda run: run.scalars(7, new=1.0, newer=2.0),
+    "known scalars": lambda run: run.scalars(7, known=1.0),
+    "many scalars": lambda run: run.scalar_rows([Row(7, "", "known", 1.0), Row(7, "", "new", 2.0)]),
+    "moved": lambda run: run.rows([Row(7, str(i), "m", i) for i in range(5)]),
+    "state": lambda run: run.keep_state(lambda path: path.write_bytes(b"state")),
+    "described": lambda run: run.describe(progress=0.5),
+    "failures": lambda run: run.failures([Failure("why", 7, 7)]),
+    "forgotten": lambda run: run.forget(6),
+    "cleared": lambda run: run.clear(),
+}
+
+
+def all_of(run: Any) -> tuple[Any, ...]:
+    """What a fresh reader sees of step 7 and of what is not of a step."""
+    frame = run.table
+    return (frame[frame.step == 7].to_csv(), [a for a in run.arrays if a[2] == 7], 7 in run.steps, run.about.get("progress"),
+            run.failures, run.state_name("initial"), len(frame))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("what", WRITES)
+def test_an_interrupt_at_any_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, after: bool) -> None:
+    """The write is whole or absent, and all that is acknowledged later is kept."""
+    monkeypatch.setattr(sql, "RECENT", 6)
+    monkeypatch.setattr(provenance, "revision", lambda: None)
+    seen: dict[str, tuple[Any, ...]] = {}
+
+    def written(name: str, statement: int) -> bool:
+        run = runs.create(tmp_path / name)
+        run.scalars(6, known=0.5)
+        run.rows([Row(6, "0", "m", 0.5)])
+        plain = run._database.connection
+        run._database.connection = at = InterruptingAt(plain, statement, after)  # type: ignore[attr-defined]
+        with contextlib.suppress(KeyboardInterrupt):
+            WRITES[what](run)
+        run._database.connection = plain  # type: ignore[attr-defined]
+        seen[name] = all_of(runs.open(tmp_path / name))
+        for step in range(100, 120):
+            run.scalars(step, known=float(step))
+            run.scalars(step, {f"other {step % 3}": float(step)})
+            run.rows([Row(step, "later", "m", float(step))])
+        later = runs.open(tmp_path / name)  # by others, before the end puts all in order
+        assert later.scalar("known").value.tolist()[-20:] == [float(step) for step in range(100, 120)]
+        assert later.series("m", "later").value.tolist() == [float(step) for step in range(100, 120)]
+        assert sorted(v for k in range(3) for v in later.scalar(f"other {k}").value) == [float(k) for k in range(100, 120)]
+        table = later.table
+        assert len(table[table.step >= 100]) == 60
+        run.finish()
+        return at.came
+
+    assert not written("whole", 10 ** 6)
+    first = runs.create(tmp_path / "absent")
+    first.scalars(6, known=0.5)
+    first.rows([Row(6, "0", "m", 0.5)])
+    seen["absent"] = all_of(runs.open(tmp_path / "absent"))
+    first.finish()
+    statement = 1
+    while written(f"at {statement}", statement):
+        assert seen[f"at {statement}"] in (seen["whole"], seen["absent"]), statement
+        statement += 1
+    assert statement > (1 if what == "known scalars" else 3)
+
+
+def test_a_transaction_that_was_given_up_does_not_end_a_later_one(tmp_path: Path) -> None:
+    """An interrupt between the beginning of a transaction and its body: what it leaves is collected at any time later."""
+    with runs.create(tmp_path / "run") as run:
+        given_up = run._database.transaction("written")
+        given_up.__enter__()
+        with run._database.transaction("written"):
+            run._database.rows("row", [Row(0, "0", "m", 1.0)])
+            del given_up
+            run._database.rows("row", [Row(1, "0", "m", 2.0)])
+        assert runs.open(tmp_path / "run").series("m", "0").value.tolist() == [1.0, 2.0]
 
 
 class Announced:

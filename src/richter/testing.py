@@ -172,10 +172,12 @@ def _second(m: Measure, model: nn.Module, start: Mapping[str, Tensor], probe: Pr
     """A snapshot after one of the initial network, as an Observer has it."""
     model, now = copy.deepcopy(model), model.state_dict()
     model.load_state_dict(start)
-    watch = Observer(model, probe, measures=[m], when=1, budget=None, initial=start)
+    watch = Observer(model, probe, measures=[m], when=1, budget=None, initial=start, on_error="raise")
     watch(0)
     model.load_state_dict(now)
-    return watch.now(1)
+    snap = watch.now(1)
+    assert snap is not None
+    return snap
 
 
 def check_theory(theory: Theory) -> None:

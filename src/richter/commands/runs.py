@@ -30,6 +30,7 @@ def do(given: argparse.Namespace) -> int:
         print(f"no runs in {store} yet. Runs are made by Observer(run='{store}/...') and by `richter demo`.")
     else:
         print(table([("run", "status", "last step", "measured", "layers", "begun"), *map(_row, runs)], right=(2, 3, 4)))
+        print("".join(f"{about['run']}: {failure['text']}\n" for about in runs for failure in about.get("failures", [])), end="")
     return 0
 
 
@@ -39,7 +40,8 @@ def _about(path: Path, name: str) -> dict[str, Any]:
     try:
         run = Run(path)
         about = {"run": name, "status": run.status, "last": run.last, "measured": len(run.steps),
-                 "layers": len([k for k in run.layers if k != WHOLE]), "begun": run.sessions[0].begun}
+                 "layers": len([k for k in run.layers if k != WHOLE]), "begun": run.sessions[0].begun,
+                 "failures": [{**failure.to_json(), "text": str(failure)} for failure in run.failures]}
         run.close()
     except StoreError as why:
         return {"run": name, "status": f"unreadable: {why}"}

@@ -30,6 +30,10 @@ class MixingError(CaptureError):
     """The output of one example depends on the other examples of its batch."""
 
 
+class DivergedError(CaptureError):
+    """Weights or outputs are NaN or infinite: nothing is wrong with what was asked for, but there is nothing to measure now."""
+
+
 class MemoryBudgetError(RichterError, MemoryError):
     """``memory=`` cannot hold the smallest piece of work."""
 

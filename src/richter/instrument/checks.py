@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from richter.core import CaptureError, SelectionError
+from richter.core import CaptureError, DivergedError, SelectionError
 from richter.core.modules import unwrapped_name
 
 
@@ -34,8 +34,8 @@ def check_weights(model: nn.Module) -> None:
                                f"definition; split real and imaginary parts.")
     for name, p in model.named_parameters():
         if p.is_floating_point() and not finite(p.detach()):
-            raise CaptureError(f"parameter {name!r} contains NaN or Inf: the run has diverged, and every number would be NaN. "
-                               f"Look at the steps before, or lower the learning rate.")
+            raise DivergedError(f"parameter {name!r} contains NaN or Inf: the run has diverged, and every number would be NaN. "
+                                f"Look at the steps before, or lower the learning rate.")
 
 
 def check_initial(model: nn.Module, initial: Any) -> dict[str, Tensor]:

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from richter.core import WHOLE, Mark, Remark, RichterError, Row
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics import passes
-from richter.instrument.statistics.frame import WHOLE_ONLY, Gathering, Missing, Uneven, joined, leaves, place_of, together
+from richter.instrument.statistics.frame import (
+    WHOLE_ONLY,
+    Beyond,
+    Gathering,
+    Missing,
+    OutOfRange,
+    Uneven,
+    joined,
+    leaves,
+    place_of,
+    together,
+)
 from richter.instrument.statistics.passes import Key, gather
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
@@ -146,6 +157,8 @@ class Evaluation:
             arguments = [k.value for k in known]
             value, remark = self._computed(m, place, arguments)
         except Missing as why:
+            if isinstance(why, Beyond) and self.subject.single:
+                raise OutOfRange from why
             return Row(self.step, place, m.name, math.nan, note=why.remark.text, mark=why.remark.mark)
         if math.isnan(value):
             remark = Remark(Mark.UNDEFINED, remark.text or p.zero)

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from richter.core import WHOLE, Row, SelectionError, StoreError, parse_bytes
+from richter.core import WHOLE, Failure, Row, SelectionError, StoreError, parse_bytes
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_initial, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
 from richter.instrument.evaluate import Evaluation, Plan, plan
+from richter.instrument.keeping import Keeping, passes_by
+from richter.instrument.opening import open_run
 from richter.instrument.probe import Probe
+from richter.instrument.schedule import When, schedule
 from richter.instrument.snapshot import Snapshot
+from richter.instrument.statistics.frame import OutOfRange
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Doubt
-from richter.measures.cards import CARDS
 from richter.measures.measure import Measure, resolve
-from richter.runs import Writer, create
+from richter.runs import Writer
 
 if TYPE_CHECKING:
     import pandas
 
-Schedule = Callable[[int], bool]
 MATRICES = 256  # inputs; feature matrices of larger layers are not kept in a run unless asked for
-When = SupportsIndex | Iterable[SupportsIndex] | Schedule  # every so many steps, these steps, or a rule
 
 
 class Measurement:
@@ -74,7 +72,8 @@ class Measurement:
                         work.arrays)
 
     def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
-        """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused."""
+        """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the
+        range of single precision is computed in double."""
         while True:
             try:
                 if self.plan is None:
@@ -84,6 +83,9 @@ class Measurement:
             except Doubt as doubt:
                 self.plan = None
                 self.subject.amend(doubt)
+            except OutOfRange:
+                self.plan = None
+                self.subject.widen()
 
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
@@ -103,42 +105,6 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
     """
     return Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers, memory=memory,
                        output=output, mode=mode, seed=seed).take(step, matrices)
-
-
-def every(k: SupportsIndex) -> Schedule:
-    """Every ``k`` steps."""
-    k = _whole(k)
-    if k < 1:
-        raise SelectionError(f"when={k}: a positive number of steps is needed.")
-    return lambda step: step % k == 0
-
-
-def epochs(steps_per_epoch: Any, every_epochs: int = 1) -> Schedule:
-    """At the start of every epoch; ``steps_per_epoch`` is a number, or a DataLoader."""
-    return every((steps_per_epoch if isinstance(steps_per_epoch, int) else len(steps_per_epoch)) * every_epochs)
-
-
-def log_spaced(last: int, count: int = 20) -> Schedule:
-    """0 and about ``count`` steps, evenly spaced in the logarithm up to ``last``: where features move is early."""
-    if last < 1 or count < 2:
-        raise SelectionError(f"log_spaced({last}, {count}): a last step and at least two points are needed.")
-    chosen = {0} | {round(math.exp(math.log(last) * i / (count - 1))) for i in range(count)}
-    return chosen.__contains__
-
-
-def schedule(when: When) -> Schedule:
-    if callable(when):
-        return when
-    if isinstance(when, Iterable):
-        return {_whole(step) for step in when}.__contains__
-    return every(when)
-
-
-def _whole(step: Any) -> int:
-    try:
-        return operator.index(step)
-    except TypeError:
-        raise SelectionError(f"when={step!r}: a number of steps, a list of steps or a function of the step is needed.") from None
 
 
 class Observer:
@@ -161,6 +127,12 @@ class Observer:
     layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of
     yours). After a crash ``resume=True`` goes on with the run and its initial weights. Of several ranks the first writes.
     Everything else is as in ``richter.measure``.
+
+    A failure does not end the training (``on_error="warn"``): weights that are NaN, a full disk, no memory, an error of the model
+    on the probe are kept with their reason in ``watch.failures`` and in the run, warned of once for each reason, and measuring
+    is tried again at the next step that is due; failed attempts count as spent. What the disk refuses waits in memory and is
+    written when there is room again. What is wrong with the arguments is an error of the constructor or of the first call.
+    ``on_error="raise"``: every failure is an error. Any thread may call: one measures at a time, and no scalar is lost.
     """
 
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | os.PathLike[str] | Writer | None = None,
@@ -169,10 +141,13 @@ class Observer:
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05,
                  cotangents: Cotangents | Function | None = None,
                  layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
-                 output: Output | None = None, mode: str = "eval", seed: int = 0) -> None:
+                 output: Output | None = None, mode: str = "eval", seed: int = 0,
+                 on_error: Literal["warn", "raise"] = "warn") -> None:
+        if on_error not in ("warn", "raise"):
+            raise SelectionError(f"on_error={on_error!r}: 'warn' (a failure does not end the training) or 'raise'.")
         if budget is not None and not (isinstance(budget, (int, float)) and 0 < budget <= 1):
             raise SelectionError(f"budget={budget}: a share of wall time in (0, 1], or None for no limit.")
-        self.when, self.budget = schedule(when), budget
+        self.when, self.budget, self.on_error = schedule(when), budget, on_error
         if matrices is not None and matrices < 0:
             raise SelectionError(f"matrices={matrices}: the most inputs that a layer whose matrices are kept may have; 0: none.")
         self.matrices = matrices if matrices is not None else MATRICES if run is not None else 0
@@ -184,7 +159,11 @@ class Observer:
             self.initial = {k: v.detach().clone() for k, v in given.items() if isinstance(v, Tensor)}
         self.snapshots: list[Snapshot] = []
         self.put_off: list[int] = []  # steps that were due and had no budget
-        self._scalars: list[dict[str, float]] = []
+        self._keeping = Keeping()
+        self._guard = threading.RLock()  # of what is kept; an RLock, because a handler of signals may call too
+        self._measuring = threading.Lock()
+        self._at: tuple[int, int] | None = None  # the thread that measures, and the step
+        self._called = self._tried = False
         self._owed = False
         self._begun: float | None = None
         self._spent = 0.0
@@ -196,114 +175,145 @@ class Observer:
             raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
         self.writer: Writer | None = None
         if run is not None:
-            self._open(run, settings, resume, initial is not None)
+            open_run(self, run, settings, resume, initial is not None)
+        if self.writer is not None:
+            self._keeping.open(self.writer)
         self.measurement.subject.initial = self.initial
-
-    def _open(self, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> None:
-        """The first rank opens the run; the others have its initial weights and earlier measurements, or its error."""
-        subject = self.measurement.subject
-        message: list[Any] = [None]
-        if _rank() == 0:
-            try:
-                self.writer = self._opened(run, settings, resume, given)
-            except Exception as why:
-                message = [why]
-        if _ranks() > 1:
-            message = [message[0] or ({k: v.cpu() for k, v in self.initial.items()}, self.snapshots, subject.previous)]
-            torch.distributed.broadcast_object_list(message, src=0)
-        if isinstance(message[0], Exception):
-            raise message[0]
-        if _rank() and message[0] is not None:
-            initial, self.snapshots, previous = message[0]
-            self.initial = {k: v.to(self.initial[k].device) for k, v in initial.items()}
-            subject.previous = {k: v.to(subject.home) for k, v in previous.items()}
-
-    def _opened(self, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> Writer:
-        """The run that is written; one that was begun before hands over its initial weights and measurements."""
-        writer = run if isinstance(run, Writer) else create(run, settings, resume=resume)
-        try:
-            if writer.observer is not None:
-                raise SelectionError(f"another Observer writes to the run {writer.path}; their rows would replace each other. "
-                                     f"Give each a run of its own.")
-            kept = writer.run.initial
-            if kept is None:
-                writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in self.initial.items()}, path))
-            elif given:
-                raise SelectionError(f"the run {writer.path} has initial weights of its own; leave initial= out to resume it.")
-            else:
-                self.initial = _fitting(self.model, load_file(kept), writer.path)
-            self.snapshots = writer.run.snapshots
-            if (before := writer.run.state("previous")) is not None:
-                device = self.measurement.subject.home
-                self.measurement.subject.previous = {key: t.to(device) for key, t in load_file(before).items()}
-            writer.observer = self
-            writer.describe(model=type(self.model).__name__, parameters=sum(p.numel() for p in self.model.parameters()),
-                            examples=self.probe.n, budget=self.budget, measures=[m.name for m in self.measures],
-                            cards={m.name: card.to_json() for m in self.measures if (card := m.card or CARDS.get(m.name))})
-        except BaseException:
-            if self._owns:
-                writer.close()
-            raise
-        return writer
 
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
-        self._begun = time.perf_counter() if self._begun is None else self._begun
-        if scalars:
-            values = {k: float(v.detach() if isinstance(v, Tensor) else v) for k, v in scalars.items()}
-            if self.writer is not None:
-                self.writer.scalars(step, values)
-            else:
-                self._scalars.append({"step": step, **values})
-        return self._measured(step, self._draws(step)) if self._first is None or self._due(step) else None
+        with self._guard:
+            first, self._called = not self._called, True
+            self._begun = time.perf_counter() if self._begun is None else self._begun
+            if scalars:
+                self._keep(step, scalars, first)
+        if not self._enter(step, waiting=False):
+            return None
+        try:
+            return self._attempted(step, None)
+        finally:
+            self._leave()
 
-    def now(self, step: int) -> Snapshot:
-        """Measure at once, whatever the schedule and the budget say."""
-        return self._measured(step, self.matrices)
+    def now(self, step: int) -> Snapshot | None:
+        """Measure at once, whatever the schedule and the budget say. None if that failed (``watch.failures`` says why)."""
+        if not self._enter(step, waiting=True):
+            return None
+        try:
+            return self._attempted(step, self.matrices)
+        finally:
+            self._leave()
+
+    def _enter(self, step: int, waiting: bool) -> bool:
+        """One thread measures at a time. What is due meanwhile is put off, unless it is the same step."""
+        mine = self._at is not None and self._at[0] == threading.get_ident()  # called by the model or measure, or by a signal
+        if not mine and self._measuring.acquire(blocking=waiting):
+            self._at = threading.get_ident(), step
+            return True
+        with self._guard:
+            if (waiting or self.when(step)) and self._at is not None and self._at[1] != step:
+                self.put_off.append(step)
+                self._owed = True
+        return False
+
+    def _leave(self) -> None:
+        self._at = None
+        self._measuring.release()
+
+    def _keep(self, step: int, scalars: Mapping[str, Any], first: bool) -> None:
+        """Each that is a number; what is none is a mistake that the first call shows."""
+        values = {}
+        for name, value in scalars.items():
+            try:
+                values[name] = float(value.detach() if isinstance(value, Tensor) else value)
+            except Exception as why:
+                self._tolerated(step, f"the scalar {name!r} was not kept", why, first)
+        try:
+            self._keeping.scalars(step, values)
+        except Exception as why:
+            self._tolerated(step, "not written", why, first)
+
+    def _tolerated(self, step: int | None, what: str, why: Exception, first: bool, depth: int = 4) -> None:
+        """Note the failure, or raise it: if that is asked for, and in a first call if its arguments are to blame.
+        ``depth``: of calls below the user's own line, which a warning names."""
+        if self.on_error == "raise" or (first and not passes_by(why)):
+            raise why
+        with self._guard:
+            self._keeping.failed(step, what, why, depth)
+
+    def _attempted(self, step: int, matrices: int | None) -> Snapshot | None:
+        """``matrices``: of layers with at most so many inputs; None: only if this step is due."""
+        first = not self._tried
+        try:
+            with self._guard:
+                due = matrices is not None or self._is_due(step)
+                self._tried = True
+            return self._measured(step, self._draws(step) if matrices is None else matrices, first) if due else None
+        except Exception as why:
+            self._tolerated(step, "not measured", why, first)
+        return None
 
     def _draws(self, step: int) -> int:
         """Matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured."""
         return self.matrices if self._drawn is None or step >= 1.1 * self._drawn or step < self._drawn else 0
 
-    def _measured(self, step: int, matrices: int) -> Snapshot:
+    def _measured(self, step: int, matrices: int, first: bool) -> Snapshot:
         if self.writer is not None and self.writer.closed:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         start = time.perf_counter()
         self._begun = start if self._begun is None else self._begun
-        self._owed = False
+        self._owed = done = False
         try:
             snap = self.measurement.take(step, matrices)
-            self._drawn = step if matrices else self._drawn
-            if self.writer is not None:
-                self.writer.snapshot(snap)
-                snap = replace(snap, arrays={})  # they are on disk
-            self._hand_on()
+            with self._guard:
+                snap = self._kept(snap, matrices, first)
+            done = True
         finally:
-            seconds = time.perf_counter() - start  # with writing it down
-            self._spent += seconds
-        self._first, self._last = (seconds, None) if self._first is None else (self._first, seconds)
-        others = [s for s in self.snapshots if s.step != step]  # a step that is measured again replaces
+            self._pay(time.perf_counter() - start, done)  # with writing it down
+        return snap
+
+    def _kept(self, snap: Snapshot, matrices: int, first: bool) -> Snapshot:
+        """In memory, and in the run, which also has its matrices, and what the next snapshot wants to know of this one."""
+        subject = self.measurement.subject
+        subject.previous = subject.carried
+        state = {key: value.cpu().contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+                 for key, value in subject.carried.items() if isinstance(value, (Tensor, float, int))}
+        try:
+            self._keeping.snapshot(snap, state)
+            self._drawn = snap.step if matrices else self._drawn
+        except Exception as why:
+            self._tolerated(snap.step, "not written", why, first, depth=6)
+        snap = snap if self.writer is None else replace(snap, arrays={})  # they are on disk
+        others = [s for s in self.snapshots if s.step != snap.step]  # a step that is measured again replaces
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
 
-    def _hand_on(self) -> None:
-        """What the next snapshot wants to know of this one; numbers and tensors also in the run."""
-        subject = self.measurement.subject
-        subject.previous = subject.carried
-        tensors = {key: value.cpu().contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-                   for key, value in subject.carried.items() if isinstance(value, (Tensor, float, int))}
-        if tensors and self.writer is not None:
-            self.writer.keep_state(lambda path: save_file(tensors, path), "previous")
+    def _pay(self, seconds: float, done: bool) -> None:
+        """The first measurement is not optional; a failed one is paid for, and the next is expected to take as long."""
+        with self._guard:
+            self._spent += seconds
+            if not done:
+                self._last = max(seconds, self._expected)
+            elif self._first is None:
+                self._first = seconds
+            else:
+                self._last = seconds
 
-    def _due(self, step: int) -> bool:
+    @property
+    def _expected(self) -> float:
+        """Seconds of the next measurement: as the last one, or a guess until there is a second."""
+        return (self._first or 0.0) / 5 if self._last is None else self._last
+
+    def _is_due(self, step: int) -> bool:
+        """By the schedule and within the budget; a step that is due and has no budget is put off."""
         due = self.when(step)
+        if not self._tried:
+            return True
         if not (due or self._owed):
             return False
-        if self.budget is None or self._begun is None or self._first is None:
+        if self.budget is None or self._begun is None:
             return True
-        first = self._first  # not optional, and it pays for what is loaded once
+        first, expected = self._first or 0.0, self._expected
         elapsed = time.perf_counter() - self._begun
-        expected = first / 5 if self._last is None else self._last  # a guess, until there is a second
         if self._spent - first + 2 * expected <= self.budget * (elapsed - first + expected):  # one in reserve, for now()
             return True
         if due:
@@ -315,9 +325,16 @@ class Observer:
     def share(self) -> float:
         """The share of wall time that went into measuring, since the first measurement (which is not optional, and pays for
         what is loaded once)."""
-        if self._begun is None or self._first is None:
+        if self._begun is None or not self._tried:
             return 0.0
-        return (self._spent - self._first) / (time.perf_counter() - self._begun - self._first)
+        first = self._first or 0.0
+        return (self._spent - first) / (time.perf_counter() - self._begun - first)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """What could not be measured, written or kept, and why; of a resumed run also what failed before."""
+        with self._guard:
+            return list(self._keeping.failures)
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -329,8 +346,8 @@ class Observer:
     @property
     def scalars(self) -> pandas.DataFrame:
         """What was passed beside the steps: loss, accuracy, ..."""
-        import pandas as pd
-        return pd.DataFrame(self._scalars) if self.writer is None else self.writer.run.scalars
+        with self._guard:
+            return self._keeping.table
 
     def curve(self, name: str, layer: str = WHOLE) -> tuple[list[int], list[float]]:
         """Steps and values of one measure of one layer."""
@@ -338,33 +355,23 @@ class Observer:
 
     def close(self) -> None:
         """Finish the run on disk, if it is the Observer's own. The end of the process does so too."""
-        if self.writer is not None and self._owns:
-            self.writer.finish()
+        self._end(None, None, None)
 
     def __enter__(self) -> Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.writer is not None and self._owns:
-            self.writer.__exit__(kind, error, trace)
+        self._end(kind, error, trace)
 
-
-def _ranks() -> int:
-    """Processes that train one model together."""
-    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if _ranks() > 1 else 0
-
-
-def _fitting(model: nn.Module, kept: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The initial weights of a run, if they are of this architecture."""
-    own = {k: tuple(v.shape) for k, v in model.state_dict().items() if isinstance(v, Tensor)}
-    other = {k: tuple(v.shape) for k, v in kept.items()}
-    if own != other:
-        name = next(k for k in {**own, **other} if own.get(k) != other.get(k))
-        raise SelectionError(f"the run {path} was begun with another architecture: {name!r} has shape "
-                             f"{own.get(name, 'none')} in this model and {other.get(name, 'none')} in the run. A run is of one "
-                             f"model; choose another name for this one.")
-    return {k: v.to(model.state_dict()[k].device) for k, v in kept.items()}
+    def _end(self, *error: Any) -> None:
+        """Write what waits, then end the run as the loop ended."""
+        if self.writer is None:
+            return
+        last, finish = self.snapshots[-1].step if self.snapshots else None, self.writer.__exit__
+        with self._guard:
+            for what, work in (("not written", self._keeping.flush),
+                               ("the end of the run was not written", lambda: finish(*error) if self._owns else None)):
+                try:
+                    work()
+                except Exception as why:
+                    self._tolerated(last, what, why, first=False)

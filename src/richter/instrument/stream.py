@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ class Source:
     survey: Survey
     output: Output | None = None
     audit: Audit | None = None  # what is looked at again in this measurement
+    wide: bool = False  # compute in float64 with what it reads and asks: products of single precision leave its range
 
     @property
     def device(self) -> torch.device:
@@ -51,7 +52,14 @@ class Source:
     def dtype(self) -> torch.dtype:
         """Half precision is read as it is and computed with in float32."""
         kind = next((t.dtype for t in self.state.values() if t.is_floating_point()), torch.float32)
-        return kind if kind in (torch.float32, torch.float64) else torch.float32
+        return torch.float64 if self.wide or kind == torch.float64 else torch.float32
+
+    def ready(self, c: LayerCapture) -> LayerCapture:
+        """A capture in the precision in which it is computed with."""
+        c = widened(c)
+        if not self.wide or c.g.dtype == torch.float64:
+            return c
+        return replace(c, W=c.W.double(), h=c.h.double() if c.h.is_floating_point() else c.h, g=c.g.double())
 
     def record(self, x: Inputs, rows: slice, maps: Sequence[str]) -> Recording:
         return record(self.model, x, rows, self.state, self.survey, maps, self.output, self.audit)
@@ -126,7 +134,7 @@ class Chunk:
         if not self.maps:
             return {}
         captures = self.recording.captures(self.V[block])
-        return {k: self.recording.trimmed(k, widened(c)) for k, c in captures.items()}
+        return {k: self.recording.trimmed(k, self.source.ready(c)) for k, c in captures.items()}
 
 
 def steps(n: int, size: int) -> list[slice]:

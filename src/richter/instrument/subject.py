@@ -38,6 +38,7 @@ class Subject:
                  output: Output | None, errors: bool = True) -> None:
         self.model, self.probe, self.initial, self.layers = model, probe, initial, layers
         self.memory, self.output, self.errors = memory, output, errors
+        self.wide = False  # its products leave the range of single precision: they are computed in double
         self._find_device()
         self.memo = SurveyMemo(trusting=not errors)
         self._known: Any = None  # what a plan rests on besides the architecture
@@ -76,13 +77,23 @@ class Subject:
         self._known = None
         bench = Bench(self.model, doubt.x, self.state, self.output, self.survey.accumulates, self.survey.splits)
         self.survey = self.memo.amend(self.survey, bench, doubt)
+        self._begin_again()
+        self._prepare()
+        self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
+
+    def widen(self) -> None:
+        """From now on in double precision: products of what it reads and asks have left the range of single precision."""
+        self.wide = True
+        self.kept.clear()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """A measurement that was given up has left nothing behind."""
         self.audit = Audit()
         self.forwards, self.carried = [], {}
         for name in ("bases", "loss_gradient"):
             self.__dict__.pop(name, None)
         self._read_matrices()
-        self._prepare()
-        self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
 
     def _read_matrices(self) -> None:
         self.W = {k: self._wide(W) for k, W in self.survey.matrices.items()}
@@ -169,13 +180,13 @@ class Subject:
     @property
     def source(self) -> Source:
         """The network now."""
-        return Source(self.model, self.state, self.survey, self.output, self.audit)
+        return Source(self.model, self.state, self.survey, self.output, self.audit, self.wide)
 
     @property
     def initial_source(self) -> Source:
         """The network at initialisation."""
         assert self.then is not None
-        return Source(self.model, self.then, self.survey, self.output, self.audit)
+        return Source(self.model, self.then, self.survey, self.output, self.audit, self.wide)
 
     @cached_property
     def bases(self) -> dict[str, Tensor | None]:
@@ -183,8 +194,13 @@ class Subject:
         return {k: basis(*self.pair(k)) for k in self.maps}
 
     @property
+    def single(self) -> bool:
+        """Are products computed in single precision, though there is double?"""
+        return self.source.dtype == torch.float32 and self.home == self.device
+
+    @property
     def itemsize(self) -> int:
-        return max(4, next((p.element_size() for p in self.model.parameters() if p.is_floating_point()), 4))
+        return 8 if self.wide else max(4, next((p.element_size() for p in self.model.parameters() if p.is_floating_point()), 4))
 
     @cached_property
     def kernel_rows(self) -> Tensor:
@@ -296,7 +312,7 @@ class Subject:
 
     def _wide(self, W: Tensor) -> Tensor:
         """Errors are differences of near numbers: they take float64."""
-        return W.double() if self.errors else W.to(torch.promote_types(W.dtype, torch.float32))
+        return W.double() if self.errors or self.wide else W.to(torch.promote_types(W.dtype, torch.float32))
 
     def selected(self, names: list[str]) -> list[str]:
         if self.layers is None:

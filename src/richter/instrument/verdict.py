@@ -66,11 +66,12 @@ def diagnose(subject: Snapshot | Watched) -> Diagnosis:
     if snapshots is None and (snapshots := getattr(subject, "snapshots", None)) is None:
         raise SelectionError(f"diagnose takes a Snapshot, an Observer or a Run, not {type(subject).__name__}.")
     if not snapshots:
-        raise SelectionError("nothing has been measured yet: call the Observer in the training loop first.")
+        raise SelectionError(". ".join(["nothing has been measured yet: call the Observer in the training loop first",
+                                        *_failures(subject)]) + ".")
     last = snapshots[-1]
     layers = tuple(_layer(last, name) for name in last.layers if name != WHOLE and _has(last, "nfc", name))
     known = [v for v in layers if v.verdict != "unknown"]
-    evidence = (*_evidence(snapshots[0], last), *_converged(last))
+    evidence = (*_evidence(snapshots[0], last), *_converged(last), *_failures(subject))
     return Diagnosis(_overall(known, layers), layers, evidence, tuple(_advice(known)), last.step)
 
 
@@ -138,6 +139,11 @@ def _converged(last: Snapshot) -> list[str]:
         worst = next((r for r in doubtful if r is low), doubtful[0])
         words += f"; in {len(doubtful)} of {len(known)} layers it says little ({worst.layer}: {worst.note})"
     return [words]
+
+
+def _failures(subject: Snapshot | Watched) -> list[str]:
+    """What an Observer or a Run could not measure or write."""
+    return [str(failure) for failure in getattr(subject, "failures", ())]
 
 
 def _against_noise(a: Row, b: Row) -> str:

@@ -43,7 +43,7 @@ def fact_correlation(w: Side, G: Float[Tensor, "o i"], decay: float = 0.0) -> fl
     """The cosine of W^T W and FACT = -W^T G / lambda, G = dL/dW; whatever lambda > 0 is.  [fact]"""
     AG = w.A @ G
     size = (w.AW.norm() * AG.norm()).item()
-    return -(w.AW * AG).sum().item() / size if size else math.nan
+    return quotient(-(w.AW * AG).sum().item(), size)
 
 
 def fact_error(w: Side, G: Float[Tensor, "o i"], decay: float) -> float:

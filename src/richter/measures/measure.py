@@ -65,5 +65,5 @@ def resolve(wanted: Iterable[str | Measure] | str | Measure | None) -> list[Meas
 
 
 def quotient(a: float, b: float) -> float:
-    """a / b, and NaN (not an error, not infinity) where it is 0/0 or b is 0."""
-    return a / b if b else math.nan
+    """a / b, and NaN (not an error, not infinity, not 0) where it is 0/0 or b is 0 or infinite."""
+    return a / b if b and math.isfinite(b) else math.nan

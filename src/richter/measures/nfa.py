@@ -23,7 +23,7 @@ from richter.instrument.statistics import (
     FeatureMatrix,
     Pair,
 )
-from richter.measures.measure import Measure
+from richter.measures.measure import Measure, quotient
 
 
 def correlation(p: Pair) -> float:
@@ -38,7 +38,9 @@ def pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
     spread = [max(M.norm ** 2 - t * t / d, 0.0) for M, t in ((A, a), (B, b))]
     if any(v <= 1e-12 * M.norm ** 2 for v, M in zip(spread, (A, B), strict=True)):
         return math.nan  # a constant matrix, up to rounding
-    return (A.inner(B) - a * b / d) / math.sqrt(spread[0] * spread[1])
+    size = spread[0] * spread[1]
+    root = math.sqrt(size) if 1e-290 < size < 1e290 else math.sqrt(spread[0]) * math.sqrt(spread[1])
+    return (A.inner(B) - a * b / d) / root
 
 
 def diagonal_pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
@@ -47,7 +49,7 @@ def diagonal_pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
     if any((d - d.mean()).norm() <= 1e-12 * d.norm() for d in (a, b)):
         return math.nan  # constant, up to rounding
     a, b = a - a.mean(), b - b.mean()
-    return (a @ b).item() / (a.norm() * b.norm()).item()
+    return quotient((a @ b).item(), (a.norm() * b.norm()).item())
 
 
 def energy_ratio(p: Pair, q: Pair) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from richter.core import WHOLE, Card, RichterError, SelectionError
+from richter.core import WHOLE, Card, Failure, RichterError, SelectionError
 from richter.instrument.snapshot import Snapshot
 from richter.measures.cards import SHOWN_FIRST, panels
 from richter.measures.cards import card as measure_card
@@ -45,6 +45,7 @@ class Shown:
     frame: pandas.DataFrame
     snapshots: list[Snapshot]
     cards: dict[str, Card]
+    failures: list[Failure]
 
 
 @dataclass
@@ -106,7 +107,7 @@ def card(run: Run) -> str:
 def _shown(runs: Sequence[Run]) -> list[Shown]:
     named = plotdata.labelled(runs)
     look = run_looks(named)
-    return [Shown(name, run, look[name].colour, plotdata.frame_of(run), run.snapshots, cards_of(run))
+    return [Shown(name, run, look[name].colour, plotdata.frame_of(run), run.snapshots, cards_of(run), run.failures)
             for name, run in named.items()]
 
 

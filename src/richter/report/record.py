@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from richter.core import WHOLE, Card, SelectionError
+from richter.core import WHOLE, Card, Failure, SelectionError
 from richter.instrument.snapshot import Snapshot, shown
 from richter.instrument.verdict import SHARE, LayerVerdict, diagnose
 from richter.measures.cards import CARDS, card
@@ -33,6 +33,8 @@ class Named(Protocol):
     def snapshots(self) -> list[Snapshot]: ...
     @property
     def cards(self) -> Mapping[str, Card]: ...
+    @property
+    def failures(self) -> list[Failure]: ...
 
 
 # ------------------------------------------------------------------------------------------------------------ verdict
@@ -46,7 +48,8 @@ def verdict(s: Named, several: bool = False, brief: bool = False) -> Markup:
         d = diagnose(s)
     except SelectionError:
         words = "Nothing has been measured yet." if s.run.status == "running" else "Nothing was measured in this run."
-        return tag("div", line, tag("p", words, "" if line else chip), class_="verdict")
+        failures = [tag("li", str(failure)) for failure in s.failures]
+        return tag("div", line, tag("p", words, "" if line else chip), tag("ul", *failures) if failures else "", class_="verdict")
     sentence = tag("p", _brief(d.verdict[:1].upper() + d.verdict[1:], d.layers), "" if line else chip)
     remarks = [*d.evidence, *(f"Advice: {_brief(a, d.layers)}" for a in d.advice)]
     if brief:

@@ -137,5 +137,15 @@ def explained(folder: Path, done: str) -> Iterator[None]:
     except OSError as why:
         if isinstance(why, StoreError):
             raise
+        if isinstance(why, FileNotFoundError) and done == "written":
+            raise StoreError(f"the run {folder} could not be written: {why.strerror}. Was it deleted or moved? What is written "
+                             f"to it now would be lost. Put it back, or choose another place for runs.") from why
         raise StoreError(f"the run {folder} could not be {done}: {why.strerror or why}. Choose a place with room that can be "
                          f"written; what was written before is intact.") from why
+
+
+def refused_by_disk(why: BaseException) -> bool:
+    """Was it the disk or the system that refused, and not what was to be written that is wrong? Then it may be tried again."""
+    from safetensors import SafetensorError
+    return isinstance(why, StoreError) and isinstance(why.__cause__, (sqlite3.Error, OSError, SafetensorError)) \
+        and not isinstance(why.__cause__, StoreError)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import WHOLE, Mark, Remark, Row, SelectionError, StoreError, unknown
+from richter.core import WHOLE, Failure, Mark, Remark, Row, SelectionError, StoreError, unknown
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Kind, Reading
@@ -94,6 +94,12 @@ class Run:
             return "running"
         last = self.sessions[-1:]
         return str(last[0].how) if last and last[0].how else "interrupted"
+
+    @property
+    def failures(self) -> list[Failure]:
+        """What could not be measured or written, and why."""
+        with self._numbers():
+            return [Failure.from_json(record) for record in self._meta("failures") or []]
 
     # --------------------------------------------------------------------------------------------------------- rows
 

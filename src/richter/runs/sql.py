@@ -139,12 +139,9 @@ def _to_write(folder: Path) -> sqlite3.Connection:
             _check(connection, folder)  # before anything in the file is changed
         begin_log(connection)
         if not _has_tables(connection):
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in SCHEMA.strip().split("\n"):
+            for statement in ("BEGIN IMMEDIATE", *SCHEMA.strip().split("\n"), f"PRAGMA application_id={APPLICATION}",
+                              f"PRAGMA user_version={FORMAT}", "COMMIT"):
                 connection.execute(statement)
-            connection.execute(f"PRAGMA application_id={APPLICATION}")
-            connection.execute(f"PRAGMA user_version={FORMAT}")
-            connection.execute("COMMIT")
         migrate(connection)
         _check(connection, folder)
     except BaseException:
@@ -192,19 +189,22 @@ class Appender:
         self._notes: dict[str, int] = {}
         self._new_series: dict[tuple[str, str, str], int] = {}  # those of this transaction, not yet in the file
         self._new_notes: dict[str, int] = {}
+        self._current = object()  # the transaction in hand
 
     @contextlib.contextmanager
     def transaction(self, done: str) -> Iterator[None]:
         with explained(self.folder, done):
             self._undo()  # what an interrupt in the middle of the lines below has left open
             self._new_series, self._new_notes, recent = {}, {}, self._recent
+            self._current = mine = object()
             try:
                 self.connection.execute("BEGIN IMMEDIATE")
                 yield
                 self.connection.execute("COMMIT")
             except BaseException:
-                self._recent = recent
-                self._undo()
+                if self._current is mine:  # not one that an interrupt cut off before its body, and that is only now collected
+                    self._recent = recent
+                    self._undo()
                 raise
             self._series |= self._new_series
             self._notes |= self._new_notes
@@ -301,7 +301,7 @@ class Appender:
         self._series, self._notes, self._recent = {}, {}, 0
         for table in ("rows", "recent", "series", "notes", "snapshots", "arrays", "claims", "figures"):
             self.connection.execute(f"DELETE FROM {table}")
-        self.connection.execute("DELETE FROM meta WHERE key IN ('initial', 'previous', 'about')")
+        self.connection.execute("DELETE FROM meta WHERE key IN ('initial', 'previous', 'about', 'failures')")
 
     def forget(self, after: int) -> None:
         for table in ("rows", "recent", "snapshots", "arrays"):

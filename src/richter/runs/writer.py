@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
-from richter.core import WHOLE, Row, StoreError
+from richter.core import WHOLE, Failure, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Appending
@@ -77,6 +78,7 @@ class Writer:
     def __init__(self, folder: Path, database: Appending, held: BaseFileLock, meta: Mapping[str, Any]) -> None:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
         self.closed = False
+        self._file = _identity(folder / DATABASE)
         self._guard = threading.RLock()
         with self._transaction("begun"):
             self._session = database.begin(_as_json(meta), time.time(), json.dumps(provenance()))
@@ -119,6 +121,18 @@ class Writer:
                 with self._transaction("written"):
                     self._database.rows("scalar", [Row(step, "", name, value) for name, value in given.items()])
 
+    def scalar_rows(self, rows: Iterable[Row]) -> None:
+        """Scalars of many steps at once (the layer of each is empty), in one transaction."""
+        written = list(rows)
+        with self._transaction("written"):
+            self._database.rows("scalar", written)
+
+    def failures(self, failures: Iterable[Failure]) -> None:
+        """What could not be measured or written, and why (``run.failures``); replaces what was said of it before."""
+        record = [failure.to_json() for failure in failures]
+        with self._transaction("written"):
+            self._database.describe(_as_json({"failures": record}))
+
     def array(self, name: str, values: ArrayLike, *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
         """A spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
         eigenpairs, up to that share of its trace (0.9999 loses nothing that a picture shows)."""
@@ -158,8 +172,12 @@ class Writer:
 
     def forget(self, after: int) -> None:
         """Forget what was written for later steps: training went back to a checkpoint, and they belong to another future."""
+        last = whole_step(after)
         with self._transaction("cleared"):
-            self._database.forget(whole_step(after))
+            self._database.forget(last)
+            if known := self.run.failures:
+                left = [f if (f.last or 0) <= last else replace(f, last=last) for f in known if (f.first or 0) <= last]
+                self._database.describe(_as_json({"failures": [failure.to_json() for failure in left]}))
 
     def describe(self, **facts: Any) -> None:
         """What the run is of: model, parameters, examples, ... (``run.about``)."""
@@ -223,6 +241,9 @@ class Writer:
     def _check_open(self) -> None:
         if self.closed:
             raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
+        with explained(self.path, "written"):
+            if _identity(self.path / DATABASE) != self._file:  # what is written to a file that has no name any more is lost
+                raise FileNotFoundError(errno.ENOENT, "another run is in its place")
 
     def _check_process(self) -> None:
         """Before the guard, which in a child may be that of a thread that only its parent has."""
@@ -239,6 +260,12 @@ class Writer:
 
 
 _open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()  # what this process writes
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Which file it is, whatever its name."""
+    facts = os.stat(path)
+    return facts.st_dev, facts.st_ino
 
 
 def _last_error() -> BaseException | None:

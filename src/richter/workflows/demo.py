@@ -65,7 +65,8 @@ def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Di
         loss.backward()
         optimiser.step()
 
-    report(steps, loss, watch.now(steps))
+    if (snap := watch.now(steps)) is not None:
+        report(steps, loss, snap)
     diagnosis = diagnose(watch)
     print(f"\n{watch.snapshots[-1]}\n\n{diagnosis}")
     print(f"Measured {len(watch.snapshots)} times, {watch.share:.1%} of the time "

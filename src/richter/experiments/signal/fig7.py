@@ -70,7 +70,8 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     draw = torch.Generator().manual_seed(t.seed)
     model = network(t)
     optimiser = torch.optim.SGD(model.parameters(), lr=t.lr, momentum=0.9, weight_decay=1e-4)
-    watch = Observer(model, _probe(data.x, data.y), run=run, measures=["tangent_cka"], when=[], budget=None, matrices=0)
+    watch = Observer(model, _probe(data.x, data.y), run=run, measures=["tangent_cka"], when=[], budget=None, matrices=0,
+                     on_error="raise")
     batches = -(-s.n // 128)
     due = {round(v) for v in np.geomspace(1, max(1, s.epochs * batches), s.measured)}
     watch(0, loss=F.cross_entropy(model(data.x[:1000]), data.y[:1000]).detach())

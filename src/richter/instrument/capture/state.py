@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from richter.core import CaptureError, SelectionError
+from richter.core import DivergedError, SelectionError
 
 Inputs = Any  # a tensor, or a tuple or dict of tensors, examples first
 Output = Callable[[Any], Tensor]  # picks the tensor from what a model returns
@@ -163,5 +163,5 @@ def _chosen(returned: Any, output: Output) -> Tensor:
 def check_finite(f: Tensor) -> None:
     """Outputs from which statistics can be made."""
     if not torch.isfinite(f).all():
-        raise CaptureError("the model's output on the probe contains NaN or Inf, so every statistic of it would too. "
-                           "Look for a diverged run, or inputs outside the range the model was trained on.")
+        raise DivergedError("the model's output on the probe contains NaN or Inf, so every statistic of it would too. "
+                            "Look for a diverged run, or inputs outside the range the model was trained on.")

@@ -10,9 +10,14 @@ what it costs, what stands in for it where it does not fit (or why nothing does)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
 
 from richter.core import Mark, Remark
 from richter.instrument.cotangents import Cotangents, Use
@@ -28,6 +33,7 @@ Group = tuple[str, int]  # what is left out: the kind of group, and which
 LESS_AND_LESS_EXACT = [Mark.EXACT, Mark.TRIVIAL, Mark.ESTIMATED, Mark.BOUND, Mark.IDLE, Mark.UNDEFINED, Mark.REFUSED, Mark.FAILED]
 WHOLE_ONLY = "a matrix over all parameters belongs to the whole model, the rest to layers: one measure cannot use both"
 APART = "kernels belong to modules, weights and moments to linear maps: one measure cannot use both"
+SMALL = 1e-30  # products below lose digits in single precision, whose smallest number is 1e-38
 NO_LABELS = "the probe has no labels"
 NO_INITIAL = "needs the initial weights: pass initial=state_dict, or use an Observer from the first step"
 
@@ -51,6 +57,44 @@ def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]
         raise Uneven(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
                      f"can be left out of all at once; give them as many")
     return list(zip(*varied, strict=True))
+
+
+class Beyond(Missing):
+    """Products have left the range of floating point numbers."""
+
+    def __init__(self) -> None:
+        super().__init__("weights, or what is read or asked here, are too large: products of them are beyond the range of "
+                         "floating point numbers")
+
+
+class OutOfRange(Exception):
+    """Products of single precision have left its range; in double precision they may be had."""
+
+
+def in_range(numbers: Tensor, subject: Subject, vanished: bool = False) -> Tensor:
+    """Sums of products, if one can compute with them. ``vanished``: they are zero, and should not be."""
+    low, high = (bound.item() for bound in numbers.aminmax()) if numbers.numel() else (0.0, 0.0)
+    size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
+    if subject.single and (size == math.inf or 0 < size < SMALL or vanished):
+        raise OutOfRange
+    finite(size)
+    return numbers
+
+
+def finite(number: float) -> float:
+    """A size by which something is divided: by one that is infinite, a wrong 0 would come out."""
+    if not math.isfinite(number):
+        raise Beyond
+    return number
+
+
+@contextmanager
+def decomposed() -> Iterator[None]:
+    """A matrix without eigenvalues is a row that says so, not the end of the measurement."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as why:
+        raise Missing(f"the eigenvalues of a matrix could not be computed ({why})", Mark.FAILED) from why
 
 
 @dataclass(frozen=True)
@@ -148,14 +192,16 @@ class Remembered(Gathering):
             return self.leaving(place, without[0])[without[1]]
         self._at(place)
         if place not in self.values:
-            self.values[place] = self.gathering.value(place)
+            with decomposed():
+                self.values[place] = self.gathering.value(place)
         return self.values[place]
 
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
         """One value for each group of a kind that it has."""
         self._at(place)
         if (place, kind) not in self.left_out:
-            self.left_out[place, kind] = self.gathering.leaving(place, kind)
+            with decomposed():
+                self.left_out[place, kind] = self.gathering.leaving(place, kind)
         return self.left_out[place, kind]
 
 

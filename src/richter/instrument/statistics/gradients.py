@@ -11,7 +11,7 @@ from torch import Tensor
 from richter.core import Remark
 from richter.instrument.captures import map_gradient
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import APART, GROUPS, Gathering, Group, Missing, Statistic, Wants
+from richter.instrument.statistics.frame import APART, GROUPS, Gathering, Group, Missing, Statistic, Wants, in_range
 from richter.instrument.statistics.moments import Sums, remark_of
 from richter.instrument.statistics.weights import block_diagonal
 
@@ -78,6 +78,8 @@ class _Gradient(Gathering):
             mean = self.sums[k].mean(None if without is None else without[1])
             if isinstance(mean, Tensor):  # an example reached it
                 whole.index_add_(0, maps[k].index.to(W.device), mean.reshape(-1).to(W.device))
+        if without is None:
+            in_range(whole, self.subject)
         G = whole[mine.index.to(W.device)].reshape(W.shape)
         return block_diagonal(G) if mine.kind == "grouped" else G
 

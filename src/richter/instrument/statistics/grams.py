@@ -18,6 +18,7 @@ from richter.core.progress import progress
 from richter.instrument.capture import to_device
 from richter.instrument.captures import LayerCapture, room_for, select, widened
 from richter.instrument.cotangents import MOST, Cotangents
+from richter.instrument.statistics import frame
 from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.statistics.moments import remark_of
 from richter.instrument.stream import Chunk
@@ -251,11 +252,18 @@ class _Gram(Simple):
         self.kernels, self.place, self.K = None, None, torch.empty(0)
         return False
 
+    def _vanished(self, place: str) -> bool:
+        """Is something read and asked that its products do not show? Known where captures were kept."""
+        if not self.kept.captures or self.K.any():
+            return False
+        captures = [self.kept.captures[k] for u in self.t.by_module.get(place, []) for k in u.maps]
+        return any(bool(c.g.any()) and bool(c.h.any()) for c in captures)
+
     def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n v n v"]:
         if place != self.place and not any(self._go_to(place) for _ in range(2)):
             raise Missing(KERNEL)
         if without is None:
-            return self.K
+            return frame.in_range(self.K, self.t.subject, vanished=self._vanished(place))
         rows = left(self.t.n, without).to(self.K.device)
         return self.K[rows][:, :, rows]
 
@@ -315,7 +323,9 @@ def same_output_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int
 
 def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutput:
     y = Y.T[:, :, None]
-    return SameOutput((y.mT @ K @ y)[:, 0, 0], torch.stack([Kc.norm() for Kc in K]), (Y * Y).sum(0))
+    norms = torch.stack([Kc.norm() for Kc in K])
+    frame.finite(norms.sum().item())
+    return SameOutput((y.mT @ K @ y)[:, 0, 0], norms, (Y * Y).sum(0))
 
 
 def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
@@ -364,7 +374,7 @@ def centred_kernel(K: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel
     if Kc.norm() <= 1e-13 * K.norm():  # a constant kernel: what is left is rounding
         return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0)
     labelled = None if y is None else ((y @ Kc @ y).item(), (y @ y).item())
-    return CentredKernel(Kc.norm().item(), labelled, top_eigenvalue(Kc))
+    return CentredKernel(frame.finite(Kc.norm().item()), labelled, top_eigenvalue(Kc))
 
 
 def centred_kernel_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CentredKernel]:

@@ -13,11 +13,14 @@ from torch import Tensor
 from richter.core import Mark, Remark
 from richter.instrument.captures import LayerCapture, covariance
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import APART, GROUPS, NO_INITIAL, Gathering, Group, Missing, Statistic, Wants
+from richter.instrument.statistics.frame import APART, GROUPS, NO_INITIAL, Gathering, Group, Missing, Statistic, Wants, in_range
 
 if TYPE_CHECKING:
     from richter.instrument.statistics.passes import Reading
     from richter.instrument.subject import Subject
+
+
+FEW = 2  # examples of a group
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
@@ -131,6 +134,7 @@ class _Moment(Gathering):
     sums: dict[str, Sums | Halves]
     remark: Remark
     apart: set[str] = field(default_factory=set)  # maps that the initial network reaches with other positions
+    asked: dict[str, Tensor] = field(default_factory=dict)  # what a few examples ask of each map: is a sum of zero one of zeros?
 
     def add(self, reading: Reading) -> None:
         first, statistic = reading.first, self.statistic
@@ -140,6 +144,7 @@ class _Moment(Gathering):
                     self.apart.add(name)
                 else:
                     self._sum(sums, part, g, number if first else 0, reading.block.start)
+                    self.asked.setdefault(name, part.g[:, :FEW])
         if reading.last:
             for sums in self.sums.values():
                 sums.settle()
@@ -172,6 +177,10 @@ class _Moment(Gathering):
         mean = self.sums[place].mean(None if without is None else without[1])
         if mean is None:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
+        if without is None:
+            K = mean.mean if isinstance(mean, Sketched) else mean
+            vanished = not self.statistic.initial and not K.any() and place in self.asked and bool(self.asked[place].any())
+            in_range(K, self.subject, vanished=vanished)
         return mean
 
 

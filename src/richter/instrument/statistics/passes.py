@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from richter.core import MemoryBudgetError, show_bytes
-from richter.instrument.captures import LayerCapture, Recording, widened
+from richter.instrument.captures import LayerCapture, Recording
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import Gathering, Remembered, Statistic, Wants
 from richter.instrument.statistics.weights import block_diagonal
@@ -84,7 +84,7 @@ class Reading:
     def plain(self, name: str) -> LayerCapture | None:
         """A map as it is: grouped ones in groups, masked positions included. None if these examples do not reach it."""
         if name in self.captures and name not in self._plain:
-            self._plain[name] = widened(self.captures[name])
+            self._plain[name] = self.subject.source.ready(self.captures[name])
         return self._plain.get(name)
 
     def capture(self, name: str, project: bool = False, initial: bool = False) -> LayerCapture | None:
@@ -100,7 +100,7 @@ class Reading:
 
     def _whole(self, name: str) -> LayerCapture:
         plain = self.plain(name)
-        before = None if self.before is None or name not in self.before else flat(widened(self.before[name]))
+        before = None if self.before is None or name not in self.before else flat(self.subject.source.ready(self.before[name]))
         if plain is not None:
             c = flat(plain)
         else:

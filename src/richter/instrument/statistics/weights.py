@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import APART, NO_INITIAL, Derived, Gathering, Group, Missing, Simple, Statistic
+from richter.instrument.statistics.frame import APART, NO_INITIAL, Derived, Gathering, Group, Missing, Simple, Statistic, finite
 from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, Sketched
 
 if TYPE_CHECKING:
@@ -119,6 +119,9 @@ class FeatureMatrix:
 
     def inner(self, other: FeatureMatrix) -> float:
         """<A, B> = Tr(A^T B) by cyclic permutation, on the side of the outputs."""
+        return finite(self._inner(other))
+
+    def _inner(self, other: FeatureMatrix) -> float:
         A, B = self.K, other.K
         if self.factor is not other.factor:
             N = self.factor.W @ other.factor.W.T
@@ -157,7 +160,7 @@ class Pair:
     def __init__(self, factor: Factor, K: Tensor | Sketched) -> None:
         self.F, self.G = FeatureMatrix(factor), feature_matrix(factor, K)
         self.inner = self.F.inner(self.G)  # <F, G>
-        self.size = self.F.norm * self.G.norm  # |F| |G|
+        self.size = finite(self.F.norm * self.G.norm)  # |F| |G|
 
 
 NFM = Derived("nfm", feature_matrix, (WEIGHT,))

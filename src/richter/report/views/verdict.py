@@ -22,7 +22,8 @@ def verdict(runs: Chosen, query: Query) -> Any:
     try:
         d = diagnose(run)
     except SelectionError:
-        return {**base, "verdict": "Nothing has been measured yet.", "layers": [], "evidence": [], "advice": []}
+        return {**base, "verdict": "Nothing has been measured yet.", "layers": [],
+                "evidence": [str(failure) for failure in run.failures], "advice": []}
     return {**base, "step": d.step, "verdict": d.verdict, "evidence": d.evidence, "advice": d.advice,
             "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
 

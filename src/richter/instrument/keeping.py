@@ -1,0 +1,182 @@
+"""What an Observer keeps: scalars and snapshots, in memory and in its run; what the run did not take waits until it does."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import sqlite3
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from richter.core import DivergedError, Failure, MemoryBudgetError, Row, StoreError
+from richter.core.failures import alike, note_failure
+from richter.instrument.evaluate import RichterWarning
+from richter.instrument.snapshot import Snapshot
+from richter.runs import Writer
+from richter.runs.format import refused_by_disk
+from richter.runs.provenance import plain_text, whole_step
+
+if TYPE_CHECKING:
+    import pandas
+
+BLOCK = 10_000  # scalars that are written at once when the disk has room again
+PATIENCE = 20  # a refused write is tried again after so many times the seconds that it took: it stays below 5 % of the time
+EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS}
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in torch's words
+
+
+class Keeping:
+    """The scalars and failures of an Observer, and all that its run has not taken yet. Its caller holds a lock."""
+
+    def __init__(self) -> None:
+        self.writer: Writer | None = None
+        self.failures: list[Failure] = []
+        self.calls: list[dict[str, float]] = []  # scalars, if there is no run
+        self.rows: list[Row] = []  # scalars that wait
+        self.snapshots: list[Snapshot] = []  # that wait
+        self._state: dict[str, Tensor] | None = None  # what the last snapshot hands on, if it waits
+        self._untold = False  # there are failures that the run does not know
+        self._again = 0.0  # when it may be tried again
+        self._warned: set[str] = set()
+
+    def open(self, writer: Writer) -> None:
+        self.writer, self.failures = writer, writer.run.failures
+
+    @property
+    def waits(self) -> bool:
+        return self.writer is not None and bool(self.rows or self.snapshots or self._untold or self._state is not None)
+
+    # ------------------------------------------------------------------------------------------------------- keeping
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """In the run; in memory if there is none. What the run refuses for want of room waits, and is an error."""
+        if self.writer is None:
+            self.calls.append({"step": step, **values})
+            return
+        if self.rows:
+            self._wait(step, values)  # behind those that wait: a later value of a step replaces an earlier one
+        else:
+            begun = time.monotonic()
+            try:
+                self.writer.scalars(step, values)
+            except StoreError as why:
+                if refused_by_disk(why) or self.writer.closed:
+                    self._wait(step, values)
+                    self._again = time.monotonic() + PATIENCE * (time.monotonic() - begun)
+                raise
+        if self.waits and time.monotonic() >= self._again:
+            self.flush()
+
+    def _wait(self, step: int, values: Mapping[str, float]) -> None:
+        rows = [Row(whole_step(step), "", plain_text(name), value) for name, value in values.items()]
+        if not self.rows:
+            atexit.register(self._last_try)
+        self.rows += rows
+
+    def snapshot(self, snap: Snapshot, state: dict[str, Tensor]) -> None:
+        """``state``: what it hands on to the next one. If the run does not take it, it waits without its matrices, which may be
+        large; they are drawn again with the next measurement."""
+        if self.writer is None:
+            return
+        if self.snapshots:
+            self._delay(snap, state)
+        else:
+            try:
+                self.writer.snapshot(snap)
+                self._hand_on(state)
+            except StoreError as why:
+                if refused_by_disk(why):
+                    self._delay(snap, state)
+                raise
+        if self.waits:
+            self.flush()
+
+    def _delay(self, snap: Snapshot, state: dict[str, Tensor]) -> None:
+        if not self.snapshots:
+            atexit.register(self._last_try)
+        self.snapshots.append(replace(snap, arrays={}))
+        self._state = state or None
+
+    def _hand_on(self, state: dict[str, Tensor]) -> None:
+        if state and self.writer is not None:
+            self.writer.keep_state(lambda path: save_file(state, path), "previous")
+        self._state = None
+
+    def flush(self) -> None:
+        """Write what waits, the oldest first. What is refused goes on waiting, and is an error."""
+        if self.writer is None:
+            return
+        begun = time.monotonic()
+        try:
+            while self.rows:
+                self.writer.scalar_rows(self.rows[:BLOCK])
+                del self.rows[:BLOCK]
+            while self.snapshots:
+                self.writer.snapshot(self.snapshots[0])
+                del self.snapshots[0]
+            if self._state is not None:
+                self._hand_on(self._state)
+            if self._untold:
+                self.writer.failures(self.failures)
+                self._untold = False
+            atexit.unregister(self._last_try)
+        finally:
+            now = time.monotonic()
+            self._again = now + PATIENCE * (now - begun) if self.waits else 0.0
+
+    def _last_try(self) -> None:
+        """When the process ends without a word."""
+        if self.writer is not None and not self.writer.closed:
+            with contextlib.suppress(Exception):
+                self.flush()
+
+    # ------------------------------------------------------------------------------------------------------ failures
+
+    def failed(self, step: Any, what: str, why: BaseException, depth: int) -> None:
+        """Note it, here and in the run; warn, if this reason has not been seen before."""
+        reason = f"{what} ({type(why).__name__}: {why})"
+        note_failure(self.failures, step, reason)
+        self._untold = self.writer is not None
+        if self.writer is not None and not self.writer.closed and not refused_by_disk(why) and time.monotonic() >= self._again:
+            with contextlib.suppress(Exception):  # then it waits
+                self.flush()
+        if alike(reason) not in self._warned:
+            self._warned.add(alike(reason))
+            warnings.warn(f"step {step}: {reason}. Training goes on, and it is tried again when the next measurement is due; "
+                          f"watch.failures has what failed. With on_error='raise' this is an error.", RichterWarning,
+                          stacklevel=depth + 1)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """All scalars: a column for each name."""
+        import pandas as pd
+        if self.writer is None:
+            return pd.DataFrame(self.calls)
+        if not self.rows:
+            return self.writer.run.scalars
+        waiting = pd.DataFrame([(r.step, r.measure, r.value) for r in self.rows], columns=["step", "name", "value"])
+        later = waiting.drop_duplicates(["step", "name"], keep="last").pivot(index="step", columns="name", values="value")
+        known = self.writer.run.scalars.set_index("step")
+        names = list(dict.fromkeys([*known.columns, *waiting.name]))
+        return later.combine_first(known)[names].rename_axis(columns=None).reset_index()
+
+
+def passes_by(why: BaseException) -> bool:
+    """Is it of the moment (a run that diverged, a full disk, no memory left), and not of what was asked for?"""
+    if isinstance(why, (DivergedError, sqlite3.Error, torch.cuda.OutOfMemoryError)) or refused_by_disk(why):
+        return True
+    if isinstance(why, MemoryError):
+        return not isinstance(why, MemoryBudgetError)
+    if isinstance(why, OSError):
+        return why.errno in EXHAUSTED
+    return isinstance(why, RuntimeError) and any(words in str(why) for words in NO_MEMORY)
