@@ -22,8 +22,10 @@ from torch import Tensor, nn
 
 from richter.core import SelectionError
 from richter.instrument.capture.detours import compiled_eagerly
+from richter.instrument.capture.gate import gated
+from richter.instrument.capture.guard import guarded
+from richter.instrument.capture.remembered import remembered
 
-_OF_TORCH = set(vars(nn.Module()))  # parameters, buffers, modules, hooks: handled by their owners
 _BORROWED = threading.RLock()  # by the one thread that may change the state of torch's streams
 # of the measurement that is running: its seed, and the streams of the devices of its model
 _DRAWN: contextvars.ContextVar[tuple[int, Sequence[torch.Generator]]] = contextvars.ContextVar("richter_drawn", default=(0, ()))
@@ -41,31 +43,11 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
     if mode not in ("eval", "train"):
         raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
     devices = {"cpu"} | {p.device.type for p in model.parameters()}
-    with (_remembered(model), _streams_kept(model, seed), _without_autocast(devices), compiled_eagerly(),
-          torch.inference_mode(False), torch.enable_grad()):
+    with (torch.inference_mode(False), torch.enable_grad(), gated(model) as gate, guarded(model, gate.others), remembered(model),
+          _streams_kept(model, seed), _without_autocast(devices), compiled_eagerly()):
         for module in model.modules():
             module.training = mode == "train"  # not module.train(): some models act on being switched
         yield
-
-
-@contextlib.contextmanager
-def _remembered(model: nn.Module) -> Iterator[None]:
-    """The attributes of all modules (``training`` is one of them), and the contents of lists, dicts and sets among them."""
-    modules = list(model.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    containers = [(box, box.copy()) for before in attributes for name, box in before.items()
-                  if type(box) in (list, dict, set) and name not in _OF_TORCH]
-    try:
-        yield
-    finally:
-        for module, before in zip(modules, attributes, strict=True):
-            now = vars(module)
-            for name in now.keys() - before.keys():
-                del now[name]
-            now.update({name: value for name, value in before.items() if now.get(name) is not value})
-        for box, contents in containers:
-            box.clear()
-            box.extend(contents) if isinstance(box, list) else box.update(contents)
 
 
 @contextlib.contextmanager
