@@ -1,24 +1,27 @@
 """One thread at a time: whoever calls a model while another thread measures it waits until the measurement is over.
 
 A measurement gives modules other weights and another mode for a while. A thread that trains the same model goes on where it is,
-as long as it needs none of its modules (a backward pass, a step of the optimiser), and waits at the first one that it calls: it then
-finds everything as it was. A thread that is inside a forward pass of the model when a measurement begins is waited for, until it
-comes to the next module or out; if it does not for ``PATIENCE`` seconds, the measurement is refused before it has begun. Two threads
-that measure the same model, or models that share modules, take turns.
+as long as it needs none of its modules (a backward pass, a step of the optimiser), and waits at the first one that it calls, or
+asks for its parameters (``DOORS``): it then finds everything as it was. A thread that is inside a forward pass of the model when
+a measurement begins is waited for, until it comes to the next module or out; if it does not for ``PATIENCE`` seconds, the
+measurement is refused before it has begun. Two threads that measure the same model, or models that share modules, take turns. If
+the weights changed meanwhile, the measurement is refused (see ``guard``), and what the other thread did stays.
 
-Not held up: threads that the model's own forward pass waits for (they are let through after ``HELPING`` seconds, the first time),
-and threads that are not Python's (torch's on a GPU, for a backward pass that runs modules again). Not seen: a thread that reads or
-writes the model without calling it, be it ``model.train()`` or ``state_dict()``. If it changed weights, the measurement is refused
-(see ``guard``).
+Not held up: threads for which the model's own forward pass waits (they are let through after ``HELPING`` seconds, the first
+time), and threads that are not Python's (torch's on a GPU, when a backward pass runs modules again). Not seen: a thread that
+reads attributes of modules outside a forward pass (``model.head.weight``), or walks through a wrapper's ``parameters()``. Whether
+it was another thread that changed weights is judged by who has the model, a weight or the optimiser at hand, and has done anything
+since the measurement began: a thread that has ended by then is not seen either.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -30,6 +33,7 @@ from richter.instrument.capture.guard import ADVICE
 
 PATIENCE = 30.0  # seconds
 HELPING = 1.0
+DOORS = ("named_parameters", "named_buffers", "state_dict", "load_state_dict", "train")  # with them parameters(), eval()
 LOOKS = 0.005  # between two looks at another thread
 WAITS = ("threading", "queue", "concurrent.futures", "selectors", "multiprocessing")  # modules in which threads wait
 _TURNS = threading.Condition()
@@ -46,6 +50,7 @@ class Gate:
         self.held: set[int] = set()  # threads that wait here
         self.came: set[int] = set()  # threads that have waited here
         self.helpers: set[int] = set()  # threads that do the owner's work
+        self.idle = {thread: _standing(frame) for thread, frame in sys._current_frames().items() if _waits(frame)}
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """The forward pre-hook."""
@@ -66,7 +71,7 @@ class Gate:
         stands, since = None, time.monotonic()
         while not self.over.wait(LOOKS):
             frame = sys._current_frames().get(self.owner)
-            now = None if frame is None else (id(frame), frame.f_lasti)
+            now = None if frame is None else _standing(frame)
             if now != stands:
                 stands, since = now, time.monotonic()
             stood = time.monotonic() - since
@@ -84,7 +89,8 @@ class Gate:
     def others(self) -> bool:
         """Does another thread work with the model, or has it since the measurement began?"""
         return bool(self.came) or any(self._knows(frame) for thread, frame in sys._current_frames().items()
-                                      if thread != self.owner and thread not in self.helpers and not _waits(frame))
+                                      if thread != self.owner and thread not in self.helpers
+                                      and self.idle.get(thread) != _standing(frame))
 
     def _knows(self, frame: FrameType) -> bool:
         """Has this thread the model, its weights or their optimiser at hand?"""
@@ -92,7 +98,8 @@ class Gate:
         return any(id(value) in self.modules or id(value) in self.tensors or self._steps(value) for value in values)
 
     def _steps(self, value: Any) -> bool:
-        return isinstance(value, torch.optim.Optimizer) and any(id(p) in self.tensors for g in value.param_groups for p in g["params"])
+        groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
+        return any(id(p) in self.tensors for group in groups for p in group["params"])
 
     def wait_for_others(self) -> None:
         """Until no other thread is inside a forward pass, or all that are wait at the gate."""
@@ -105,6 +112,25 @@ class Gate:
                 raise CaptureError(f"another thread has been inside a forward pass of the model for {PATIENCE:.0f} seconds: to "
                                    f"measure now would change the weights under its feet, and nothing was touched. {ADVICE}")
             time.sleep(LOOKS)
+
+
+class Door:
+    """A method of a module through which other threads would see, or change, what is not the model's own."""
+
+    def __init__(self, gate: Gate, module: nn.Module, name: str) -> None:
+        self.gate, self.module, self.name = gate, module, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.gate(self.module, args)
+        return getattr(type(self.module), self.name)(self.module, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _method, (self.module, self.name)
+
+
+def _method(module: nn.Module, name: str) -> Any:
+    """A door in a copy of the model: the method itself."""
+    return getattr(type(module), name).__get__(module)
 
 
 def _open() -> Any:
@@ -135,6 +161,11 @@ def _waits(frame: FrameType) -> bool:
     return any(name.startswith(f"{module}.") for module in WAITS)
 
 
+def _standing(frame: FrameType) -> list[tuple[int, int]]:
+    """Where a thread is: the same as long as it does nothing in Python."""
+    return [(id(f), f.f_lasti) for f in _up(frame)]
+
+
 @contextlib.contextmanager
 def gated(model: nn.Module) -> Iterator[Gate]:
     """The model is this thread's until the block ends. A thread that measures the model already goes on as before."""
@@ -148,15 +179,19 @@ def gated(model: nn.Module) -> Iterator[Gate]:
     if own is not None:
         yield own
         return
-    handles: list[Any] = []
+    closed: list[Callable[[], Any]] = []
     try:
         for module in gate.modules.values():
-            handles.append(module.register_forward_pre_hook(gate, prepend=True))
+            closed.append(module.register_forward_pre_hook(gate, prepend=True).remove)
+            for name in DOORS:
+                if name not in vars(module):
+                    vars(module)[name] = Door(gate, module, name)
+                    closed.append(functools.partial(vars(module).pop, name, None))
         gate.wait_for_others()
         yield gate
     finally:
-        for handle in handles:
-            handle.remove()
+        for reopen in closed:
+            reopen()
         with _TURNS:
             for k in gate.modules:
                 del _MEASURED[k]

@@ -35,19 +35,19 @@ class Guard:
         if not written and not graded:
             return []
         if self.others():
-            return [f"{_names(written or graded)} changed while the model was measured, and another thread works with the model: its "
-                    f"training goes on as if nothing had been measured, but numbers would belong to no single set of weights. "
-                    f"{ADVICE}"]
+            return [f"{_names(written or graded)} changed while the model was measured, and another thread works with the model. "
+                    f"Its training goes on as if nothing had been measured, but numbers would belong to no single set of "
+                    f"weights. {ADVICE}"]
         return [*self._weights_back(written), *self._gradients_back(graded)]
 
     def _weights_back(self, labels: list[str]) -> list[str]:
         if not labels:
             return []
-        back = all([self.weights[label].restore() for label in labels])
+        lost = [label for label in labels if not self.weights[label].restore()]
         return [f"{_names(labels)} changed while the model was measured: a forward or backward pass writes into the model's own "
-                f"weights, not into those that it was called with (through .data, or another reference to them). {_outcome(back)} "
-                f"Numbers would belong to no single set of weights. Write to it as an attribute of its module, or keep such a "
-                f"tensor as a plain attribute."]
+                f"weights, not into those that it was called with (through .data, or another reference to them). "
+                f"{_outcome(not lost)} Numbers would belong to no single set of weights. Write to it as an attribute of its "
+                f"module, or keep such a tensor as a plain attribute."]
 
     def _gradients_back(self, labels: list[str]) -> list[str]:
         if not labels:
@@ -58,8 +58,8 @@ class Guard:
             p.grad = grad
             if grad is not None and self.gradients[label].changed():
                 back &= self.gradients[label].restore()
-        return [f"the .grad of {_names(labels)} changed while the model was measured: something in the model differentiates its own "
-                f"parameters, not those that it was called with (a backward() inside, an autograd.Function that recomputes). "
+        return [f"the .grad of {_names(labels)} changed while the model was measured: something in the model differentiates its "
+                f"own parameters, not those that it was called with (a backward() inside, an autograd.Function that recomputes). "
                 f"{_outcome(back)} What arrived there is missing in the numbers. Use torch.autograd.grad inside the model, "
                 f"toward tensors that were handed to it."]
 

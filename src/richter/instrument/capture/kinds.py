@@ -9,23 +9,21 @@ import io
 import operator
 import random
 import types
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from richter.core import CaptureError
 from richter.instrument.capture.originals import Budget, Original, size_of
 
 HEAP_TYPE = 1 << 9  # of a type's __flags__: it was made by a class statement
 # What runs beside the model, or around it: it acts on being changed, and no forward pass owns it.
-LEFT_ALONE = ("accelerate", "asyncio", "concurrent", "contextvars", "enum", "importlib", "inspect", "lightning", "logging", "mlflow",
-              "multiprocessing", "pathlib", "pytorch_lightning", "re", "socket", "sqlite3", "subprocess", "threading", "tokenizers",
-              "torch._dynamo", "torch.cuda", "torch.distributed", "torch.fx", "torch.optim", "torch.utils.tensorboard", "typing",
-              "wandb", "weakref")
+LEFT_ALONE = ("accelerate", "asyncio", "concurrent", "contextvars", "enum", "importlib", "inspect", "lightning", "logging",
+              "mlflow", "multiprocessing", "pathlib", "pytorch_lightning", "re", "socket", "sqlite3", "subprocess", "threading",
+              "tokenizers", "torch._dynamo", "torch.cuda", "torch.distributed", "torch.fx", "torch.optim",
+              "torch.utils.tensorboard", "typing", "wandb", "weakref")
 
 
 class Kept(NamedTuple):
@@ -34,30 +32,16 @@ class Kept(NamedTuple):
 
     restore: Callable[[], str | None] | None = None
     keys: Iterable[Any] = ()
-    values: Iterable[Any] = ()
+    values: Collection[Any] = ()
     put: Callable[[Any, Any], None] | None = None
     lend: Callable[[], None] | None = None
 
 
+NOTHING = Kept()
 Keeper = Callable[[Any, Budget], Kept]
 
 
-@functools.lru_cache(4096)
-def keepers(kind: type) -> tuple[Keeper, ...]:
-    """How objects of this type are kept; nothing: they do not change, or are left alone."""
-    if issubclass(kind, (type, types.ModuleType, types.CodeType, BaseException)) or _left_alone(kind) or steps(kind):
-        return ()
-    parts: list[Keeper] = [keeper for base, keeper in KEEPERS if issubclass(kind, base)][:1]
-    if parts and issubclass(kind, WHOLE):
-        return tuple(parts)
-    if kind.__dictoffset__:
-        parts.append(_attributes)
-    if _slots(kind):
-        parts.append(_in_slots)
-    return tuple(parts)
-
-
-def _left_alone(kind: type) -> bool:
+def left_alone(kind: type) -> bool:
     name = f"{kind.__module__}."
     return any(name.startswith(f"{package}.") for package in LEFT_ALONE)
 
@@ -142,10 +126,10 @@ def _unchanging(box: Iterable[Any], budget: Budget) -> Kept:
 # ------------------------------------------------------------------------------------------------------------- objects
 
 
-def _attributes(thing: Any, budget: Budget) -> Kept:
+def keep_attributes(thing: Any, budget: Budget) -> Kept:
     attributes = _own_dict(thing)
     if attributes is None:
-        return Kept()
+        return NOTHING
     kept = keep_dict(attributes)
     assert kept.restore is not None
     contents = kept.restore
@@ -166,16 +150,18 @@ def _own_dict(thing: Any) -> dict[str, Any] | None:
     return attributes if type(attributes) is dict else None
 
 
-@functools.lru_cache(4096)
 def _slots(kind: type) -> tuple[Any, ...]:
     return tuple(place for base in kind.__mro__ if base.__flags__ & HEAP_TYPE and "__slots__" in vars(base)
                  for place in vars(base).values() if isinstance(place, types.MemberDescriptorType))
 
 
-def _in_slots(thing: Any, budget: Budget) -> Kept:
+slots: Callable[[type], tuple[Any, ...]] = functools.lru_cache(4096)(_slots)
+
+
+def keep_slots(thing: Any, budget: Budget) -> Kept:
     def read() -> dict[Any, Any]:
         values = {}
-        for place in _slots(type(thing)):
+        for place in slots(type(thing)):
             try:
                 values[place] = place.__get__(thing)
             except AttributeError:  # nothing was put there yet
@@ -197,6 +183,8 @@ def _in_slots(thing: Any, budget: Budget) -> Kept:
 
 def _keep_function(function: types.FunctionType, budget: Budget) -> Kept:
     """What is kept in its closure, in the defaults of its arguments and in its attributes."""
+    if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__):
+        return NOTHING
     cells = [cell for cell in function.__closure__ or () if _filled(cell)]
     before = [cell.cell_contents for cell in cells]
     inside = [function.__defaults__, function.__kwdefaults__, *([function.__dict__] if function.__dict__ else [])]
@@ -244,7 +232,7 @@ def keep_class(kind: type) -> Kept:
 
 def _keep_tensor(t: Tensor, budget: Budget) -> Kept:
     if t.is_meta or t.device.type == "meta":
-        return Kept()
+        return NOTHING
     original = Original(t, copied=budget.allows(size_of(t)))
     held = t.grad if t.is_leaf and t.requires_grad else None
     label = f"a tensor of shape {list(t.shape)} that hangs on the model"
@@ -265,7 +253,7 @@ def _keep_array(a: np.ndarray, budget: Budget) -> Kept:  # type: ignore[type-arg
         before = a.copy()
         return Kept(lambda: np.copyto(a, before), values=a.ravel().tolist())
     if not a.flags.writeable:
-        return Kept()
+        return NOTHING
     if not budget.allows(a.nbytes):  # no copy: a forward pass that writes into it fails before it has
         return Kept(lambda: a.setflags(write=True), lend=lambda: a.setflags(write=False))
     before, shape = a.copy(), a.shape
@@ -300,7 +288,7 @@ def _keep_numpy_stream(stream: Any, budget: Budget) -> Kept:
 
 def _keep_python_stream(stream: random.Random, budget: Budget) -> Kept:
     if isinstance(stream, random.SystemRandom):
-        return Kept()
+        return NOTHING
     state = stream.getstate()
     return Kept(lambda: stream.setstate(state))
 
@@ -308,11 +296,11 @@ def _keep_python_stream(stream: random.Random, budget: Budget) -> Kept:
 def _keep_file(file: Any, budget: Budget) -> Kept:
     """Where reading stands; and what is written, if the file is in memory. What goes to the disk has gone."""
     if file.closed or not (file.readable() and file.seekable()):
-        return Kept()
+        return NOTHING
     try:
         place = file.tell()
     except OSError:  # a text file that is being iterated
-        return Kept()
+        return NOTHING
     text = file.getvalue() if isinstance(file, (io.StringIO, io.BytesIO)) else None
 
     def restore() -> None:
@@ -338,68 +326,3 @@ KEEPERS: list[tuple[Any, Keeper]] = [
 ]  # fmt: skip
 WHOLE = (Tensor, np.ndarray, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, io.IOBase,
          types.FunctionType, types.MethodType, staticmethod, classmethod, property)
-
-
-# ----------------------------------------------------------------------------------------------------------- iterators
-
-
-@functools.lru_cache(4096)
-def steps(kind: type) -> bool:
-    """Is it an iterator whose place can only be moved on: itertools.count, iter(list), a generator, an epoch of a DataLoader?"""
-    if issubclass(kind, io.IOBase) or not hasattr(kind, "__next__") or _left_alone(kind):
-        return False
-    return not (kind.__dictoffset__ or _slots(kind)) or issubclass(kind, torch.utils.data.dataloader._BaseDataLoaderIter)
-
-
-def stand_in(iterator: Any) -> tuple[Any, list[Any]]:
-    """(an iterator at the same place, which may be moved on, what else it is made of); where none can be had, one that
-    refuses."""
-    try:
-        return _second(iterator)
-    except (TypeError, NotImplementedError):
-        return Refusing(iterator), []
-
-
-def _second(iterator: Any) -> tuple[Any, list[Any]]:
-    """Iterators inside it are doubled too; what they go over is the same."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of copies of itertools, from Python 3.12
-        build, arguments, *rest = iterator.__reduce__()
-    inside: list[Any] = []
-
-    def again(part: Any) -> Any:
-        if steps(type(part)):
-            part, more = _second(part)
-            inside.extend(more)
-        elif isinstance(part, tuple):
-            part = tuple(map(again, part))
-        else:
-            inside.append(part)
-        return part
-
-    doubled = build(*map(again, arguments))
-    if rest and rest[0] is not None:
-        state = again(rest[0])
-        doubled.__setstate__(tuple(part.copy() if type(part) is list else part for part in state)
-                             if isinstance(state, tuple) else state)
-    return doubled, inside
-
-
-class Refusing:
-    """Stands for something that a forward pass can only use up."""
-
-    def __init__(self, iterator: Any) -> None:
-        self._kind = type(iterator).__name__
-
-    def __iter__(self) -> Refusing:
-        return self
-
-    def __next__(self) -> Any:
-        raise CaptureError(f"the forward pass takes from a {self._kind} that the model keeps. What is taken cannot be put back, and "
-                           f"training would go on without it: nothing was taken. Keep a list or an itertools.count, or take from it "
-                           f"outside the forward pass.")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return next(self)

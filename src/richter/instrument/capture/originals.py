@@ -31,7 +31,8 @@ class Original:
     """A tensor as it is now. With a copy, every change is seen and put back; without, those that torch counts are seen."""
 
     def __init__(self, tensor: Tensor, copied: bool) -> None:
-        self.tensor, self.version, self.requires_grad, self.grad_fn = tensor, _version(tensor), tensor.requires_grad, tensor.grad_fn
+        self.tensor, self.version = tensor, _version(tensor)
+        self.requires_grad, self.grad_fn = tensor.requires_grad, tensor.grad_fn
         self.alias = tensor.detach()  # where its numbers lie; the tensor may be given others (.data, set_, resize_)
         self.place, self.copy = _place(tensor), self.alias.clone() if copied and not tensor.is_meta else None
 
