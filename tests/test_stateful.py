@@ -12,7 +12,7 @@ import itertools
 import random
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from richter.core import CaptureError
 from richter.instrument.capture import quiet, remembered
 from test_identity import FEW, assert_same, batch, fingerprint, mlp, optimisers, own_stream, probe_of, seed  # noqa: F401
 from test_identity import objects as held_objects
+from zoo import CASES
 
 # ------------------------------------------------------------------------------------------------ what a model may keep
 
@@ -330,11 +331,11 @@ def contents(thing: Any, seen: set[int] | None = None) -> str:
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Nothing that hangs on the modules is another object or holds something else, however the block ends."""
-    before, objects = [contents(vars(m)) for m in model.modules()], held_objects(model)
+    before, objects = contents([vars(m) for m in model.modules()]).split(" ", 1)[1], held_objects(model)
     try:
         yield
     finally:
-        assert [contents(vars(m)) for m in model.modules()] == before
+        assert contents([vars(m) for m in model.modules()]).split(" ", 1)[1] == before
         now = held_objects(model)
         assert objects.keys() == now.keys()
         assert [k for k in now if now[k] is not objects[k] and now[k] != objects[k]] == []
@@ -344,6 +345,7 @@ def trained(build: Callable[[], nn.Module], steps: int, looks: tuple[int, ...], 
             probe: richter.Probe, output: Callable[[Any], Tensor] | None = None) -> tuple[dict[str, Any], int]:
     """The fingerprint after training, measured before these steps in the middle of everything; and how many measurements."""
     seed()
+    with_default.__defaults__[0].clear()  # type: ignore[index]
     model = build().train()
     optimiser, measured = optimisers(model, "adam"), 0
     watch = richter.Observer(model, probe, measures=FEW, output=output, budget=None, when=1) if looks else None
@@ -364,19 +366,11 @@ def trained(build: Callable[[], nn.Module], steps: int, looks: tuple[int, ...], 
     return {**fingerprint(model, optimiser), "kept": written}, measured
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    with_default.__defaults__[0].clear()  # type: ignore[index]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_is_put_back(kind: str) -> None:
-    def run(looks: tuple[int, ...]) -> dict[str, Any]:
-        with_default.__defaults__[0].clear()  # type: ignore[index]
-        return trained(lambda: Keeping(mlp(), kind), 6, looks, lambda: batch("vector", 8, "cpu"), probe_of("vector"))[0]
-
-    alone = run(())
-    assert_same(alone, run((1, 3)))
+    alone, observed = (trained(lambda: Keeping(mlp(), kind), 4, looks, lambda: batch("vector", 8, "cpu"), probe_of("vector"))[0]
+                       for looks in ((), (0, 2)))
+    assert_same(alone, observed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -389,6 +383,80 @@ def test_the_state_matters(kind: str) -> None:
         assert first[0] != first[1]
     else:
         assert len(set(first)) > 1
+
+
+# -------------------------------------------------------------------------------------------------------- architectures
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 23}
+TEXT = {**SMALL, "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SHARED = {**TEXT, "num_key_value_heads": 1}  # keys and values shared by the heads
+GPT = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 23, "n_positions": 16, "bos_token_id": 1, "eos_token_id": 2}
+VISION = {"num_channels": 2, "num_labels": 3}
+ARCHITECTURES: dict[str, dict[str, Any]] = {  # of transformers: model, and what its configuration is given
+    "LlamaForCausalLM": SHARED, "MistralForCausalLM": {**SHARED, "head_dim": 8}, "Qwen2ForCausalLM": SHARED,
+    "PhiForCausalLM": {**TEXT, "resid_pdrop": 0.1}, "GPTNeoXForCausalLM": {**TEXT, "hidden_dropout": 0.1},
+    "OPTForCausalLM": {**TEXT, "ffn_dim": 24, "word_embed_proj_dim": 16}, "OlmoForCausalLM": TEXT,
+    "BloomForCausalLM": {**TEXT, "hidden_dropout": 0.1}, "FalconForCausalLM": TEXT, "GemmaForCausalLM": {**SHARED, "head_dim": 8},
+    "StableLmForCausalLM": SHARED, "GPTBigCodeForCausalLM": GPT, "CodeGenForCausalLM": {**GPT, "n_head": 4, "rotary_dim": 2},
+    "GPTJForCausalLM": {**GPT, "rotary_dim": 4},
+    "XGLMForCausalLM": {"d_model": 16, "ffn_dim": 24, "num_layers": 1, "attention_heads": 2, "vocab_size": 23},
+    "MambaForCausalLM": {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": 23},
+    "DistilBertForMaskedLM": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24, "vocab_size": 23},
+    "RobertaForMaskedLM": TEXT, "ElectraForMaskedLM": {**TEXT, "embedding_size": 16},
+    "AlbertForMaskedLM": {**TEXT, "embedding_size": 8},
+    "ConvNextForImageClassification": {**VISION, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [1, 1], "num_stages": 2},
+    "MobileNetV2ForImageClassification": {**VISION, "image_size": 8, "depth_multiplier": 0.25},
+    "SwinForImageClassification": {**VISION, "image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2],
+                                   "window_size": 2},
+    "DeiTForImageClassification": {**VISION, **SMALL, "image_size": 8, "patch_size": 4},
+}  # fmt: skip
+QUICK = ("LlamaForCausalLM",)
+
+
+def each(names: Iterable[str], quick: Sequence[str] = ()) -> Any:
+    """Each of them with its own kind of thing that is kept; all but the quick ones are long."""
+    return pytest.mark.parametrize(("name", "kind"), [
+        pytest.param(name, kind, marks=() if name in quick else pytest.mark.long)
+        for name, kind in zip(names, itertools.cycle(KINDS), strict=False)])
+
+
+def pretrained(name: str, kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    model = getattr(transformers, name)
+    return Keeping(model(model.config_class(**ARCHITECTURES[name])), kind)
+
+
+def last(out: Any) -> Tensor:
+    """The logits of the last token."""
+    f = out["logits"]
+    return f[:, -1] if f.dim() == 3 else f
+
+
+@pytest.mark.filterwarnings("ignore")
+@each(ARCHITECTURES, QUICK)
+def test_architectures_that_nobody_here_wrote(name: str, kind: str) -> None:
+    """Weights, buffers, optimiser, random streams and what is kept after twenty steps, measured in several places."""
+    def x() -> tuple[Any, Tensor]:
+        y = torch.randint(0, 3, (6,))
+        image = torch.randn(6, 2, 8, 8)
+        return ({"pixel_values": image} if "Image" in name else {"input_ids": torch.randint(3, 23, (6, 5))}), y
+
+    torch.manual_seed(5)
+    probe = richter.Probe(*x(), kernel=3)
+    ends = [trained(lambda: pretrained(name, kind), 20, looks, x, probe, last) for looks in ((), (0, 7, 8, 19))]
+    assert_same(ends[0][0], ends[1][0])
+    assert ends[1][1] == 4
+
+
+@each([name for name in CASES if not name.startswith("hf_")], ["mlp", "moe"])
+def test_models_of_the_zoo(name: str, kind: str) -> None:
+    case = CASES[name]
+    inputs, y = case.batch(6)
+    probe = richter.Probe(inputs, y, kernel=4)
+    ends = [trained(lambda: Keeping(case.build(), kind), 20, looks, lambda: (inputs, None), probe, case.output)
+            for looks in ((), (0, 7, 8, 19))]
+    assert_same(ends[0][0], ends[1][0])
 
 
 # ------------------------------------------------------------------------------------- other places where things are kept
@@ -523,8 +591,8 @@ def test_a_tensor_that_is_given_other_memory() -> None:
 def test_a_large_data_set_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a container is, as many objects are looked into; of the others the container itself is put back."""
     model = Keeping(mlp(), "tensor")
-    model.data = [(i, [i]) for i in range(300_000)]
-    model.numbers, model.last = list(range(300_000)), [[0]]
+    model.data = [(i, [i]) for i in range(100_000)]
+    model.numbers, model.last = list(range(100_000)), [[0]]
     memory = remembered.Memory(model)
     assert len(memory.kept) < 2 * remembered.VISITS
 
@@ -538,7 +606,7 @@ def test_a_large_data_set_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     with untouched(nn.Sequential(model.body)):
         richter.measure(model, probe_of("vector"), FEW)
     assert model.last == [[0]]
-    assert len(model.data) == len(model.numbers) == model.numbers[-1] + 1 == 300_000
+    assert len(model.data) == len(model.numbers) == model.numbers[-1] + 1 == 100_000
 
 
 def test_what_is_too_large_to_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:

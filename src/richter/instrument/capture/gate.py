@@ -10,8 +10,8 @@ the weights changed meanwhile, the measurement is refused (see ``guard``), and w
 Not held up: threads for which the model's own forward pass waits (they are let through after ``HELPING`` seconds, the first
 time), and threads that are not Python's (torch's on a GPU, when a backward pass runs modules again). Not seen: a thread that
 reads attributes of modules outside a forward pass (``model.head.weight``), or walks through a wrapper's ``parameters()``. Whether
-it was another thread that changed weights is judged by who has the model, a weight or the optimiser at hand, and has done anything
-since the measurement began: a thread that has ended by then is not seen either.
+it was another thread that changed weights is judged by who has the model, a weight or the optimiser at hand, and has done
+something since the measurement began: a thread that has ended by then is not seen either.
 """
 
 from __future__ import annotations
