@@ -98,7 +98,7 @@ class Gate:
         return any(id(value) in self.modules or id(value) in self.tensors or self._steps(value) for value in values)
 
     def _steps(self, value: Any) -> bool:
-        groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
+        groups = value.param_groups if issubclass(type(value), torch.optim.Optimizer) else []
         return any(id(p) in self.tensors for group in groups for p in group["params"])
 
     def wait_for_others(self) -> None:
@@ -182,6 +182,8 @@ def gated(model: nn.Module) -> Iterator[Gate]:
     closed: list[Callable[[], Any]] = []
     try:
         for module in gate.modules.values():
+            if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+                continue
             closed.append(module.register_forward_pre_hook(gate, prepend=True).remove)
             for name in DOORS:
                 if name not in vars(module):

@@ -1,4 +1,5 @@
-"""Iterators that a model keeps can only be moved on: forward passes get another one, at the same place."""
+"""Iterators that a model keeps can only be moved on, and what is inside a table cannot be reached: forward passes get another
+one, at the same place."""
 
 from __future__ import annotations
 
@@ -13,9 +14,14 @@ import torch.utils.data
 from richter.core import CaptureError
 from richter.instrument.capture.kinds import left_alone, slots
 
+TABLES = "pandas.core.internals"  # what holds the numbers of a DataFrame or a Series
+
 
 def _steps(kind: type) -> bool:
-    """Is it an iterator whose place can only be moved on: itertools.count, iter(list), a generator, an epoch of a DataLoader?"""
+    """Is it an iterator whose place can only be moved on (itertools.count, iter(list), a generator, an epoch of a DataLoader), or
+    the numbers behind a table of pandas?"""
+    if kind.__module__.startswith(TABLES):
+        return True
     if issubclass(kind, io.IOBase) or not hasattr(kind, "__next__") or left_alone(kind):
         return False
     return not (kind.__dictoffset__ or slots(kind)) or issubclass(kind, torch.utils.data.dataloader._BaseDataLoaderIter)
@@ -35,6 +41,8 @@ def stand_in(iterator: Any) -> tuple[Any, list[Any]]:
 
 def _second(iterator: Any) -> tuple[Any, list[Any]]:
     """Iterators inside it are doubled too; what they go over is the same."""
+    if type(iterator).__module__.startswith(TABLES):
+        return iterator.copy(deep=True), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of copies of itertools, from Python 3.12
         build, arguments, *rest = iterator.__reduce__()

@@ -25,6 +25,8 @@ LEFT_ALONE = ("accelerate", "asyncio", "concurrent", "contextvars", "enum", "imp
               "tokenizers", "torch._dynamo", "torch.cuda", "torch.distributed", "torch.fx", "torch.optim",
               "torch.utils.tensorboard", "typing", "wandb", "weakref")
 
+BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # itertools.count().__next__, [].append
+
 
 class Kept(NamedTuple):
     """What one object holds: ``values`` under ``keys``. ``put`` replaces one (None: it cannot), ``restore`` puts all of them
@@ -73,6 +75,13 @@ def keep_dict(box: dict[Any, Any], budget: Budget | None = None) -> Kept:
                 base.__setitem__(box, key, value)
 
     return Kept(restore, keys, values, lambda key, value: base.__setitem__(box, key, value))
+
+
+def keep_factory(box: collections.defaultdict[Any, Any], budget: Budget) -> Kept:
+    """What makes the missing items of a defaultdict."""
+    factory = box.default_factory
+    return Kept(lambda: setattr(box, "default_factory", factory), ("default_factory",), (factory,),
+                lambda name, value: setattr(box, name, value))
 
 
 def _keep_list(box: list[Any], budget: Budget) -> Kept:
@@ -231,7 +240,7 @@ def keep_class(kind: type) -> Kept:
 
 
 def _keep_tensor(t: Tensor, budget: Budget) -> Kept:
-    if t.is_meta or t.device.type == "meta":
+    if t.is_meta or t.is_nested:  # there are no numbers, or none that can be reached
         return NOTHING
     original = Original(t, copied=budget.allows(size_of(t)))
     held = t.grad if t.is_leaf and t.requires_grad else None
@@ -256,13 +265,16 @@ def _keep_array(a: np.ndarray, budget: Budget) -> Kept:  # type: ignore[type-arg
         return NOTHING
     if not budget.allows(a.nbytes):  # no copy: a forward pass that writes into it fails before it has
         return Kept(lambda: a.setflags(write=True), lend=lambda: a.setflags(write=False))
-    before, shape = a.copy(), a.shape
+    plain, shape = a.view(np.ndarray), a.shape  # past what subclasses override
+    before = plain.copy()
 
     def restore() -> None:
+        now = plain
         if a.shape != shape:
             a.resize(shape, refcheck=False)
-        if a.tobytes() != before.tobytes():
-            np.copyto(a, before)
+            now = a.view(np.ndarray)
+        if now.tobytes() != before.tobytes():
+            np.copyto(now, before)
 
     return Kept(restore)
 
@@ -319,10 +331,11 @@ KEEPERS: list[tuple[Any, Keeper]] = [
     ((np.random.Generator, np.random.RandomState, np.random.BitGenerator), _keep_numpy_stream),
     (random.Random, _keep_python_stream), (io.IOBase, _keep_file), (dict, keep_dict), (list, _keep_list), (set, _keep_set),
     (collections.deque, _keep_deque), ((bytearray, array.array), _keep_numbers), ((tuple, frozenset), _unchanging),
-    (types.FunctionType, _keep_function), (types.MethodType, lambda m, _: Kept(values=(m.__self__, m.__func__))),
+    (types.FunctionType, _keep_function), (BOUND, lambda m, _: Kept(values=(m.__self__,))),
+    (types.MethodType, lambda m, _: Kept(values=(m.__self__, m.__func__))),
     ((staticmethod, classmethod), lambda m, _: Kept(values=(m.__func__,))),
     (property, lambda p, _: Kept(values=(p.fget,))),
     (functools.partial, lambda p, _: Kept(values=(p.func, p.args, p.keywords))),
 ]  # fmt: skip
-WHOLE = (Tensor, np.ndarray, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, io.IOBase,
-         types.FunctionType, types.MethodType, staticmethod, classmethod, property)
+WHOLE = (Tensor, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, io.IOBase,
+         types.FunctionType, types.MethodType, *BOUND, staticmethod, classmethod, property)

@@ -47,7 +47,7 @@ class Original:
             if _place(t) != self.place:
                 t.data = self.alias
             if self.copy is not None:
-                t.data.copy_(self.copy)
+                (t.data if t.layout is torch.strided else t).copy_(self.copy)  # .data of a sparse tensor has indices of its own
             if t.grad_fn is not self.grad_fn and self.grad_fn is None and not t._is_view():
                 t.detach_()
             if t.is_leaf and t.requires_grad != self.requires_grad:
@@ -61,9 +61,18 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Are they equal to the last bit? NaN equals the same NaN. What cannot be looked into counts as equal."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if a.layout is not torch.strided or a.is_quantized or a.is_meta:
+    if a.is_quantized or a.is_meta or a.is_mkldnn:
         return True
-    return bool(torch.equal(_bits(a), _bits(b)))
+    return all(p.shape == q.shape and torch.equal(_bits(p), _bits(q)) for p, q in zip(_parts(a), _parts(b), strict=True))
+
+
+def _parts(t: Tensor) -> list[Tensor]:
+    """The tensors in which its numbers lie."""
+    if t.layout is torch.sparse_coo:
+        return [t._indices(), t._values()]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [t.crow_indices(), t.col_indices(), t.values()]
+    return [t.ccol_indices(), t.row_indices(), t.values()] if t.layout in (torch.sparse_csc, torch.sparse_bsc) else [t]
 
 
 def _bits(t: Tensor) -> Tensor:
@@ -81,7 +90,7 @@ def _place(t: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
 
 
 def size_of(t: Tensor) -> int:
-    return t.numel() * t.element_size() if t.layout is torch.strided else t._nnz() * t.element_size() * max(t.dim(), 1)
+    return sum(part.numel() * part.element_size() for part in _parts(t))
 
 
 @contextlib.contextmanager

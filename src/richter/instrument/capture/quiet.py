@@ -1,5 +1,6 @@
-"""Everything a measurement could disturb, put back afterwards whatever happens in between: modes, attributes, autocast, and
-random streams, of which the process has one for each device, one of numpy and one of Python.
+"""Everything a measurement could disturb, put back afterwards whatever happens in between: modes, what modules keep
+(``remembered``), weights and gradients (``guard``), autocast, and random streams, of which the process has one for each device,
+one of numpy and one of Python.
 
 What holds with several threads. torch's streams: a forward pass that has borrowed them is alone with them, so that it draws what
 it would draw alone, and puts them back; another thread's pass waits for its end, backward passes and all else run side by side.
@@ -34,11 +35,12 @@ _DRAWN: contextvars.ContextVar[tuple[int, Sequence[torch.Generator]]] = contextv
 @contextlib.contextmanager
 def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]:
     """Around a measurement: random streams, train/eval flags, what modules keep in their attributes, autocast, gradient and
-    inference mode are afterwards as they were. Compiled code runs eagerly inside.
+    inference mode are afterwards as they were. Compiled code runs eagerly inside. That weights, buffers or gradients of the model
+    itself changed meanwhile is an error, and they are put back.
 
     Threads may measure different models at the same time, while others train theirs: apart from the random streams (see
-    above) everything here belongs to the calling thread or to its model. The model itself, or one that shares modules
-    with it, must not be used by another thread meanwhile.
+    above) everything here belongs to the calling thread or to its model. A thread that calls the same model, or one that shares
+    modules with it, waits for the end; if it changed the weights, the measurement is refused, and what it did stays (``gate``).
     """
     if mode not in ("eval", "train"):
         raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")

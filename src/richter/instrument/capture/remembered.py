@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
@@ -29,6 +29,7 @@ from torch import nn
 
 from richter.instrument.capture.iterators import stand_in, steps
 from richter.instrument.capture.kinds import (
+    BOUND,
     KEEPERS,
     WHOLE,
     Keeper,
@@ -36,6 +37,7 @@ from richter.instrument.capture.kinds import (
     keep_attributes,
     keep_class,
     keep_dict,
+    keep_factory,
     keep_slots,
     left_alone,
     slots,
@@ -53,6 +55,7 @@ def _keepers(kind: type) -> tuple[Keeper, ...]:
         return ()
     parts: list[Keeper] = [keeper for base, keeper in KEEPERS if issubclass(kind, base)][:1]
     if not (parts and issubclass(kind, WHOLE)):
+        parts += [keep_factory] * issubclass(kind, defaultdict)
         parts += [keep_attributes] * bool(kind.__dictoffset__) + [keep_slots] * bool(slots(kind))
     return tuple(parts)
 
@@ -146,14 +149,16 @@ class Memory:
                 self._add(keeper(value, self._budget))
 
     def _double(self, value: Any) -> Any:
-        """What forward passes are given instead: of an iterator, also in a tuple."""
+        """What forward passes are given instead: of an iterator, in a tuple too, and of its methods."""
         if steps(type(value)):
             if id(value) not in self._doubles:
                 self._doubles[id(value)], inside = stand_in(value)
                 self._add(Kept(values=inside))
             return self._doubles[id(value)]
-        if isinstance(value, tuple) and any(steps(type(part)) for part in value):
+        if issubclass(type(value), tuple) and any(steps(type(part)) for part in value):
             return tuple.__new__(type(value), [self._double(part) for part in value])
+        if type(value) in BOUND and steps(type(value.__self__)):
+            return getattr(self._double(value.__self__), value.__name__)
         return value
 
 
