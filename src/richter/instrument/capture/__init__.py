@@ -10,8 +10,8 @@ the model's own parameters, gradients, buffers and hooks are never touched.
 
 ``state``: what goes in and comes out; ``quiet``: what is put back, be it what modules keep (``remembered``, by ``kinds`` and
 ``iterators``) or weights and gradients (``guard``, ``originals``), while other threads wait (``gate``); ``detours`` around
-checkpoints, compiled code and parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module; ``shortcuts`` in
-backward passes.
+checkpoints, compiled code and parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module; ``shortcuts``
+in backward passes.
 """
 
 from richter.core.modules import unwrap
