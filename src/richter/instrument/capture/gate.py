@@ -9,7 +9,7 @@ the weights changed meanwhile, the measurement is refused (see ``guard``), and w
 
 Not held up: threads for which the model's own forward pass waits (they are let through after ``HELPING`` seconds, the first
 time), and threads that are not Python's (torch's on a GPU, when a backward pass runs modules again). Not seen: a thread that
-reads attributes of modules outside a forward pass (``model.head.weight``), or walks through a wrapper's ``parameters()``. Whether
+reads ``model.head.weight`` outside a forward pass, or asks a part or a wrapper of the model for its ``parameters()``. Whether
 it was another thread that changed weights is judged by who has the model, a weight or the optimiser at hand, and has done
 something since the measurement began: a thread that has ended by then is not seen either.
 """
@@ -17,11 +17,10 @@ something since the measurement began: a thread that has ended by then is not se
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -179,21 +178,20 @@ def gated(model: nn.Module) -> Iterator[Gate]:
     if own is not None:
         yield own
         return
-    closed: list[Callable[[], Any]] = []
+    handles: list[Any] = []
+    doors = [name for name in DOORS if name not in vars(model)]
     try:
         for module in gate.modules.values():
-            if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
-                continue
-            closed.append(module.register_forward_pre_hook(gate, prepend=True).remove)
-            for name in DOORS:
-                if name not in vars(module):
-                    vars(module)[name] = Door(gate, module, name)
-                    closed.append(functools.partial(vars(module).pop, name, None))
+            if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+                handles.append(module.register_forward_pre_hook(gate, prepend=True))
+        vars(model).update({name: Door(gate, model, name) for name in doors})
         gate.wait_for_others()
         yield gate
     finally:
-        for reopen in closed:
-            reopen()
+        for handle in handles:
+            handle.remove()
+        for name in doors:
+            vars(model).pop(name, None)
         with _TURNS:
             for k in gate.modules:
                 del _MEASURED[k]

@@ -21,9 +21,9 @@ from richter.instrument.capture.originals import Budget, Original, size_of
 HEAP_TYPE = 1 << 9  # of a type's __flags__: it was made by a class statement
 # What runs beside the model, or around it: it acts on being changed, and no forward pass owns it.
 LEFT_ALONE = ("accelerate", "asyncio", "concurrent", "contextvars", "enum", "importlib", "inspect", "lightning", "logging",
-              "mlflow", "multiprocessing", "pathlib", "pytorch_lightning", "re", "socket", "sqlite3", "subprocess", "threading",
-              "tokenizers", "torch._dynamo", "torch.cuda", "torch.distributed", "torch.fx", "torch.optim",
-              "torch.utils.tensorboard", "typing", "wandb", "weakref")
+              "mlflow", "multiprocessing", "pathlib", "pytorch_lightning", "re", "richter.instrument.capture", "socket",
+              "sqlite3", "subprocess", "threading", "tokenizers", "torch._dynamo", "torch.cuda", "torch.distributed", "torch.fx",
+              "torch.optim", "torch.utils.tensorboard", "typing", "wandb", "weakref")
 
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # itertools.count().__next__, [].append
 
