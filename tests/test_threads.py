@@ -10,6 +10,7 @@ import contextlib
 import copy
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import richter
+from richter.core import CaptureError
+from richter.instrument.capture import gate, quiet
 from richter.instrument.capture.detours import Detour
 
 FEW = ("nfc", "double_centred_nfc", "tangent_cka")
@@ -234,6 +237,205 @@ def test_weights_that_autocast_has_cast_stay_cast() -> None:
         release()
         b = x @ W
     assert casts(a) == casts(b) != set()
+
+
+# ---------------------------------------------------------------------------------------- threads that share one model
+
+
+class Holding(nn.Module):
+    """A model that can be held in the middle of a forward pass, whichever thread runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dropout, self.readout = nn.Linear(5, 6), nn.Dropout(0.0), nn.Linear(6, 3)
+        self.W = nn.Parameter(torch.eye(6))
+        self.hold: Callable[[], None] = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.first(x))
+        self.hold()
+        z = self.dropout(z) @ (self.W if self.training else self.W.detach())
+        return self.readout(z)
+
+
+class Hold:
+    """The first thread that comes is held until it is let go."""
+
+    def __init__(self) -> None:
+        self.inside, self.go, self.thread = threading.Event(), threading.Event(), 0
+
+    def __call__(self) -> None:
+        if not self.inside.is_set():
+            self.thread = threading.get_ident()
+            self.inside.set()
+        if threading.get_ident() == self.thread:
+            assert self.go.wait(PATIENCE)
+
+
+def until(happens: Callable[[], bool]) -> None:
+    """Wait for an event that another thread does not announce."""
+    end = time.monotonic() + PATIENCE
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def model_held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Holding, Hold]]:
+    monkeypatch.setattr(gate, "HELPING", PATIENCE)  # held in a forward pass, but not for threads that do its work
+    torch.manual_seed(11)
+    model, hold = Holding().train(), Hold()
+    yield model, hold
+    hold.go.set()
+    assert gate._MEASURED == {}
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def waiting(model: nn.Module) -> bool:
+    """Does a thread wait until a measurement of the model is over?"""
+    measured = gate._MEASURED.get(id(model))
+    return measured is not None and bool(measured.held)
+
+
+def test_a_thread_that_calls_a_measured_model_waits(model_held: tuple[Holding, Hold]) -> None:
+    """Training begins in the middle of a measurement, and is the same as alone."""
+    model, hold = model_held
+    alone = trained(copy.deepcopy(model), 6)
+    model.hold = hold
+    with ThreadPoolExecutor(2) as threads:
+        numbers = threads.submit(measured, model)
+        assert hold.inside.wait(PATIENCE)
+        assert not model.training
+        training = threads.submit(trained, model, 6)
+        until(lambda: waiting(model))
+        hold.go.set()
+        assert_same(alone, training.result(PATIENCE))
+        with contextlib.suppress(CaptureError):
+            numbers.result(PATIENCE)
+    assert model.training
+
+
+@pytest.mark.parametrize("door", [lambda m: [p.grad is None for p in m.parameters()], lambda m: m.train().training,
+                                  lambda m: [v.tolist() for v in m.state_dict().values()]],
+                         ids=["parameters", "train", "state_dict"])
+def test_a_thread_that_asks_for_weights_or_modes_waits(door: Callable[[Any], Any], model_held: tuple[Holding, Hold]) -> None:
+    """It would see those of the measurement: gradients would not be clipped, modes would be switched back."""
+    model, hold = model_held
+    model(torch.ones(2, 5)).sum().backward()
+    expected = door(model)
+    model.hold = hold
+    with ThreadPoolExecutor(2) as threads:
+        numbers = threads.submit(measured, model)
+        assert hold.inside.wait(PATIENCE)
+        answer = threads.submit(door, model)
+        until(lambda: waiting(model))
+        hold.go.set()
+        assert answer.result(PATIENCE) == expected
+        numbers.result(PATIENCE)
+    assert not {"train", "named_parameters"} & vars(model).keys()
+
+
+def test_a_measurement_waits_for_a_forward_pass_that_is_under_way(model_held: tuple[Holding, Hold]) -> None:
+    """Until it has ended, nothing is touched: what it reads after that point is as it was."""
+    model, hold = model_held
+    alone = trained(copy.deepcopy(model), 3)
+    expected = measured(copy.deepcopy(model).eval())
+    model.hold = hold
+    modes: list[bool] = []
+    with ThreadPoolExecutor(2) as threads:
+        training = threads.submit(trained, model, 3)
+        assert hold.inside.wait(PATIENCE)
+        result = threads.submit(measured, model)
+        until(lambda: id(model) in gate._MEASURED)
+        modes.append(model.training)
+        hold.go.set()
+        assert_same(alone, training.result(PATIENCE))
+        with contextlib.suppress(CaptureError):  # the weights may have changed meanwhile
+            assert result.result(PATIENCE) == expected
+    assert modes == [True]
+
+
+def test_a_forward_pass_that_does_not_end_is_no_reason_to_wait_for_ever(model_held: tuple[Holding, Hold],
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "PATIENCE", 0.05)
+    model, hold = model_held
+    model.hold = hold
+    with ThreadPoolExecutor(1) as threads:
+        training = threads.submit(trained, model, 1)
+        assert hold.inside.wait(PATIENCE)
+        with pytest.raises(CaptureError, match=r"another thread has been inside a forward pass.*nothing was touched.*deepcopy"):
+            measured(model)
+        assert model.training
+        hold.go.set()
+        training.result(PATIENCE)
+
+
+@pytest.mark.parametrize("how", ["optimiser", "by hand", "gradients"])
+def test_a_step_of_training_in_the_middle_of_a_measurement_stays(how: str, model_held: tuple[Holding, Hold]) -> None:
+    """The measurement is refused, and the other thread's weights and gradients are not put back."""
+    model, hold = model_held
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = model(torch.ones(2, 5)).square().sum()
+    loss.backward(retain_graph=True)
+    weights, twin = list(model.parameters()), copy.deepcopy(model)
+    for p, q in zip(weights, twin.parameters(), strict=True):
+        q.grad = p.grad.clone()
+    model.hold = hold
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(measured, model)
+        assert hold.inside.wait(PATIENCE)
+        if how == "optimiser":
+            optimiser.step()
+        elif how == "by hand":
+            for p in weights:
+                p.data.add_(p.grad, alpha=-0.1)
+        else:
+            loss.backward()
+        hold.go.set()
+        with pytest.raises(CaptureError) as caught:
+            result.result(PATIENCE)
+        sentences = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert "another thread works with the model" in sentences
+        assert "Measure in the thread that trains, or a copy" in sentences
+    if how != "gradients":
+        torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    for p, q in zip(weights, twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(p.grad, 2 * q.grad if how == "gradients" else q.grad)
+
+
+def test_two_threads_that_measure_one_model_take_turns(model_held: tuple[Holding, Hold]) -> None:
+    model, hold = model_held
+    expected = measured(model)
+    model.hold = hold
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(measured, model)
+        assert hold.inside.wait(PATIENCE)
+        second = threads.submit(measured, model)
+        hold.go.set()
+        assert first.result(PATIENCE) == second.result(PATIENCE) == expected
+
+
+class Pooled(nn.Module):
+    """Its forward pass has threads of its own, which were there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches, self.readout = nn.ModuleList([nn.Linear(5, 4), nn.Linear(5, 4)]), nn.Linear(8, 3)
+        self.pool = ThreadPoolExecutor(2)
+        list(self.pool.map(lambda _: time.sleep(0.01), range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(torch.tanh(torch.cat(list(self.pool.map(lambda branch: branch(x), self.branches)), 1)))
+
+
+def test_threads_of_the_forward_pass_are_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "HELPING", 0.01)
+    model = built(Pooled)
+    with ThreadPoolExecutor(1) as threads, model.pool, quiet(model):
+        ahead = threads.submit(time.sleep, 0)
+        ahead.result(PATIENCE)
+        assert model(torch.ones(2, 5)).shape == (2, 3)
 
 
 # -------------------------------------------------------------------------------------------------------------- detours

@@ -8,9 +8,10 @@ where its output stands in the graph, so that any number of backward passes can 
 Weights are replaced for the pass by aliases (same memory, no hooks, all requiring a gradient) and buffers by copies:
 the model's own parameters, gradients, buffers and hooks are never touched.
 
-``state``: what goes in and comes out; ``quiet``: what is put back; ``detours`` around checkpoints, compiled code and
-parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module, which are ``products`` with ``parts`` of them;
-``shortcuts`` in backward passes.
+``state``: what goes in and comes out; ``quiet``: what is put back, be it what modules keep (``remembered``, by ``kinds`` and
+``iterators``) or weights and gradients (``guard``, ``originals``), while other threads wait (``gate``); ``detours`` around
+checkpoints, compiled code and parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module,
+which are ``products`` with ``parts`` of them; ``shortcuts`` in backward passes.
 """
 
 from richter.core.modules import unwrap

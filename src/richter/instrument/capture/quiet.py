@@ -1,5 +1,6 @@
-"""Everything a measurement could disturb, put back afterwards whatever happens in between: modes, attributes, autocast, and
-random streams, of which the process has one for each device, one of numpy and one of Python.
+"""Everything a measurement could disturb, put back afterwards whatever happens in between: modes, what modules keep
+(``remembered``), weights and gradients (``guard``), autocast, and random streams, of which the process has one for each device,
+one of numpy and one of Python.
 
 What holds with several threads. torch's streams: a forward pass that has borrowed them is alone with them, so that it draws what
 it would draw alone, and puts them back; another thread's pass waits for its end, backward passes and all else run side by side.
@@ -22,8 +23,10 @@ from torch import Tensor, nn
 
 from richter.core import SelectionError
 from richter.instrument.capture.detours import compiled_eagerly
+from richter.instrument.capture.gate import gated
+from richter.instrument.capture.guard import guarded
+from richter.instrument.capture.remembered import remembered
 
-_OF_TORCH = set(vars(nn.Module()))  # parameters, buffers, modules, hooks: handled by their owners
 _BORROWED = threading.RLock()  # by the one thread that may change the state of torch's streams
 # of the measurement that is running: its seed, and the streams of the devices of its model
 _DRAWN: contextvars.ContextVar[tuple[int, Sequence[torch.Generator]]] = contextvars.ContextVar("richter_drawn", default=(0, ()))
@@ -32,40 +35,21 @@ _DRAWN: contextvars.ContextVar[tuple[int, Sequence[torch.Generator]]] = contextv
 @contextlib.contextmanager
 def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]:
     """Around a measurement: random streams, train/eval flags, what modules keep in their attributes, autocast, gradient and
-    inference mode are afterwards as they were. Compiled code runs eagerly inside.
+    inference mode are afterwards as they were. Compiled code runs eagerly inside. That weights, buffers or gradients of the model
+    itself changed meanwhile is an error, and they are put back.
 
     Threads may measure different models at the same time, while others train theirs: apart from the random streams (see
-    above) everything here belongs to the calling thread or to its model. The model itself, or one that shares modules
-    with it, must not be used by another thread meanwhile.
+    above) everything here belongs to the calling thread or to its model. A thread that calls the same model, or one that shares
+    modules with it, waits for the end; if it changed the weights, the measurement is refused, and what it did stays (``gate``).
     """
     if mode not in ("eval", "train"):
         raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
     devices = {"cpu"} | {p.device.type for p in model.parameters()}
-    with (_remembered(model), _streams_kept(model, seed), _without_autocast(devices), compiled_eagerly(),
-          torch.inference_mode(False), torch.enable_grad()):
+    with (torch.inference_mode(False), torch.enable_grad(), gated(model) as gate, guarded(model, gate.others), remembered(model),
+          _streams_kept(model, seed), _without_autocast(devices), compiled_eagerly()):
         for module in model.modules():
             module.training = mode == "train"  # not module.train(): some models act on being switched
         yield
-
-
-@contextlib.contextmanager
-def _remembered(model: nn.Module) -> Iterator[None]:
-    """The attributes of all modules (``training`` is one of them), and the contents of lists, dicts and sets among them."""
-    modules = list(model.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    containers = [(box, box.copy()) for before in attributes for name, box in before.items()
-                  if type(box) in (list, dict, set) and name not in _OF_TORCH]
-    try:
-        yield
-    finally:
-        for module, before in zip(modules, attributes, strict=True):
-            now = vars(module)
-            for name in now.keys() - before.keys():
-                del now[name]
-            now.update({name: value for name, value in before.items() if now.get(name) is not value})
-        for box, contents in containers:
-            box.clear()
-            box.extend(contents) if isinstance(box, list) else box.update(contents)
 
 
 @contextlib.contextmanager
