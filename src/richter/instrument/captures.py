@@ -191,7 +191,7 @@ def _out_of_order(bench: Bench, survey: Survey, audit: Audit, rows: slice) -> Ca
     turned = replace(bench, x=select(bench.x, order)).run(expand=dict.fromkeys(survey.expand, bench.n), seed=rows.start)
     check_calls(survey, bench.x, turned.calls, bench.n)
     after = prints(survey, turned.calls, bench.n)
-    return lambda calls: suspects(prints(survey, calls, bench.n), after, order)
+    return lambda calls: suspects(prints(survey, calls, bench.n), after, order, bench.state.precision)
 
 
 def _with_siblings(survey: Survey, names: Sequence[str]) -> list[str]:

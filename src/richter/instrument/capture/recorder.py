@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from richter.core import CaptureError
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
+from richter.instrument.capture.gate import wait_at
 from richter.instrument.capture.quiet import seeded
 from richter.instrument.capture.shortcuts import Shortcuts
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
@@ -165,8 +166,8 @@ def _check_unwritten(state: State, versions: Sequence[int]) -> None:
     for (name, p), version in zip(state.shared, versions, strict=True):
         if p._version != version:
             raise CaptureError(f"the forward pass wrote into parameter {name!r} on some inputs of the probe and not on its first "
-                               f"ones, on which this is rehearsed: the model's own weight has been changed by it. Write into a "
-                               f"buffer instead, or put such an input first in the probe.")
+                               f"ones, on which this is rehearsed (or another thread did, meanwhile). Write into a buffer instead, "
+                               f"or put such an input first in the probe.")
 
 
 def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[str]:
@@ -212,6 +213,7 @@ class Recorder(TorchFunctionMode):
         self.expand = expand
         self.calls: list[Call] = []
         self.differentiates = False  # does the model itself differentiate?
+        self.seen = state.seen
         self.transforms = False  # by torch.func?
         self._uses: list[int] = []  # which of the calls are not those of a module that is known
         self._handles: list[Any] = []
@@ -248,6 +250,7 @@ class Recorder(TorchFunctionMode):
         return [c for i, c in enumerate(self.calls) if i not in serving]
 
     def _begin(self, module: nn.Module, _: Any) -> None:
+        wait_at(module)  # a thread that does not measure
         self.scope.path.append(module)
         self.scope.called.add(module)
 
@@ -300,6 +303,7 @@ class Recorder(TorchFunctionMode):
         shortcut = self.shortcuts.instead(func, args, kwargs)
         z = func(*args, **kwargs) if shortcut is None else shortcut()
         if isinstance(z, Tensor) and z.requires_grad:
+            self.seen.add(z.dtype)
             for use in self.scope.uses(func, args, kwargs, z):
                 z = self._used(use, z)
         return z

@@ -24,6 +24,7 @@ class State(dict[str, Tensor]):
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         super().__init__(weights)
         modules = dict(model.named_modules(remove_duplicate=False))
+        self.seen = {weight.dtype for weight in self.values() if weight.is_floating_point()}  # and what passes compute in
         self.parametrised = [module for module in modules.values() if parametrize.is_parametrized(module)]
         self.places: list[tuple[dict[str, Any], str, Tensor]] = []
         self.shared: list[tuple[str, Tensor]] = []  # those that have their memory from the model's own parameters
@@ -35,6 +36,11 @@ class State(dict[str, Tensor]):
             self.places.append((box, attribute, weight))
             if own and weight.layout is torch.strided and weight.data_ptr() == box[attribute].data_ptr():
                 self.shared.append((name, box[attribute]))
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The coarsest that the model computes in: a softmax in single precision rounds a network in double precision too."""
+        return max(self.seen or {torch.get_default_dtype()}, key=lambda dtype: torch.finfo(dtype).eps)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

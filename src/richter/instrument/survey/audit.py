@@ -115,13 +115,13 @@ def _print(c: Call, n: int, layout: str) -> Tensor:
     return (rows @ weights.to(rows.dtype)).detach()
 
 
-def suspects(before: Prints, after: Prints, order: Tensor) -> list[int]:
+def suspects(before: Prints, after: Prints, order: Tensor, precision: torch.dtype) -> list[int]:
     """Examples whose rows are others when the chunk is in another ``order``."""
     off: set[int] = set()
     for name, own in before.items():
         for p, q in zip(own, after[name], strict=True):
             scale = p.abs().max()
-            differs = (p[order.to(p.device)] - q).abs() > 10 * tolerance(p.dtype) * scale
+            differs = (p[order.to(p.device)] - q).abs() > 10 * max(tolerance(p.dtype), tolerance(precision)) * scale
             off.update(order[differs.cpu()].tolist())
     return sorted(off)[::max(1, len(off) // SUSPECTS)]
 
@@ -199,13 +199,17 @@ class Check:
         if len(cotangent) < len(run.f):
             cotangent = torch.cat([cotangent, torch.zeros_like(cotangent)])
         exact = dict(zip(distinct, run.backward(cotangent, list(distinct.values()))[1], strict=True))
-        tol = tolerance(coarsest(run.state, run.f))
-        errors = {key: self._error(own, exact[key], h_and_g, tol) for key, own in users.items()}
+        precision = coarsest(run.state, run.f)
+        tol, sizes = tolerance(precision), [float(exact[key].norm()) for key in users]
+        noise = 1e3 * torch.finfo(precision).eps * max(sizes, default=0.0)  # rounding, beside the gradients of other weights
+        errors = {key: self._error(own, exact[key], size, tol * size + noise, h_and_g)
+                  for (key, own), size in zip(users.items(), sizes, strict=True)}
         return {k: errors[key] for key, own in users.items() if errors[key] > tol for k in own}
 
-    def _error(self, own: Sequence[str], exact: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]], tol: float) -> float:
-        """How far what these maps add up to is from a weight's gradient, relative to its size; where that is above ``tol``, also
-        to that of the terms, which may cancel."""
+    def _error(self, own: Sequence[str], exact: Tensor, size: float, small: float,
+               h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> float:
+        """How far what these maps add up to is from a weight's gradient, relative to its ``size`` and to that of the terms, which
+        may cancel; 0 if it is ``small``."""
         maps = self.survey.maps
         covered = len(own) == 1 and maps[own[0]].index.numel() == exact.numel()  # one matrix is all of it
         rest = exact if covered else exact.clone(memory_format=torch.contiguous_format)  # autograd may return it transposed
@@ -219,8 +223,8 @@ class Check:
                 matrix -= gradient
             else:
                 rest.view(-1).index_add_(0, maps[k].index, gradient.reshape(-1), alpha=-1)
-        off, size = torch.stack([rest.norm(), exact.norm()]).tolist()
-        return 0.0 if off <= tol * size else off / (size + _terms([h_and_g[k] for k in own]) + 1e-300)
+        off = rest.norm().item()
+        return 0.0 if off <= small else off / (size + _terms([h_and_g[k] for k in own]) + 1e-300)
 
 
 def _terms(h_and_g: Sequence[tuple[Tensor, Tensor]]) -> float:

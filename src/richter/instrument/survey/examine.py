@@ -44,7 +44,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
         differentiates=whole.differentiates, accumulates=verified.accumulates, splits=bench.splits,
         matrices=matrices_of(whole), graph=sum(kept.values()) // (m * part.f.element_size())))
-    result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.aliases, whole.f)))
+    result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.state, whole.f)))
     result = _one_by_one(bench, result, verified)
     result.notes |= _idle(model, result, whole)
     return result
@@ -167,9 +167,10 @@ def check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[i
             largest = max(float(d.norm()) for d in run.backward(R[i], others)[1])
         gradients = run.backward(R[i], weights)[1]
         added = [a + d for a, d in zip(added, gradients, strict=True)]
-    noise = 1e3 * torch.finfo(coarsest(bench.state, R)).eps * largest
+    precision = coarsest(bench.state, R)
+    noise = 1e3 * torch.finfo(precision).eps * largest
     for w, a in zip(weights, added, strict=True):
-        if (a - exact[id(w)]).norm() > 10 * tolerance(a.dtype) * (a.norm() + exact[id(w)].norm()) + noise:
+        if (a - exact[id(w)]).norm() > 10 * tolerance(precision) * (a.norm() + exact[id(w)].norm()) + noise:
             raise MixingError(f"the gradients of single examples do not add up to that of the batch (in its backward pass, if "
                               f"not in its forward pass): {MIXING}")
 

@@ -79,12 +79,12 @@ def layouts_of(whole: Pass, part: Pass, n: int, m: int) -> Layouts:
     """Where the examples may be in each call of each map: a pass of n of them is compared with one of m (the second to the last
     but one)."""
     fewer = grouped(part.calls)
-    return {name: [_candidates(c, d, n, m) for c, d in zip(calls, fewer[name], strict=True)]
+    return {name: [_candidates(c, d, n, m, whole.state.precision) for c, d in zip(calls, fewer[name], strict=True)]
             if len(calls) == len(fewer.get(name, [])) else [()] * len(calls)
             for name, calls in grouped(whole.calls).items()}
 
 
-def _candidates(c: Call, d: Call, n: int, m: int) -> Candidates:
+def _candidates(c: Call, d: Call, n: int, m: int, precision: torch.dtype) -> Candidates:
     """Of one call, on n examples and on m. Rows that are alike leave several: which of them it is, gradients tell."""
     if c.shape == d.shape:
         return SHARED
@@ -102,7 +102,7 @@ def _candidates(c: Call, d: Call, n: int, m: int) -> Candidates:
     if x.shape[0] != c.shape[0] or y.shape[1:] != x.shape[1:]:
         return ()
     apart = x.reshape(r, n, *x.shape[1:])[:, 1:1 + m].reshape(y.shape)
-    return tuple(layout for layout, rows in (("major", x[r:r + r * m]), ("minor", apart)) if close(rows, y))
+    return tuple(layout for layout, rows in (("major", x[r:r + r * m]), ("minor", apart)) if close(rows, y, precision))
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -110,10 +110,12 @@ def tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 5e-2 if dtype.is_floating_point else 0.0)
 
 
-def close(x: Tensor, y: Tensor) -> bool:
-    """The same numbers, up to the rounding of two right computations; relative to the largest of them, however small that is."""
+def close(x: Tensor, y: Tensor, precision: torch.dtype) -> bool:
+    """The same numbers, up to the rounding of two right computations of this precision; relative to the largest of them, however
+    small that is."""
     x, y = x.detach(), y.detach()
-    return x.shape == y.shape and (not x.numel() or bool((x - y).abs().max() <= tolerance(x.dtype) * x.abs().max()))
+    tol = max(tolerance(x.dtype), tolerance(precision)) if x.is_floating_point() else 0.0
+    return x.shape == y.shape and (not x.numel() or bool((x - y).abs().max() <= tol * x.abs().max()))
 
 
 def expanded(bench: Bench, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts, set[str]]:
@@ -126,7 +128,7 @@ def expanded(bench: Bench, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts
             trial = bench.run(expand=dict.fromkeys({*accepted, module}, bench.n))
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
             continue  # the model does not broadcast there: one example at a time, then
-        if close(trial.f, whole.f):
+        if close(trial.f, whole.f, whole.state.precision):
             accepted.add(module)
             whole = trial
     if accepted:

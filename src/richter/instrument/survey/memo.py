@@ -113,7 +113,7 @@ def renewed(known: Survey, bench: Bench) -> Survey | None:
         verified = verify(bench, whole, {name: [(k,) for k in info.layouts] for name, info in known.maps.items()}, drawn=False)
     except RuntimeError:  # what a layer reads has another shape now: routing, early exits
         return None
-    tol = tolerance(coarsest(whole.aliases, whole.f))
+    tol = tolerance(coarsest(whole.state, whole.f))
     same = all((info.layouts, info.rows) == (known.maps[k].layouts, known.maps[k].rows) for k, info in verified.maps.items())
     if verified.notes or not same or verified.accumulates != known.accumulates \
             or biases(bench.model, known, verified, whole.aliases, tol) != known.biases:

@@ -4,7 +4,7 @@ outputs are added up from what was captured, and what does not agree with autogr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
-from richter.instrument.capture import Call, Pass
+from richter.instrument.capture import Call, Pass, State
 from richter.instrument.survey.layouts import SHARED, Bench, Candidates, Layouts, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.layers import Kind
@@ -24,9 +24,9 @@ MIXING = ("the model mixes examples (BatchNorm in train mode or without running 
           "running statistics.")
 
 
-def coarsest(state: Mapping[str, Tensor], f: Tensor) -> torch.dtype:
+def coarsest(state: State, f: Tensor) -> torch.dtype:
     """Of the precisions that a model computes in: half-precision layers before a float32 output round as they do."""
-    return max({f.dtype, *(t.dtype for t in state.values() if t.is_floating_point())}, key=lambda d: torch.finfo(d).eps)
+    return max(f.dtype, state.precision, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
@@ -130,7 +130,7 @@ class Verified:
 
 def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified:
     """Rebuild the gradient of a random combination of the outputs, in two halves of the examples."""
-    n, f, tol = bench.n, whole.f, tolerance(coarsest(whole.aliases, whole.f))
+    n, f, tol = bench.n, whole.f, tolerance(coarsest(whole.state, whole.f))
     R = torch.randn(n, f[0].numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f.device, f.dtype)
     mine = torch.tensor([i.bit_count() % 2 == 0 for i in range(n)], device=f.device)  # neighbours are on either side
     half = R * mine[:, None]
@@ -171,7 +171,7 @@ def verify_one(one: Pass, names: Sequence[str]) -> dict[str, Remark]:
     R = torch.randn(one.f[0].numel(), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weights = _distinct([c.weight for c in one.calls])
     g, exact = one.backward(R.to(one.f.device), weights)
-    rebuilt, tol = Rebuilt(weights, exact), tolerance(coarsest(one.aliases, one.f))
+    rebuilt, tol = Rebuilt(weights, exact), tolerance(coarsest(one.state, one.f))
     for c, d in zip(one.calls, g, strict=True):
         rebuilt.add(c, c.inputs(), c.map.outputs(c.module, d))
     calls = grouped(one.calls)
