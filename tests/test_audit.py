@@ -16,6 +16,8 @@ from torch.nn.utils import parametrize
 import oracles
 import richter
 from richter.core import MixingError
+from richter.instrument.statistics import FEATURES, Operator
+from richter.measures.measure import Measure
 
 DRAW = torch.Generator().manual_seed(3)
 X = torch.randn(40, 6, generator=DRAW, dtype=torch.float64)
@@ -345,3 +347,27 @@ def test_models_that_mix_large_batches_are_refused(make: Callable[[], nn.Module]
     for work in (lambda model: richter.measure(model, richter.Probe(X, Y), ["nfc"]), lambda model: richter.kernels.ntk(model, X)):
         with pytest.raises(MixingError, match="mixes examples"):
             work(make())
+
+
+def test_features_that_ask_nothing_of_a_layer_are_looked_at_too() -> None:
+    """A measure of what layers read makes no backward pass of its own."""
+    reads = Measure("mean_square", lambda Phi: float(Phi[::2].square().mean()), needs=(FEATURES,))
+    for make in (Sorted, SwappedLate):
+        model = make()
+        exact = model.a(X)[::2].square().mean().item()
+        assert richter.measure(model, richter.Probe(X, Y), [reads]).value("mean_square", "c") == pytest.approx(exact, rel=1e-10)
+
+
+def test_operators_of_models_that_add_to_grad_are_refused() -> None:
+    def gauss_newton(f: Tensor, Y: Any, parameters: Any, vectors: Any) -> Any:
+        return torch.autograd.grad(f.square().sum(), parameters, allow_unused=True)
+
+    summed = Measure("summed", lambda A: float(A(torch.ones(A.size, dtype=torch.float64)).sum()),
+                             needs=(Operator("gauss_newton", gauss_newton),))
+    row = richter.measure(Reversible(), richter.Probe(X, Y), [summed]).row("summed")
+    assert math.isnan(row.value)
+    assert "adds to .grad" in row.note
+    model = ReversibleWithParameters()
+    gradients = torch.autograd.grad(model(X).square().sum() / len(X), list(model.parameters()))
+    value = richter.measure(model, richter.Probe(X, Y), [summed]).value("summed")
+    assert value == pytest.approx(sum(d.sum().item() for d in gradients), rel=1e-10)

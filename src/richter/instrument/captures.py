@@ -108,6 +108,12 @@ class Recording:
             check(V, lambda rows, mix: self._combined(rows, mix, stacked))
         return {name: self._capture(name, stacked[name], reads) for name in self.where}
 
+    def look(self) -> None:
+        """Where nothing is asked of the maps, that they read what they should is looked at by one backward pass."""
+        if self.check is not None:
+            draw = torch.Generator().manual_seed(self.check.number)
+            self.captures(torch.randn(self.f.shape, generator=draw, dtype=torch.float64).to(self.f)[None], reads=False)
+
     def _combined(self, rows: Tensor, mix: Float[Tensor, " v"], stacked: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """What each map read of some examples, and what a combination of their cotangents asks; "n s ..." both."""
         return {name: (self.reads_of(name, rows), torch.einsum("v,v...->...", mix.to(g.dtype), g[:, rows]))

@@ -166,8 +166,8 @@ def _check_unwritten(state: State, versions: Sequence[int]) -> None:
     for (name, p), version in zip(state.shared, versions, strict=True):
         if p._version != version:
             raise CaptureError(f"the forward pass wrote into parameter {name!r} on some inputs of the probe and not on its first "
-                               f"ones, on which this is rehearsed (or another thread did, meanwhile). Write into a buffer instead, "
-                               f"or put such an input first in the probe.")
+                               f"ones, on which this is rehearsed (or another thread did, meanwhile). Write into a buffer "
+                               f"instead, or put such an input first in the probe.")
 
 
 def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[str]:

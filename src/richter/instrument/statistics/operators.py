@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # (f "n k" with its graph, Y "n k" or None, parameters, a vector for each) -> a vector for each, summed over these examples
 Product = Callable[[Tensor, Tensor | None, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]]
+HIDDEN = "the model adds to .grad in a backward pass of its own, and what is added there cannot be differentiated again"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Operator(Statistic):
     name: str
     product: Product
     place: Place = "model"
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        return HIDDEN if subject.survey.accumulates else self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         return Wants(alone=_each(subject), what="the graph of one example, twice differentiable")
@@ -98,7 +102,8 @@ class Products:
             if subject.counted is not None:  # outputs that do not count are constants, as their labels are
                 f = torch.where(subject.counted[chunk.rows].to(f.device), f, 0.0)
             Y = None if subject.Y is None else subject.Y[chunk.rows].to(f)
-            parts = self.product(f, Y, places, vectors)
+            with subject.state.in_place():  # a backward pass may run modules again
+                parts = self.product(f, Y, places, vectors)
             flat = [(torch.zeros_like(p) if d is None else d).reshape(-1) for p, d in zip(places, parts, strict=True)]
             total += torch.cat(flat).to(total)
         return total / subject.probe.n

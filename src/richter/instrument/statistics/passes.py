@@ -239,6 +239,8 @@ class Pass:
     def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, cotangents: Cotangents,
                  family: Sequence[Entry]) -> Reading:
         if not any(e.wants.backward for e in family):
+            for recording in recordings if last else ():
+                recording.look()
             return Reading(self.subject, rows, block, last, recordings[0], {}, None)
         reads = any(e.wants.reads and not e.wants.optional for e in family)
         V = self.subject.rowwise(cotangents, "mean", block)
