@@ -40,10 +40,10 @@ def summary(assessments: list[Assessment]) -> str:
     refused = len(assessments) - len(measured)
     covered, matrices = sum(a.covered for a in measured), sum(len(a.matrices) for a in measured)
     rows = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
-    return (f"**{len(assessments)} architectures**: {origins['transformers']} of `transformers`, {origins['hand-made']} made by "
-            f"hand; refused: {refused}. Rows: {rows}.\n\n"
-            f"**{covered:,} of {matrices:,} weight matrices ({covered / matrices:.1%})** of the architectures that are not refused "
-            f"have feature correlations.")
+    return (f"**{len(assessments)} architectures**: {origins['transformers']} of `transformers`, {origins['hand-made']} made "
+            f"by hand; refused: {refused}. Rows: {rows}.\n\n"
+            f"**{covered:,} of {matrices:,} weight matrices ({covered / matrices:.1%})** of the architectures that are not "
+            f"refused have feature correlations.")
 
 
 def listed(head: str, lines: list[str]) -> str:
@@ -70,8 +70,8 @@ example alone, in every parameter and in what every product of a parameter write
 
 A cell says how many rows of a measure agree with brute force to 1e-8 (1e-5 where the model itself computes in float32), and how
 many are *estimated* (a sketch, because there are more outputs than kernels take), *undefined* (0/0, or nothing that a sketch can
-give) or *idle*. *Weight matrices* are trainable parameters with at least two axes longer than one, and how many of them have feature
-correlations.
+give) or *idle*. *Weight matrices* are trainable parameters with at least two axes longer than one, and how many of them have
+feature correlations.
 
 {listed(head, [line(a) for a in assessments])}
 

@@ -8,6 +8,7 @@ writes. Products are seen where torch computes them (`Products`), whichever modu
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,8 @@ EXAMPLES = 14
 CORRELATIONS = ("nfc", "cnfc", "c_uc_ratio", "weight_change")
 TANGENT = ("tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
 PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__, Tensor.__rmatmul__}
+TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d}
 
 
@@ -77,9 +80,27 @@ class Products(TorchFunctionMode):
             x, w = [*args, *named][:2]
             groups = x.shape[1] // w.shape[1]
             return self._keep(z.movedim(1, -1), w, lambda i: i.flatten(1).unflatten(0, (groups, -1))).movedim(-1, 1)
+        if func in TRANSPOSED:
+            return self._scattered(func, z, [*args, *named], kwargs)
         if func is torch.einsum and len(args) == 3:
             return self._einsum(z, *args)
+        if func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dim() and self._entries(args[0], 2):
+            return self._keep(z, args[0], lambda i: i.T[None])
+        if func in SUMS:
+            table = next((w for w in args[:2] if isinstance(w, Tensor) and w.dim() > 1 and self._entries(w)), None)
+            return z if table is None else self._keep(z, table, lambda i: i.flatten(0, -2).T[None])
         return z
+
+    def _scattered(self, func: Callable[..., Any], z: Tensor, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        """A transposed convolution, as what each place of its input writes into the places of its output."""
+        x, w, *rest = args
+        settings = dict(zip(("bias", "stride", "padding", "output_padding", "groups", "dilation"), rest, strict=False)) | {
+            k: v for k, v in kwargs.items() if k not in ("input", "weight")}
+        groups, out, kernel = settings.get("groups", 1), w.shape[1] * settings.get("groups", 1), w.shape[2:].numel()
+        rows = x.new_zeros(*x.movedim(1, -1).shape[:-1], out * kernel)
+        written = self._keep(rows, w, lambda i: i.unflatten(0, (groups, -1)).flatten(2).mT).movedim(-1, 1)
+        each = torch.eye(out * kernel, dtype=z.dtype).reshape(out * kernel, out, *w.shape[2:])
+        return z + func(written, each, None, **{k: v for k, v in settings.items() if k not in ("bias", "groups")})
 
     def _einsum(self, z: Tensor, equation: str, x: Tensor, w: Tensor) -> Tensor:
         """A parameter's axes that are summed are what it reads, its others what it writes; none may be kept from both."""
@@ -187,6 +208,7 @@ def brute_force(case: Architecture) -> Truth:
         running.clear()
         with opened(model), Products(model, running) as mode:
             f = oracles.outputs(model, oracles.example(x, i), case.output)[0]
+        torch.testing.assert_close(f, oracles.outputs(model, oracles.example(x, i), case.output)[0])  # only zeros were added
         variables = [*parameters.values(), *(p.delta for p in mode.products)]
         gradients = [oracles._gradient(f[o], variables) for o in range(len(f))]
         for j, k in enumerate(parameters):
@@ -227,11 +249,11 @@ def correlations(truth: Truth, W: Tensor, W0: Tensor, name: str, parameter: str,
 
 
 def _rows(product: Tensor, index: Tensor) -> Tensor | None:
-    """Which outputs of a product are the rows of a map."""
+    """Which outputs of a product are the rows of a map; the order of what a row reads changes no correlation."""
     if product.shape[0] != index.shape[0] or product.shape[2] != index.shape[2]:
         return None
-    places = {tuple(row): o for o, row in enumerate(product.flatten(0, 1).tolist())}
-    rows = [places.get(tuple(row)) for row in index.flatten(0, 1).tolist()]
+    places = {tuple(row): o for o, row in enumerate(product.flatten(0, 1).sort(-1).values.tolist())}
+    rows = [places.get(tuple(row)) for row in index.flatten(0, 1).sort(-1).values.tolist()]
     return None if None in rows else torch.tensor(rows)
 
 
@@ -267,7 +289,7 @@ class Assessment:
     @property
     def failure(self) -> str:
         """Of the whole model: refused, as it should be, or failed."""
-        return "" if not self.error else "refused" if self.case.refused else "failed"
+        return "" if not self.error else "refused" if re.search(self.case.refused or "$^", self.error) else "failed"
 
     @property
     def covered(self) -> int:

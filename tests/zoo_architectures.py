@@ -206,8 +206,8 @@ _hugging("mamba", "MambaForCausalLM", "MambaConfig", text, last_token, vocab_siz
          num_hidden_layers=2, conv_kernel=2, expand=2, time_step_rank=2, initializer_range=0.4, use_cache=False, bos_token_id=0,
          eos_token_id=0, pad_token_id=1)
 _hugging("mamba2", "Mamba2ForCausalLM", "Mamba2Config", text, last_token, tolerance=1e-5, vocab_size=VOCABULARY,
-         hidden_size=8, state_size=4, num_hidden_layers=1, conv_kernel=2, expand=2, head_dim=4, num_heads=4, n_groups=1, chunk_size=4, initializer_range=0.4,
-         use_cache=False, bos_token_id=0, eos_token_id=0, pad_token_id=1)
+         hidden_size=8, state_size=4, num_hidden_layers=1, conv_kernel=2, expand=2, head_dim=4, num_heads=4, n_groups=1,
+         chunk_size=4, initializer_range=0.4, use_cache=False, bos_token_id=0, eos_token_id=0, pad_token_id=1)
 _hugging("rwkv", "RwkvForCausalLM", "RwkvConfig", text, last_token, vocab_size=VOCABULARY, context_length=8, hidden_size=8,
          attention_hidden_size=8, intermediate_size=12, num_hidden_layers=2, use_cache=False, bos_token_id=0, eos_token_id=0)
 _hugging("xlnet", "XLNetForSequenceClassification", "XLNetConfig", text, class_logits, vocab_size=VOCABULARY, d_model=8,
@@ -276,8 +276,8 @@ def byte_text(n: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 _hugging("perceiver", "PerceiverForSequenceClassification", "PerceiverConfig", byte_text, class_logits, num_latents=4,
-         d_latents=8, d_model=6, num_blocks=1, num_self_attends_per_block=1, num_self_attention_heads=2, num_cross_attention_heads=1,
-         vocab_size=VOCABULARY, max_position_embeddings=LENGTH, num_labels=3, initializer_range=0.4)
+         d_latents=8, d_model=6, num_blocks=1, num_self_attends_per_block=1, num_self_attention_heads=2,
+         num_cross_attention_heads=1, vocab_size=VOCABULARY, max_position_embeddings=LENGTH, num_labels=3, initializer_range=0.4)
 
 # -------------------------------------------------------------------------------------------------- transformers: images
 
@@ -378,8 +378,8 @@ def channels(n: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 _hugging("patchtst", "PatchTSTForClassification", "PatchTSTConfig", channels, lambda r: r["prediction_logits"],
-         num_input_channels=2, context_length=8, patch_length=4, patch_stride=2, num_hidden_layers=1, d_model=8, num_attention_heads=2, ffn_dim=12,
-         num_targets=3, init_std=0.4, use_cls_token=True)
+         num_input_channels=2, context_length=8, patch_length=4, patch_stride=2, num_hidden_layers=1, d_model=8,
+         num_attention_heads=2, ffn_dim=12, num_targets=3, init_std=0.4, use_cls_token=True)
 _hugging("patchtsmixer", "PatchTSMixerForTimeSeriesClassification", "PatchTSMixerConfig", channels,
          lambda r: r["prediction_outputs"], num_input_channels=2, context_length=8, patch_length=4, patch_stride=2, num_layers=1,
          d_model=6, num_targets=3, mode="mix_channel", gated_attn=True, init_std=0.4)
