@@ -63,7 +63,10 @@ class Products(TorchFunctionMode):
         z = func(*args, **kwargs)
         named = [kwargs[k] for k in ("input", "weight") if k in kwargs]
         if func is F.linear:
-            return self._keep(z, [*args, *named][1], lambda i: i[None])
+            x, w = [*args, *named][:2]
+            if x.dim() > 1 and x.shape[:-2].numel() == 1 and self._entries(x):  # a table that a layer reads whole
+                z = self._keep(z.mT, x, lambda i: i.flatten(0, -2)[None]).mT
+            return self._keep(z, w, lambda i: i[None])
         if func in PRODUCTS and self._entries(args[1], 2):
             return self._keep(z, args[1], lambda i: i.T[None])
         if func in PRODUCTS and self._entries(args[0], 2):
@@ -103,17 +106,18 @@ class Products(TorchFunctionMode):
         return z + func(written, each, None, **{k: v for k, v in settings.items() if k not in ("bias", "groups")})
 
     def _einsum(self, z: Tensor, equation: str, x: Tensor, w: Tensor) -> Tensor:
-        """A parameter's axes that are summed are what it reads, its others what it writes; none may be kept from both."""
+        """A parameter's axes that are summed are what it reads, those of its own what it writes; the others are groups."""
         (first, second), out = equation.replace(" ", "").split("->")[0].split(","), equation.replace(" ", "").split("->")[1]
         if not self._entries(w):
             (first, x), (second, w) = (second, w), (first, x)
-        read, written = [c for c in second if c not in out], [c for c in second if c in out]
-        if not self._entries(w) or set(written) & set(first) or not read or not written or set(second) - set(first + out):
+        read, written = [c for c in second if c not in out], [c for c in second if c in out and c not in first]
+        group = [c for c in second if c in out and c in first]
+        if not self._entries(w) or not read or not written or set(read) - set(first):
             return z
-        order = [*(c for c in out if c not in written), *written]
-        rows = z.permute([out.index(c) for c in order]).flatten(-len(written))
-        kept = self._keep(rows, w, lambda i: i.permute([second.index(c) for c in written + read]).flatten(
-            0, len(written) - 1).flatten(1)[None])
+        order = [*(c for c in out if c not in group + written), *group, *written]
+        rows = z.permute([out.index(c) for c in order]).flatten(-len(group + written))
+        sizes = [math.prod(w.shape[second.index(c)] for c in axes) for axes in (group, written, read)]
+        kept = self._keep(rows, w, lambda i: i.permute([second.index(c) for c in group + written + read]).reshape(sizes))
         return kept.reshape([z.shape[out.index(c)] for c in order]).permute([order.index(c) for c in out])
 
     def _entries(self, w: Any, dim: int | None = None) -> tuple[str, Tensor] | None:

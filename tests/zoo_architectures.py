@@ -92,11 +92,6 @@ def padded_text(n: int) -> tuple[dict[str, Tensor], Tensor]:
     return {"input_ids": torch.where(mask > 0, x["input_ids"], 1), "attention_mask": mask}, y
 
 
-def long_text(length: int) -> Batch:
-    """Texts of another length."""
-    return lambda n: text(n, length)
-
-
 def pixels(channels: int = 2, size: int = 8) -> Batch:
     """{"pixel_values": x[n,c,size,size]}, y[n]."""
 
@@ -115,6 +110,12 @@ def waves(length: int) -> Batch:
         return {"input_values": x}, y
 
     return batch
+
+
+def two_segments(n: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Texts of two sentences."""
+    x, y = text(n, 8)
+    return {**x, "token_type_ids": (torch.arange(8) > 3).long().repeat(n, 1)}, y
 
 
 def some_global(n: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -202,15 +203,15 @@ _hugging("stablelm", "StableLmForCausalLM", "StableLmConfig", text, last_token, 
 _hugging("olmo2", "Olmo2ForCausalLM", "Olmo2Config", text, last_token, **_LLAMA)
 _hugging("cohere", "CohereForCausalLM", "CohereConfig", text, last_token, **_LLAMA)
 _hugging("granite", "GraniteForCausalLM", "GraniteConfig", text, last_token, **_LLAMA)
-_hugging("mamba", "MambaForCausalLM", "MambaConfig", text, last_token, vocab_size=VOCABULARY, hidden_size=8, state_size=3,
-         num_hidden_layers=2, conv_kernel=2, expand=2, time_step_rank=2, initializer_range=0.4, use_cache=False, bos_token_id=0,
-         eos_token_id=0, pad_token_id=1)
+_hugging("mamba", "MambaForCausalLM", "MambaConfig", text, last_token, tolerance=1e-5, vocab_size=VOCABULARY, hidden_size=8,
+         state_size=3, num_hidden_layers=2, conv_kernel=2, expand=2, time_step_rank=2, initializer_range=0.4, use_cache=False,
+         bos_token_id=0, eos_token_id=0, pad_token_id=1)
 _hugging("mamba2", "Mamba2ForCausalLM", "Mamba2Config", text, last_token, tolerance=1e-5, vocab_size=VOCABULARY,
          hidden_size=8, state_size=4, num_hidden_layers=1, conv_kernel=2, expand=2, head_dim=4, num_heads=4, n_groups=1,
          chunk_size=4, initializer_range=0.4, use_cache=False, bos_token_id=0, eos_token_id=0, pad_token_id=1)
 _hugging("rwkv", "RwkvForCausalLM", "RwkvConfig", text, last_token, vocab_size=VOCABULARY, context_length=8, hidden_size=8,
          attention_hidden_size=8, intermediate_size=12, num_hidden_layers=2, use_cache=False, bos_token_id=0, eos_token_id=0)
-_hugging("xlnet", "XLNetForSequenceClassification", "XLNetConfig", text, class_logits, vocab_size=VOCABULARY, d_model=8,
+_hugging("xlnet", "XLNetForSequenceClassification", "XLNetConfig", two_segments, class_logits, vocab_size=VOCABULARY, d_model=8,
          n_layer=2, n_head=2, d_inner=12, num_labels=3, initializer_range=0.4, bos_token_id=0, eos_token_id=0, pad_token_id=1)
 
 # ---------------------------------------------------------------------------------- transformers: encoders and decoders
@@ -262,8 +263,8 @@ _hugging("longformer", "LongformerForTokenClassification", "LongformerConfig", s
          attention_window=4, **{**_BERT, "max_position_embeddings": 16})
 _hugging("big_bird", "BigBirdModel", "BigBirdConfig", text, lambda r: r["pooler_output"][:, :3] + mean_state(r),
          attention_type="original_full", block_size=2, sep_token_id=2, **_BERT)
-_hugging("funnel", "FunnelForSequenceClassification", "FunnelConfig", text, class_logits, vocab_size=VOCABULARY,
-         block_sizes=[1, 1], num_decoder_layers=1, d_model=8, n_head=2, d_head=4, d_inner=12, num_labels=3,
+_hugging("funnel", "FunnelBaseModel", "FunnelConfig", two_segments, mean_state, vocab_size=VOCABULARY,
+         block_sizes=[1, 1], num_decoder_layers=1, d_model=8, n_head=2, d_head=4, d_inner=12,
          initializer_range=0.4, pad_token_id=1)
 _hugging("xlm", "XLMForSequenceClassification", "XLMConfig", text, class_logits, vocab_size=VOCABULARY, emb_dim=8, n_layers=2,
          n_heads=2, max_position_embeddings=8, num_labels=3, embed_init_std=0.4, init_std=0.4, pad_index=1, pad_token_id=1)
