@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -308,7 +309,9 @@ def assess(case: Architecture) -> Assessment:
         k for k, p in model.named_parameters() if p.requires_grad and sum(d > 1 for d in p.shape) >= 2])
     initial = zoo.initial(case)
     try:
-        snap = richter.measure(model, richter.Probe(x, y), initial=initial, output=case.output)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what cannot be measured is in the notes
+            snap = richter.measure(model, richter.Probe(x, y), initial=initial, output=case.output)
     except Exception as error:
         result.error = f"{type(error).__name__}: {error}"
         result.missing = dict.fromkeys(result.matrices, "the whole model is refused")
