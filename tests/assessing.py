@@ -357,7 +357,7 @@ def _of_maps(case: Architecture, truth: Truth, initial: dict[str, Tensor], snap:
             expected |= {(measure, name): v for measure, v in values.items()}
     for k in result.matrices:
         if k not in covered:
-            notes = [snap.notes[n] for n in (k, k.rpartition(".")[0]) if n in snap.notes]
+            notes = [note for n, note in snap.notes.items() if n in (k, k.rpartition(".")[0]) or n.startswith(f"{k}.")]
             notes += [r.note for r in snap.rows if r.measure == "nfc" and k in (r.layer, f"{r.layer}.weight")]
             result.missing[k] = next(filter(None, notes), "neither number nor note")
     return expected
