@@ -287,6 +287,7 @@ class Assessment:
     error: str = ""  # with which the whole model was refused
     rows: dict[str, Counter[str]] = field(default_factory=dict)  # measure -> kind -> how many; kinds are marks, wrong, unchecked
     wrong: list[str] = field(default_factory=list)
+    misplaced: list[str] = field(default_factory=list)  # maps named q, k or v that are other rows of their matrix
     unchecked: list[str] = field(default_factory=list)  # maps that brute force does not see
     missing: dict[str, str] = field(default_factory=dict)  # weight matrix without correlations -> why
     remarks: dict[str, str] = field(default_factory=dict)  # measure -> why a row of it has no number
@@ -323,6 +324,8 @@ def assess(case: Architecture) -> Assessment:
     expected = tangents(truth, Y) | _of_maps(case, truth, initial, snap, result)
     for row in snap.rows:
         kind = _kind(row, expected.get((row.measure, row.layer)), case.tolerance)
+        if row.layer in result.misplaced and row.measure in CORRELATIONS:
+            kind = "misplaced"
         result.rows.setdefault(row.measure, Counter())[kind] += 1
         if kind == "wrong":
             value = expected[row.measure, row.layer]
@@ -348,6 +351,7 @@ def _of_maps(case: Architecture, truth: Truth, initial: dict[str, Tensor], snap:
         parameter, index = m.weight or f"{m.module}.weight", m.index.reshape(m.shape)
         if m.kind == "dense" and (sentence := case.misplaced(name, index, now[parameter].numel())):
             result.wrong.append(sentence)
+            result.misplaced.append(name)
         if math.isfinite(snap.value("nfc", name)):
             covered |= {parameter, *(k for k in result.matrices if k.startswith(f"{m.module}.parametrizations."))}
         values = correlations(truth, now[parameter], then[parameter], name, parameter, index)
