@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check claims lint bench docs clean
+.PHONY: demo test check claims zoo lint bench docs clean
 
 demo: .venv/installed  ## train a small network on digits, watch it, say which layers learned features
 	$(BIN)/richter demo
@@ -18,6 +18,9 @@ check: .venv/installed-dev lint  ## before a change is done: linters, long tests
 
 claims: .venv/installed-dev  ## docs/claims.md from the records of the experiments: seconds
 	$(BIN)/richter ledger -o docs/claims.md
+
+zoo: .venv/installed-dev  ## docs/architectures.md from every architecture of the tests beside brute force: a minute
+	$(BIN)/python docs/architectures.py
 
 lint: .venv/installed-dev  ## ruff and mypy: a minute
 	$(BIN)/ruff check src tests benchmarks docs
