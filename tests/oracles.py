@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 from unittest import mock
 
@@ -93,7 +94,11 @@ def tangent_kernels(model: nn.Module, x: Batch, x2: Batch = None, output: Output
     A shared parameter belongs to the first module that owns it.
     """
     J = jacobian(model, x, output)
-    J2 = J if x2 is None else jacobian(model, x2, output)
+    return kernels_of_modules(model, J, J if x2 is None else jacobian(model, x2, output))
+
+
+def kernels_of_modules(model: nn.Module, J: dict[str, Tensor], J2: dict[str, Tensor]) -> dict[str, Tensor]:
+    """{module: K[n,k,m,k]} from the Jacobians {parameter: J[n,k,*shape]} of two batches."""
     kernels: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         own = [f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False)]
@@ -384,6 +389,87 @@ def _own_products(model: nn.Module, name: str, uses: list[Use]) -> Iterator[None
         stack.enter_context(mock.patch.object(torch, "einsum", own_einsum))
         stack.enter_context(mock.patch.object(torch.Tensor, "__matmul__", own_matmul))
         yield
+
+
+# ------------------------------------------------------------------------- models that say themselves what they wrote
+
+
+@dataclass(frozen=True)
+class Written:
+    """One use of a weight matrix: whose it is, which use, W of that owner, and how dg in the shape of z is read as [s,d_out]."""
+
+    owner: nn.Module
+    use: str  # "": the module's own forward; a parameter's name, a part's name
+    matrix: Callable[[nn.Module], Tensor]
+    rows: Callable[[Tensor], Tensor]
+    delta: Tensor
+
+
+_WRITTEN: list[Written] | None = None
+
+
+def by_definition() -> bool:
+    """Is a model being run by ``jacobian_and_uses``? What only changes how something is computed then stands aside."""
+    return _WRITTEN is not None
+
+
+def wrote(owner: nn.Module, z: Tensor, use: str = "", matrix: Callable[[nn.Module], Tensor] | None = None, axis: int = -1,
+          rows: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """A model passes every z = W h (+ b) through here. It is z itself, but while ``jacobian_and_uses`` runs z with a zero added.
+
+    ``axis`` of z holds d_out; ``rows`` reads what cannot be said so.
+    """
+    if _WRITTEN is None:
+        return z
+    delta = torch.zeros_like(z, requires_grad=True)
+    _WRITTEN.append(Written(owner, use, _module_matrix if matrix is None else matrix,
+                            (lambda g: g.movedim(axis, -1).reshape(-1, g.shape[axis])) if rows is None else rows, delta))
+    return z + delta
+
+
+@dataclass(frozen=True)
+class Uses:
+    """A map as its model described it: ``covariance`` = sum over examples, outputs and positions of g g^T."""
+
+    owner: str  # the module's first name
+    use: str
+    matrix: Callable[[nn.Module], Tensor]
+    covariance: Tensor
+
+
+def jacobian_and_uses(model: nn.Module, x: Batch, output: Output = None) -> tuple[dict[str, Tensor], list[Uses]]:
+    """{parameter: J[n,k,*shape]} and every map that passed through ``wrote``: one example and one output at a time."""
+    global _WRITTEN
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    names = {id(module): name for name, module in reversed(list(model.named_modules()))}
+    J: dict[str, list[Tensor]] = {name: [] for name in params}
+    covariances: dict[tuple[int, str], Tensor] = {}
+    first: dict[tuple[int, str], Written] = {}
+    for i in range(size(x)):
+        _WRITTEN = []
+        try:
+            f = outputs(model, example(x, i), output)[0]
+            written = _WRITTEN
+        finally:
+            _WRITTEN = None
+        grads = [_gradient(f[o], [*params.values(), *(w.delta for w in written)]) for o in range(len(f))]
+        for name, per_output in zip(params, zip(*grads, strict=True), strict=False):
+            J[name].append(torch.stack(per_output))
+        for w, per_output in zip(written, list(zip(*grads, strict=True))[len(params):], strict=True):
+            key = (id(w.owner), w.use)
+            first.setdefault(key, w)
+            for g in per_output:
+                rows = w.rows(g)
+                covariances[key] = covariances.get(key, 0) + rows.T @ rows
+    uses = [Uses(names[id(w.owner)], w.use, w.matrix, covariances[key]) for key, w in first.items()]
+    return {name: torch.stack(rows) for name, rows in J.items()}, uses
+
+
+def correlations(W: Tensor, W0: Tensor, covariance: Tensor) -> dict[str, float]:
+    """nfc, cnfc and weight_change of a map, from sum g g^T: cosines do not depend on its scale."""
+    dW = W - W0
+    return {"nfc": cosine(W.T @ W, W.T @ covariance @ W), "cnfc": cosine(dW.T @ dW, dW.T @ covariance @ dW),
+            "weight_change": _ratio(dW.norm(), W.norm())}
 
 
 # ------------------------------------------------------------------------------------------ neural feature correlations
