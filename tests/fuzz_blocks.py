@@ -1,7 +1,7 @@
 """Pieces of which random models are made: each maps every example on its own, and says what its linear maps wrote.
 
-A block is called as ``block(h, s)``: h holds the examples along its first axis, s [n] is a score by which examples are routed, sorted
-and counted. Every z = W h goes through ``oracles.wrote``, which is z itself unless the definition is being computed.
+A block is called as ``block(h, s)``: h holds the examples along its first axis, s [n] is a score by which examples are routed,
+sorted and counted. Every z = W h goes through ``oracles.wrote``, which is z itself unless the definition is being computed.
 """
 
 from __future__ import annotations
@@ -45,10 +45,16 @@ def matrix_of(parameter: str, transposed: bool = False) -> Callable[[nn.Module],
     return lambda m: (getattr(m, parameter).T if transposed else getattr(m, parameter)).detach().clone()
 
 
+@torch.jit.script
+def scripted(z: Tensor) -> Tensor:
+    """tanh, compiled."""
+    return torch.tanh(z)
+
+
 def activation(r: Random) -> tuple[str, Callable[[Tensor], Tensor]]:
     """Some change what they read in place."""
     return r.choice([("tanh", torch.tanh), ("relu_", torch.relu_), ("gelu", F.gelu), ("silu_", lambda z: F.silu(z, inplace=True)),
-                     ("tanh_", torch.tanh_), ("abs", torch.abs), ("linear", lambda z: z)])
+                     ("tanh_", torch.tanh_), ("abs", torch.abs), ("linear", lambda z: z)] * 3 + [("jit", scripted)])
 
 
 # ------------------------------------------------------------------------------- maps of the last axis: h[..., a] -> [..., b]
@@ -286,8 +292,9 @@ class Viewed(Map):
     """Features seen through views, gathers, flips."""
 
     def build(self, r: Random) -> None:
-        self.lin, self.way = nn.Linear(self.a, self.b), r.randrange(4)
+        self.lin, self.way = nn.Linear(self.a, self.b), r.randrange(5)
         self.order = torch.randperm(self.b)
+        self.text = f"{self.text[:-1]}, way {self.way})"
 
     def product(self, h: Tensor) -> Tensor:
         z = call(self.lin, h)
@@ -297,6 +304,9 @@ class Viewed(Map):
             return z.gather(-1, self.order.expand_as(z))
         if self.way == 2:
             return z.sort(-1).values
+        if self.way == 3:
+            graph = torch.eye(self.b, dtype=z.dtype)[self.order].to_sparse()
+            return torch.sparse.mm(graph, z.reshape(-1, self.b).T).T.reshape(z.shape)
         return z.flip(-1).contiguous()
 
 
@@ -413,9 +423,50 @@ class Chunked(Map):
         return torch.tanh(p) * q + v
 
 
+class Elsewhere(Map):
+    """A module's weight is used outside it too, as it is or transposed, in many models for negative scores only."""
+
+    def build(self, r: Random) -> None:
+        self.lin, self.late, self.backwards = nn.Linear(self.a, self.b), r.random() < 0.7, r.random() < 0.5
+        self.text = f"{self.text[:-1]}, late: {self.late}, W.T: {self.backwards})"
+
+    def forward(self, h: Tensor, s: Tensor) -> Tensor:
+        z = torch.tanh(call(self.lin, h))
+        if not self.late:
+            return self.act(z + self.more(h, z))
+        go = (s < 0).nonzero()[:, 0] if len(s) == len(h) else torch.arange(len(h))
+        return self.act(z.index_add(0, go, self.more(h[go], z[go])) if len(go) else 1.0 * z)
+
+    def more(self, h: Tensor, z: Tensor) -> Tensor:
+        W = self.lin.weight
+        if self.backwards:
+            h = torch.tanh(wrote(self.lin, z @ W, "weight.T", matrix_of("weight", transposed=True)))
+        return torch.tanh(wrote(self.lin, F.linear(h, W)))
+
+
+class Energy(Map):
+    """What is passed on is the derivative of something, taken in the forward pass."""
+
+    def build(self, r: Random) -> None:
+        self.first, self.out, self.vmapped = nn.Linear(self.a, 3), nn.Linear(self.a, self.b), r.random() < 0.4
+        self.text = f"{self.text[:-1]}, vmap(grad): {self.vmapped})"
+
+    def energy(self, h: Tensor) -> Tensor:
+        return torch.tanh(wrote(self.first, self.first(h), " (differentiated)")).square().sum()
+
+    def product(self, h: Tensor) -> Tensor:
+        with torch.enable_grad():
+            if self.vmapped and not by_definition():
+                force = torch.func.vmap(torch.func.grad(self.energy))(h)
+            else:
+                h = h if h.requires_grad else h.detach().requires_grad_()
+                force = torch.autograd.grad(self.energy(h), h, create_graph=True)[0]
+        return call(self.out, force)
+
+
 MAPS: list[type[Map]] = [Dense] * 4 + [
     Times, TimesTransposed, BothWays, Einsum, Left, Bmm, AddMM, Slices, Normed, LowRank, Gated, Both, BilinearMap, Twice, Written,
-    Viewed, Groups, Binarised, OwnFunction, Masked, Mapped, Scaled, Chunked]
+    Viewed, Groups, Binarised, OwnFunction, Masked, Mapped, Scaled, Chunked, Elsewhere, Elsewhere, Energy]
 PLAIN: list[type[Map]] = [Dense, Dense, Gated, Both, Scaled]
 
 
@@ -426,11 +477,11 @@ class Around(Block):
     """A block within; what goes in and what comes out have the same shape where ``same``."""
 
     same = True
+    ways = 1
 
     def __init__(self, r: Random, inner: Block) -> None:
         super().__init__()
-        self.inner, self.way, self.level = inner, r.randrange(4), r.choice([0.0, -0.3])
-        self.inside(inner)
+        self.inner, self.way, self.level = inner, r.randrange(self.ways), r.choice([0.0, -0.3])
         self.text = f"{type(self).__name__}[{self.way}]({inner.text})"
 
 
@@ -441,6 +492,8 @@ class Residual(Around):
 
 class SubBatch(Around):
     """Only some of the examples go through."""
+
+    ways = 4
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         go = s > self.level
@@ -462,6 +515,7 @@ class Ordered(Around):
     """Examples in another order inside."""
 
     same = False
+    ways = 4
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         n = len(h)
@@ -492,6 +546,8 @@ class Again(Around):
 class Loop(Around):
     """As often as the example wants, one to three times."""
 
+    ways = 2
+
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         times = torch.where(s > self.level, 1, 2 + (s < self.level - 0.7).long())
         for i in range(int(times.max())):
@@ -508,6 +564,7 @@ class Pieces(Around):
     """Examples in pieces: halves, three at a time, one by one; or filled up to a multiple of four."""
 
     same = False
+    ways = 4
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         if self.way == 3:
@@ -521,6 +578,7 @@ class Doubled(Around):
     """Every example twice, behind each other or beside each other."""
 
     same = False
+    ways = 2
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         if self.way % 2:
@@ -531,7 +589,10 @@ class Doubled(Around):
 
 
 class Checkpointed(Around):
+    """Recomputed in the backward pass, in both of torch's ways."""
+
     same = False
+    ways = 2
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         if by_definition():
@@ -572,6 +633,7 @@ class Hooked(Around):
     """A hook changes the gradient of each example on its own."""
 
     same = False
+    ways = 4
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         z = self.inner(h, s)
@@ -595,6 +657,7 @@ class Stateful(Around):
     """Things that a forward pass changes, and that no output depends on."""
 
     same = False
+    ways = 4
 
     def __init__(self, r: Random, inner: Block) -> None:
         super().__init__(r, inner)
@@ -665,7 +728,8 @@ class EarlyExit(Block):
 
 
 AROUND: list[type[Around]] = [
-    Residual, Residual, SubBatch, SubBatch, Ordered, Ordered, Again, Loop, Pieces, Doubled, Checkpointed, Reversible, Hooked, Stateful]
+    Residual, Residual, SubBatch, SubBatch, Ordered, Ordered, Again, Loop, Pieces, Doubled, Checkpointed, Reversible, Hooked,
+    Stateful]
 
 
 # ---------------------------------------------------------------------------------------- sequences: h[n,T,a] -> [n,T,b]
@@ -689,15 +753,42 @@ class Attention(Block):
         return self.attn(x, x, x)[0].transpose(0, 1)
 
     def definition(self, h: Tensor) -> Tensor:
-        attn, parts = self.attn, []
-        biases = [0.0] * 3 if attn.in_proj_bias is None else attn.in_proj_bias.chunk(3)
-        for i, W in enumerate(attn.in_proj_weight.chunk(3)):
-            part = wrote(attn, h @ W.T + biases[i], "qkv"[i], lambda m, i=i: m.in_proj_weight.detach().chunk(3)[i].clone())
-            parts.append(part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2))
-        q, k, v = parts
-        mixed = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
-        mixed, out = mixed.transpose(1, 2).flatten(2), attn.out_proj
-        return wrote(out, mixed @ out.weight.T + (0.0 if out.bias is None else out.bias))
+        return attention_by_definition(self.attn, h)
+
+
+def attention_by_definition(attn: nn.MultiheadAttention, h: Tensor) -> Tensor:
+    """head = softmax(q k^T / sqrt(d)) v, of [n,T,d]."""
+    parts = []
+    biases = [0.0] * 3 if attn.in_proj_bias is None else attn.in_proj_bias.chunk(3)
+    for i, W in enumerate(attn.in_proj_weight.chunk(3)):
+        part = wrote(attn, h @ W.T + biases[i], "qkv"[i], lambda m, i=i: m.in_proj_weight.detach().chunk(3)[i].clone())
+        parts.append(part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2))
+    q, k, v = parts
+    mixed = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+    mixed, out = mixed.transpose(1, 2).flatten(2), attn.out_proj
+    return wrote(out, mixed @ out.weight.T + (0.0 if out.bias is None else out.bias))
+
+
+class Encoder(Block):
+    """nn.TransformerEncoderLayer, which has a fast path of its own."""
+
+    def __init__(self, r: Random, d: int) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(d, 1, 5, dropout=0.1, batch_first=True, norm_first=r.random() < 0.5)
+        self.text = f"Encoder({d}, norm_first={self.layer.norm_first})"
+
+    def forward(self, h: Tensor, s: Tensor) -> Tensor:
+        m = self.layer
+        if not by_definition():
+            return m(h)
+
+        def feed(x: Tensor) -> Tensor:
+            return call(m.linear2, torch.relu(call(m.linear1, x)))
+        if m.norm_first:
+            h = h + attention_by_definition(m.self_attn, m.norm1(h))
+            return h + feed(m.norm2(h))
+        h = m.norm1(h + attention_by_definition(m.self_attn, h))
+        return m.norm2(h + feed(h))
 
 
 class OwnAttention(Block):
@@ -839,7 +930,7 @@ class Folded(Block):
 
 
 class TimeFirst(Block):
-    """[T,n,d] for maps of the last axis."""
+    """[T,n,d] for maps of the last axis, which get no scores: examples are not the first axis here."""
 
     def __init__(self, r: Random, inner: Block) -> None:
         super().__init__()
@@ -847,7 +938,7 @@ class TimeFirst(Block):
         self.inside(inner)
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
-        return self.inner(h.transpose(0, 1), s).transpose(0, 1)
+        return self.inner(h.transpose(0, 1), s[:0]).transpose(0, 1)
 
 
 class Unpadded(Block):
@@ -926,16 +1017,39 @@ class Deconv(Block):
 
     def __init__(self, r: Random, a: int, b: int) -> None:
         super().__init__()
-        size, stride = r.choice([2, 3]), r.choice([1, 2])
-        self.conv = nn.ConvTranspose2d(a, b, size, stride=stride, padding=1)
-        self.text = f"Deconv({a}->{b}, {size}, stride {stride})"
+        size, stride, groups = r.choice([2, 3]), r.choice([1, 2]), r.choice([1, 1, math.gcd(a, b)])
+        self.conv = nn.ConvTranspose2d(a, b, size, stride=stride, padding=1, groups=groups)
+        self.text = f"Deconv({a}->{b}, {size}, stride {stride}, groups {groups})"
+
+    @staticmethod
+    def matrix(m: nn.Module) -> Tensor:
+        """[b size size, a]: what one input channel adds to a patch, a block for each group."""
+        weight = m.weight.detach()
+        a, b, groups = m.in_channels, m.out_channels // m.groups, m.groups
+        W = weight.new_zeros(m.out_channels, *m.kernel_size, a)
+        for channel in range(a):
+            group = channel // (a // groups)
+            W[group * b : (group + 1) * b, ..., channel] = weight[channel]
+        return W.flatten(0, -2)
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         c = self.conv
 
         def patches(g: Tensor) -> Tensor:
             return F.unfold(g, c.kernel_size, c.dilation, c.padding, c.stride)[0].T  # type: ignore[arg-type]
-        return torch.tanh(wrote(c, c(h), matrix=lambda m: m.weight.detach().flatten(1).T.clone(), rows=patches))
+        return torch.tanh(wrote(c, c(h), matrix=self.matrix, rows=patches))
+
+
+class Volume(Block):
+    """A convolution of three axes, the first of which has two places."""
+
+    def __init__(self, r: Random, a: int, b: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(a, b, (2, 2, 3), padding=(0, 1, 1))
+        self.text = f"Volume({a}->{b})"
+
+    def forward(self, h: Tensor, s: Tensor) -> Tensor:
+        return torch.tanh(wrote(self.conv, self.conv(torch.stack([h, torch.tanh(h)], 2)), axis=1)).squeeze(2)
 
 
 class ImageNorm(Block):
@@ -963,9 +1077,9 @@ class ScaledEmbedding(nn.Embedding):
 class Lookup(Block):
     """[n,T] ids -> [n,T,d]."""
 
-    def __init__(self, r: Random, vocabulary: int, d: int) -> None:
+    def __init__(self, r: Random, vocabulary: int, d: int, way: int | None = None) -> None:
         super().__init__()
-        self.way, self.tiny = r.randrange(4), r.random() < 0.2
+        self.way, self.tiny = r.randrange(4) if way is None else way, r.random() < 0.2
         if self.way == 2:
             self.table = nn.Parameter(torch.randn(vocabulary, d))
         else:
@@ -1035,7 +1149,8 @@ class Pool(Block):
         if self.way == 2:
             return h.amax(1)
         if self.way == 3:
-            return h.gather(1, (token_counts(s, h.shape[1]) - 1)[:, None, None].expand(-1, 1, h.shape[2]))[:, 0]  # the last real one
+            last = (token_counts(s, h.shape[1]) - 1)[:, None, None]  # of those that are real
+            return h.gather(1, last.expand(-1, 1, h.shape[2]))[:, 0]
         return torch.tanh(h).sum(1)
 
 
@@ -1061,10 +1176,9 @@ class Mixing(Block):
             "backward hook: norm over the batch", "attention across the batch", "the best of the batch",
             "late: mean of those with a negative score", "previous example", "order of examples not put back")
 
-    def __init__(self, r: Random, d: int) -> None:
+    def __init__(self, r: Random, way: int | None = None) -> None:
         super().__init__()
-        self.way = r.randrange(len(self.WAYS))
-        self.norm = nn.BatchNorm1d(d, track_running_stats=False)
+        self.way = r.randrange(len(self.WAYS)) if way is None else way
         self.text = f"MIXING({self.WAYS[self.way]})"
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ from richter.core import RichterError
 
 RELATIVE = 1e-8
 CORRELATIONS = ("nfc", "cnfc", "weight_change")
-OPAQUE = ("(opaque)", "(computed)", "(vmap)", "(packed)")  # uses that nobody can know to be linear maps: a number may be missing
+SILENT = "neither number nor note"
+OPAQUE = ("(opaque)", "(computed)", "(vmap)", "(packed)", "(differentiated)")
+# uses that an instrument cannot know to be linear maps, or not only that: a number may be missing, but not be wrong
 
 
 @dataclass
@@ -40,12 +42,17 @@ class Outcome:
     seconds: float = 0.0
 
     @property
+    def silent(self) -> list[str]:
+        """Maps that have neither a number nor a note."""
+        return [name for name, note in self.missing.items() if note == SILENT]
+
+    @property
     def failed(self) -> bool:
-        return bool(self.wrong or self.crashed or self.disturbed)
+        return bool(self.wrong or self.crashed or self.disturbed or self.silent)
 
     def __str__(self) -> str:
-        lines = [self.case.text, f"  {'FAILED' if self.failed else 'refused' if self.refused else 'right'}: {self.right} maps right, "
-                 f"{len(self.missing)} missing, {self.seconds:.2f} s"]
+        verdict = "FAILED" if self.failed else "refused" if self.refused else "right"
+        lines = [self.case.text, f"  {verdict}: {self.right} maps right, {len(self.missing)} missing, {self.seconds:.2f} s"]
         for kind in ("wrong", "crashed", "disturbed", "refused"):
             lines += [f"  {kind.upper()}: {line}" for line in getattr(self, kind)]
         return "\n".join([*lines, *(f"  missing {name}: {note}" for name, note in self.missing.items())])
@@ -106,7 +113,7 @@ def frozen(value: Any) -> Any:
 def state(model: nn.Module, x: Any) -> dict[str, Any]:
     """Everything of a model, of its inputs and of the random streams that a measurement could change."""
     parts: dict[str, Any] = {"inputs": frozen(x), "torch's generator": frozen(torch.get_rng_state()),
-                             "random": random.getstate(), "numpy.random": str(np.random.get_state()),
+                             "random": random.getstate(), "numpy.random": str(np.random.get_state()),  # noqa: NPY002
                              "gradients on": torch.is_grad_enabled()}
     for name, module in model.named_modules():
         parts |= {f"{name}.{key}": frozen(value) for key, value in vars(module).items() if key not in ("_modules",)}
@@ -179,7 +186,7 @@ def note_on(snap: richter.Snapshot, owner: str, use: str) -> str:
         if r.measure == "nfc" and math.isnan(r.value) and (r.layer == owner or r.layer.startswith(f"{owner}.{use}")):
             return r.note or "a row without a note"
     texts = [str(text) for layer, text in snap.notes.items() if layer == owner or layer.startswith(f"{owner}.")]
-    return texts[0] if texts else "NEITHER ROW NOR NOTE"
+    return texts[0] if texts else SILENT
 
 
 def examine(case: fuzz_models.Case) -> Outcome:
@@ -282,7 +289,8 @@ class Tally:
         return sum(bool(o.refused) for o in self.unmixed) / max(1, len(self.unmixed))
 
     def __str__(self) -> str:
-        kinds = Counter(word for o in self.outcomes for word in ("wrong", "crashed", "disturbed", "refused") if getattr(o, word))
+        words = ("wrong", "crashed", "disturbed", "silent", "refused")
+        kinds = Counter(word for o in self.outcomes for word in words if getattr(o, word))
         notes = Counter(note for o in self.outcomes for note in (shape_of(n) for n in [*o.missing.values(), *o.refused]))
         clean = sum(not o.failed for o in self.outcomes)
         lines = [f"{len(self.outcomes)} models, {clean} right or refused; " + ", ".join(f"{v} {k}" for k, v in kinds.items()),
@@ -299,13 +307,18 @@ def shape_of(note: str) -> str:
 
 
 def main(arguments: Iterable[str]) -> None:
-    """Seeds, or ranges of them as 0:300; a range is counted, and its failures are shown."""
+    """Seeds, ranges of them as 0:300, or names of blocks. Of ranges only failures are shown; all are counted."""
     outcomes = []
     for argument in arguments:
         low, colon, high = argument.partition(":")
-        seeds = range(int(low), int(high)) if colon else [int(low)]
-        for seed in seeds:
-            outcome = examine(fuzz_models.build(seed))
+        if low.isdigit():
+            cases = (fuzz_models.build(seed) for seed in (range(int(low), int(high)) if colon else [int(low)]))
+        else:
+            cases = (fuzz_models.build(seed, compose=compose) for name, compose in fuzz_models.singles().items()
+                     for seed in range(5) if argument == "singles" or name.startswith(argument))
+            colon = colon or argument == "singles"
+        for case in cases:
+            outcome = examine(case)
             outcomes.append(outcome)
             if not colon or outcome.failed:
                 print(outcome, flush=True)

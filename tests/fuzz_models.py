@@ -1,7 +1,8 @@
 """Random models from a grammar: a seed gives a model, a batch and a sentence that says how it is composed.
 
     python tests/fuzz_models.py 17 33      # describes these models and compares them with the definition
-    python tests/fuzz_models.py 0:300      # counts
+    python tests/fuzz_models.py 0:300      # counts, and describes those that fail
+    python tests/fuzz_models.py Ordered    # the smallest models with each block of that name; "singles": with any
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Grammar:
             lambda: blocks.TimeFirst(r, self.map(a, b)),
             lambda: Chain(blocks.Attention(r, a), self.map(a, b)),
             lambda: Chain(blocks.OwnAttention(r, a), self.map(a, b)),
+            lambda: Chain(blocks.Encoder(r, a), self.map(a, b)),
             lambda: blocks.TimeConv(r, a, b),
             lambda: Chain(blocks.Mixer(r, T), self.map(a, b)),
             lambda: Chain(blocks.Positions(r, T, a), self.map(a, b)),
@@ -103,7 +105,8 @@ class Grammar:
         if self.plain:
             return blocks.Conv(r, a, b)
         return r.choice([lambda: blocks.Conv(r, a, b), lambda: blocks.Conv(r, a, b), lambda: blocks.SliceConv(r, a, b),
-                         lambda: blocks.Deconv(r, a, b), lambda: Chain(blocks.ImageNorm(r, a), blocks.Conv(r, a, b))])()
+                         lambda: blocks.Deconv(r, a, b), lambda: blocks.Volume(r, a, b),
+                         lambda: Chain(blocks.ImageNorm(r, a), blocks.Conv(r, a, b))])()
 
     def around_image(self, a: int, b: int, depth: int) -> Block:
         """Only those that allow another size of the image."""
@@ -157,11 +160,66 @@ class Grammar:
         """With a read-out, and now and then something that mixes examples."""
         r = self.r
         if not self.plain and r.random() < 0.07:
-            body.insert(r.randrange(1, len(body) + 1), Mixed(r))
+            body.insert(r.randrange(1, len(body) + 1), blocks.Mixing(r))
         k = r.choice([1, 2, 3])
         out = blocks.Dense(r, d, k)
         out.act, out.text = nn.Identity(), f"Dense({d}->{k})"
         return Model(r, shape, [*body, out], ids)
+
+
+def singles() -> dict[str, Callable[[Random], Model]]:
+    """Every kind of block alone, between two plain layers: the smallest model that shows what is wrong with it."""
+    models: dict[str, Callable[[Random], Model]] = {}
+
+    def add(name: str, shape: tuple[int, ...], block: Callable[[Random], Block], way: int | None = None) -> None:
+        def compose(r: Random) -> Model:
+            before, middle, after = blocks.Dense(r, 4, 4), block(r), blocks.Dense(r, 4, 2)
+            if way is not None:
+                middle.way, middle.text = way, name
+            ends = [blocks.Pool(r), after] if len(shape) == 2 else [after]
+            return Model(r, shape, [before, middle, *ends])
+        models[name] = compose
+
+    for kind in dict.fromkeys(blocks.MAPS):
+        add(kind.__name__, (4,), lambda r, kind=kind: kind(r, 4, 4))
+    for around in dict.fromkeys(blocks.AROUND):
+        for way in range(around.ways):
+            add(f"{around.__name__}[{way}]", (4,), lambda r, kind=around: kind(r, blocks.Dense(r, 4, 4)), way)
+    for way in range(2):
+        add(f"Experts[{way}]", (4,), lambda r: blocks.Experts(r, blocks.Dense(r, 4, 4), blocks.Dense(r, 4, 4)), way)
+    add("EarlyExit", (4,), lambda r: blocks.EarlyExit(r, *(blocks.Dense(r, 4, 4) for _ in range(3))))
+    for sequence in (blocks.Attention, blocks.OwnAttention, blocks.Encoder):
+        add(sequence.__name__, (3, 4), lambda r, kind=sequence: kind(r, 4))
+    for moved in (blocks.TimeConv, blocks.Recurrent, blocks.TokenExperts):
+        add(moved.__name__, (3, 4), lambda r, kind=moved: kind(r, 4, 4))
+    add("Mixer", (3, 4), lambda r: blocks.Mixer(r, 3))
+    add("Positions", (3, 4), lambda r: blocks.Positions(r, 3, 4))
+    add("Folded", (3, 4), lambda r: blocks.Folded(r, blocks.Dense(r, 4, 4)))
+    add("TimeFirst", (3, 4), lambda r: blocks.TimeFirst(r, blocks.Dense(r, 4, 4)))
+    add("Unpadded", (3, 4), lambda r: blocks.Unpadded(r, blocks.Dense(r, 4, 4), 4))
+    for way, name in enumerate(blocks.Mixing.WAYS):
+        add(f"MIXING({name})", (4,), lambda r, way=way: Chain(blocks.Mixing(r, way), blocks.Dense(r, 4, 4)))
+    return models | pictures_and_words()
+
+
+def pictures_and_words() -> dict[str, Callable[[Random], Model]]:
+    """Blocks that read images, and those that read ids."""
+    models: dict[str, Callable[[Random], Model]] = {}
+    for image in (blocks.Conv, blocks.SliceConv, blocks.Deconv, blocks.Volume):
+        models[image.__name__] = lambda r, kind=image: Model(
+            r, (2, 4, 4), [kind(r, 2, 4), blocks.Conv(r, 4, 4), blocks.Pool(r), blocks.Dense(r, 4, 2)])
+    models["ImageNorm"] = lambda r: Model(
+        r, (2, 4, 4), [blocks.Conv(r, 2, 4), blocks.ImageNorm(r, 4), blocks.Conv(r, 4, 4), blocks.Pool(r), blocks.Dense(r, 4, 2)])
+    models["Bag"] = lambda r: Model(r, (3,), [blocks.Bag(r, TOKENS, 4), blocks.Dense(r, 4, 4), blocks.Dense(r, 4, 2)], ids=True)
+
+    def words(r: Random, way: int, tied: bool) -> Model:
+        lookup = blocks.Lookup(r, TOKENS, 4, way)
+        ends = [blocks.TiedOut(r, lookup), First(3)] if tied else [blocks.Dense(r, 4, 2)]
+        return Model(r, (3,), [lookup, blocks.Dense(r, 4, 4), blocks.Pool(r), *ends], ids=True)
+    for way in range(4):
+        models[f"Lookup[{way}]"] = lambda r, way=way: words(r, way, False)
+        models[f"Lookup[{way}] tied"] = lambda r, way=way: words(r, way, True)
+    return models
 
 
 class Chain(Block):
@@ -187,14 +245,6 @@ class First(Block):
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         return h[..., : self.k]
-
-
-class Mixed(blocks.Mixing):
-    """Mixing of whatever shape comes."""
-
-    def __init__(self, r: Random) -> None:
-        super().__init__(r, 1)
-        del self.norm
 
 
 class Model(nn.Module):
@@ -276,7 +326,8 @@ def build(seed: int, plain: bool = False, compose: Callable[[Random], Model] | N
         y = torch.randn(f.shape, dtype=torch.float64)
         initial = earlier(model)
     text = f"seed {seed}, n={n} {model.text}"
-    return Case(seed, lambda: build(seed, plain, compose).model, model, x, y, None if model.result == "tensor" else logits, text, "MIXING" in text,
+    return Case(seed, lambda: build(seed, plain, compose).model, model,
+                x, y, None if model.result == "tensor" else logits, text, "MIXING" in text,
                 r.choice([256, 256, 5, 7, n - 1]), r.choice(["trace", "trace", "diagonal", "full"]), initial)
 
 
