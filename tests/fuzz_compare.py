@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import signal
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ import richter
 from richter.core import RichterError
 
 RELATIVE = 1e-8
+ENDLESS = 10  # seconds of computing, of which a model needs less than one
 CORRELATIONS = ("nfc", "cnfc", "weight_change")
 SILENT = "neither number nor note"
 OPAQUE = ("(opaque)", "(computed)", "(vmap)", "(packed)", "(differentiated)")
@@ -218,21 +221,37 @@ def examine(case: fuzz_models.Case) -> Outcome:
     return outcome
 
 
+@contextmanager
+def not_endless() -> Iterator[None]:
+    """TimeoutError after that much computing: it counts as a crash."""
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"still computing after {ENDLESS} s")
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, ENDLESS, 1)  # again, where a generator that is being closed swallows it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def measure(outcome: Outcome) -> tuple[richter.Snapshot | None, dict[str, Tensor] | None]:
     """Snapshot and kernels, or what was raised."""
-    case = outcome.case
+    case, measures = outcome.case, [*CORRELATIONS, "tangent_cka"]
     snap = kernels = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             probe = richter.Probe(case.x, case.y, chunk=case.chunk, kernel=None)
-            snap = richter.measure(case.model, probe, [*CORRELATIONS, "tangent_cka"], initial=case.initial, output=case.output)
+            with not_endless():
+                snap = richter.measure(case.model, probe, measures, initial=case.initial, output=case.output)
         except RichterError as error:
             outcome.refused.append(f"measure: {type(error).__name__}: {error}")
         except Exception as error:
             outcome.crashed.append(f"measure: {type(error).__name__}: {str(error)[:300]}")
         try:
-            kernels = richter.kernels.ntk(case.model, case.x, outputs=case.kernel, per_layer=True, output=case.output)
+            with not_endless():
+                kernels = richter.kernels.ntk(case.model, case.x, outputs=case.kernel, per_layer=True, output=case.output)
         except RichterError as error:
             outcome.refused.append(f"ntk: {type(error).__name__}: {error}")
         except Exception as error:
