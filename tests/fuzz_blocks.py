@@ -808,9 +808,9 @@ class OwnAttention(Block):
 class TimeConv(Block):
     """A convolution along the tokens; some see only the past."""
 
-    def __init__(self, r: Random, a: int, b: int) -> None:
+    def __init__(self, r: Random, a: int, b: int, raw: bool | None = None) -> None:
         super().__init__()
-        self.causal, self.raw = r.random() < 0.5, r.random() < 0.3
+        self.causal, self.raw = r.random() < 0.5, r.random() < 0.3 if raw is None else raw
         self.conv = nn.Conv1d(a, b, 3, padding=0 if self.causal else 1)
         self.text = f"TimeConv({a}->{b}, causal={self.causal}, F.conv1d={self.raw})"
         if self.raw:

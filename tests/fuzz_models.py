@@ -77,7 +77,7 @@ class Grammar:
         """[n,T,a] -> [n,T,b]."""
         r = self.r
         if self.plain:
-            return r.choice([lambda: self.map(a, b), lambda: blocks.TimeConv(r, a, b), lambda: Chain(
+            return r.choice([lambda: self.map(a, b), lambda: blocks.TimeConv(r, a, b, raw=False), lambda: Chain(
                 blocks.Attention(r, a), self.map(a, b))])()
         if depth and r.random() < 0.5:
             return r.choice([
@@ -150,7 +150,7 @@ class Grammar:
         r, d, T = self.r, self.width(), self.r.choice([3, 4])
         if r.random() < 0.15 and not self.plain:
             return self.finished((T,), [blocks.Bag(r, TOKENS, d), self.vector(d, d, 1)], d, ids=True)
-        lookup = blocks.Lookup(r, TOKENS, d)
+        lookup = blocks.Lookup(r, TOKENS, d, 0 if self.plain else None)
         body = [lookup, self.sequence(d, d, T, 1), blocks.Pool(r)]
         if r.random() < 0.3 and not self.plain:
             return Model(r, (T,), [*body, blocks.TiedOut(r, lookup), First(3)], ids=True)
