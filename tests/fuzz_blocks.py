@@ -1036,7 +1036,7 @@ class Deconv(Block):
         c = self.conv
 
         def patches(g: Tensor) -> Tensor:
-            return F.unfold(g, c.kernel_size, c.dilation, c.padding, c.stride)[0].T  # type: ignore[arg-type]
+            return F.unfold(g, c.kernel_size, c.dilation, c.padding, c.stride).mT.flatten(0, 1)  # type: ignore[arg-type]
         return torch.tanh(wrote(c, c(h), matrix=self.matrix, rows=patches))
 
 

@@ -395,7 +395,7 @@ def _own_products(model: nn.Module, name: str, uses: list[Use]) -> Iterator[None
 
 
 @dataclass(frozen=True)
-class Written:
+class Tapped:
     """One use of a weight matrix: whose it is, which use, W of that owner, and how dg in the shape of z is read as [s,d_out]."""
 
     owner: nn.Module
@@ -405,7 +405,7 @@ class Written:
     delta: Tensor
 
 
-_WRITTEN: list[Written] | None = None
+_WRITTEN: list[Tapped] | None = None
 
 
 def by_definition() -> bool:
@@ -422,7 +422,7 @@ def wrote(owner: nn.Module, z: Tensor, use: str = "", matrix: Callable[[nn.Modul
     if _WRITTEN is None:
         return z
     delta = torch.zeros_like(z, requires_grad=True)
-    _WRITTEN.append(Written(owner, use, _module_matrix if matrix is None else matrix,
+    _WRITTEN.append(Tapped(owner, use, _module_matrix if matrix is None else matrix,
                             (lambda g: g.movedim(axis, -1).reshape(-1, g.shape[axis])) if rows is None else rows, delta))
     return z + delta
 
@@ -444,7 +444,7 @@ def jacobian_and_uses(model: nn.Module, x: Batch, output: Output = None) -> tupl
     names = {id(module): name for name, module in reversed(list(model.named_modules()))}
     J: dict[str, list[Tensor]] = {name: [] for name in params}
     covariances: dict[tuple[int, str], Tensor] = {}
-    first: dict[tuple[int, str], Written] = {}
+    first: dict[tuple[int, str], Tapped] = {}
     for i in range(size(x)):
         _WRITTEN = []
         try:
