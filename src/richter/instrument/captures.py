@@ -22,8 +22,11 @@ from richter.instrument.survey import (
     Survey,
     by_example,
     check_calls,
+    check_same,
     grouped,
+    joined,
     map_gradient,
+    passed,
     prints,
     suspects,
 )
@@ -155,8 +158,10 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Surve
     examined = audit is not None and bool(names) and audit.due(state, rows)
     odd = _out_of_order(bench, survey, audit, rows) if examined and audit is not None and n > 1 else None
     with timed(device_of(model)) as seconds:
-        run = forward(model, x, state, output=output, expand=dict.fromkeys(survey.expand, n), silent=survey.silent,
-                      seed=rows.start, splits=survey.splits)
+        run = passed(bench, survey, rows.start, survey.silent)
+    if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped
+        survey.differentiates = True
+        run = passed(bench, survey, rows.start, None)
     check_calls(survey, x, run.calls, n)
     groups = grouped(run.calls)
     where: dict[str, list[tuple[int, Layout]]] = {}
@@ -173,7 +178,7 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Surve
     recording = Recording(survey, n, f, replace(run, calls=calls), where, seconds())
     if examined and audit is not None:
         firsts = {name: calls[own[0][0]] for name, own in where.items()}
-        examples = sorted({*audit.examples(rows), *(odd(run.calls) if odd else ())})
+        examples = sorted({*audit.examples(rows), *(odd(run) if odd else ())})
         recording.check = Check(bench, survey, firsts, examples, rows.start, audit.number) if examples and firsts else None
     return recording
 
@@ -191,13 +196,22 @@ def timed(device: torch.device) -> Iterator[Callable[[], float]]:
     ended[0] = now()
 
 
-def _out_of_order(bench: Bench, survey: Survey, audit: Audit, rows: slice) -> Callable[[Sequence[Call]], list[int]]:
-    """A pass of the examples in another order; what it returns says which of them another pass shows to lie elsewhere."""
+def _out_of_order(bench: Bench, survey: Survey, audit: Audit, rows: slice) -> Callable[[Pass], list[int]]:
+    """The examples in another order, in two halves; what it returns says which of them lie elsewhere in a pass of all. An
+    error, if one of them has other outputs there."""
     order = audit.order(bench.n)
-    turned = replace(bench, x=select(bench.x, order)).run(expand=dict.fromkeys(survey.expand, bench.n), seed=rows.start)
-    check_calls(survey, bench.x, turned.calls, bench.n)
-    after = prints(survey, turned.calls, bench.n)
-    return lambda calls: suspects(prints(survey, calls, bench.n), after, order, bench.state.precision)
+    halves = [order[:bench.n // 2], order[bench.n // 2:]] if bench.n > 3 else [order]
+    after, outputs = [], []
+    for half in halves:
+        turned = passed(replace(bench, x=select(bench.x, half)), survey, rows.start, None)
+        check_calls(survey, bench.x, turned.calls, len(half))
+        after.append(prints(survey, turned.calls, len(half)))
+        outputs.append(turned.f.detach())
+
+    def compared(run: Pass) -> list[int]:
+        check_same(bench, run, order, torch.cat(outputs))
+        return suspects(prints(survey, run.calls, bench.n), joined(after), order, bench.state.precision)
+    return compared
 
 
 def _with_siblings(survey: Survey, names: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: 
         for axis, (k, step, gap) in enumerate(zip(size, stride, dilation, strict=True)):
             x = x.unfold(2 + axis, gap * (k - 1) + 1, step)[..., ::gap]  # one new axis at the end for each spatial axis
         order = (0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes))
-        return x.permute(order).reshape(n, -1, channels * math.prod(size))
+        return x.permute(order).reshape(n, x.shape[2:2 + axes].numel(), channels * math.prod(size))
     space = [(length - gap * (k - 1) - 1) // step + 1
              for length, k, step, gap in zip(x.shape[2:], size, stride, dilation, strict=True)]
     unfolded = x.new_empty(n, *space, channels, *size)
@@ -65,11 +65,11 @@ def convolution(size: tuple[int, ...], stride: Any = 1, padding: Any = 0, dilati
     def inputs(m: nn.Module, x: Tensor) -> Tensor:
         x = x.unsqueeze(0) if x.dim() == axes + 1 else x
         u = unfold(F.pad(x, pad) if any(pad) else x, size, stride, dilation)
-        return u if groups == 1 else u.reshape(*u.shape[:2], groups, -1)
+        return u if groups == 1 else u.unflatten(2, (groups, -1))
 
     def outputs(m: nn.Module, z: Tensor) -> Tensor:
         u = pixels(z, axes)
-        return u if groups == 1 else u.reshape(*u.shape[:2], groups, -1)
+        return u if groups == 1 else u.unflatten(2, (groups, -1))
 
     return LinearMap(lambda m, w: w.flatten(1) if groups == 1 else w.reshape(groups, len(w) // groups, -1), inputs, outputs,
                      "dense" if groups == 1 else "grouped")
@@ -88,8 +88,8 @@ def view(name: str, m: nn.Module) -> View:
         return {"": LinearMap(matrix=lambda m, w: w.flatten(1), inputs=patches, outputs=lambda m, z: pixels(z, axes))}
     return {"": LinearMap(
         matrix=lambda m, w: w.reshape(r, w.shape[0] // r, -1),
-        inputs=lambda m, x: (lambda u: u.reshape(*u.shape[:2], r, -1))(patches(m, x)),
-        outputs=lambda m, z: (lambda u: u.reshape(*u.shape[:2], r, -1))(pixels(z, axes)),
+        inputs=lambda m, x: patches(m, x).unflatten(2, (r, -1)),
+        outputs=lambda m, z: pixels(z, axes).unflatten(2, (r, -1)),
         kind="grouped")}
 
 

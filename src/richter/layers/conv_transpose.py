@@ -31,8 +31,8 @@ def view(name: str, m: nn.Module) -> View:
         return {"": LinearMap(matrix=lambda m, w: w.flatten(1).T, inputs=lambda m, x: pixels(x, axes), outputs=written)}
     return {"": LinearMap(
         matrix=lambda m, w: w.reshape(r, w.shape[0] // r, -1).mT,
-        inputs=lambda m, x: (lambda u: u.reshape(*u.shape[:2], r, -1))(pixels(x, axes)),
-        outputs=lambda m, z: (lambda u: u.reshape(*u.shape[:2], r, -1))(written(m, z)),
+        inputs=lambda m, x: pixels(x, axes).unflatten(2, (r, -1)),
+        outputs=lambda m, z: written(m, z).unflatten(2, (r, -1)),
         kind="grouped")}
 
 

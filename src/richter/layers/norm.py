@@ -14,7 +14,7 @@ from richter.layers import LinearMap, View, register
 
 def channels_second(z: Tensor) -> Tensor:
     """[n, c, *space] -> [n, positions, c];  [n, c] -> [n, 1, c]."""
-    return z.reshape(z.shape[0], z.shape[1], -1).transpose(1, 2)
+    return z.reshape(z.shape[0], z.shape[1], z.shape[2:].numel()).transpose(1, 2)
 
 
 def diagonal(normalise: Callable[[Any, Tensor], Tensor], arrange: Callable[[Any, Tensor], Tensor]) -> View:
@@ -26,8 +26,8 @@ def diagonal(normalise: Callable[[Any, Tensor], Tensor], arrange: Callable[[Any,
 def trailing(m: nn.LayerNorm | nn.RMSNorm, z: Tensor) -> Tensor:
     """[n, ..., *normalized_shape] -> [n, positions, d]."""
     shape = m.normalized_shape
-    lead = z.shape[0] if z.dim() > len(shape) else 1
-    return z.reshape(lead, -1, math.prod(shape))
+    lead = z.shape[:z.dim() - len(shape)]
+    return z.reshape(lead[0] if lead else 1, lead[1:].numel(), math.prod(shape))  # of no example too: no -1
 
 
 def batch_statistics(m: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor) -> Tensor:

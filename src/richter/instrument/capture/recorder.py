@@ -310,7 +310,8 @@ class Recorder(TorchFunctionMode):
 
     def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of nn.MultiheadAttention, called from attention_in_parts."""
-        return self._used(self.scope.projection(which, x, weight), F.linear(x, weight, bias))
+        z = F.linear(x, weight, bias)
+        return self._used(self.scope.projection(which, x, weight), z) if z.requires_grad else z
 
     def _owner(self, attribute: str, weight: Tensor) -> tuple[nn.Module, str] | None:
         """(module, name of its map) of a weight that the running module keeps as ``attribute``; of another's parameter, the

@@ -3,6 +3,7 @@ lookups in it, convolutions with it, and the projections inside nn.MultiheadAtte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -142,12 +143,13 @@ class Scope:
         lead = z.permute(order).shape[:len(sites)]
         if read.shape[:len(sites)] != lead:
             return
-        ends = (*lead, -1) if not groups else (*lead, x.new_empty([axes[k][0] for k in groups], device="meta").numel(), -1)
-        shape = tuple(z.permute(order).reshape(ends).shape)
+        many, reads, writes = (math.prod(axes[k][0] for k in role) for role in (groups, d_in, d_out))
+        ends = (*lead, many) if groups else lead
+        shape = (*ends, writes)
         plain = order == tuple(range(z.dim())) and shape == z.shape
         part = Part(part.parameter, tuple(axes.values()), part.offset)
         yield from self._use(part, "grouped" if groups else "dense", [[axes[k] for k in role] for role in (groups, d_out, d_in)],
-                             read.reshape(ends), None if plain else order, shape)
+                             read.reshape(*ends, reads), None if plain else order, shape)
 
     def _looked_up(self, x: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
                    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Iterator[Use]:

@@ -8,16 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from richter.core import Mark, Remark
-from richter.instrument.capture import Pass, State, select
+from richter.instrument.capture import Call, Pass, State, select
 from richter.instrument.survey.audit import Doubt
 from richter.instrument.survey.examine import SURVEYED, check_alone, check_sums
 from richter.instrument.survey.layouts import Bench, grouped
 from richter.instrument.survey.maps import MapInfo, Survey
 from richter.instrument.survey.verify import Tally, describe, verify_one
-from richter.layers import LinearMap
 
 IN_BATCHES = "it is used only when several examples go through the model together, so single examples say nothing of it"
 
@@ -27,11 +26,14 @@ class Later:
     """A map that later examples use, and the first ones do not."""
 
     info: MapInfo
-    map: LinearMap
-    module: nn.Module
+    call: Call
+    state: State  # of the pass in which it was seen
 
-    def matrix(self, weight: Tensor) -> Tensor:
-        return self.map.matrix(self.module, weight.detach())
+    def matrix(self, state: State) -> Tensor | None:
+        """With these weights; None if the weight is computed, and was computed from others."""
+        name = self.info.weight
+        weight = state[name] if name is not None else self.call.weight if state is self.state else None
+        return None if weight is None else self.call.map.matrix(self.call.module, weight.detach())
 
 
 @dataclass
@@ -43,9 +45,10 @@ class Amendments:
     refused: dict[str, Remark] = field(default_factory=dict)
 
     def apply(self, survey: Survey, state: State) -> Survey:
-        later = {k: m for k, m in self.later.items() if k not in survey.maps and m.info.weight is not None}
-        maps = survey.maps | {k: m.info for k, m in later.items()}
-        matrices = survey.matrices | {k: m.matrix(state[m.info.weight]) for k, m in later.items() if m.info.weight is not None}
+        later = {k: (m.info, W) for k, m in self.later.items() if k not in survey.maps and (W := m.matrix(state)) is not None}
+        self.later = {k: m for k, m in self.later.items() if k in later or k in survey.maps}
+        maps = survey.maps | {k: info for k, (info, _) in later.items()}
+        matrices = survey.matrices | {k: W for k, (_, W) in later.items()}
         maps = {k: replace(info, layouts=(), rows=()) if k in self.singly else info for k, info in maps.items()
                 if k not in self.refused}
         notes = {k: remark for k, remark in survey.notes.items() if k not in maps} | self.refused
@@ -70,7 +73,16 @@ def amended(known: Survey, bench: Bench, doubt: Doubt, kept: Amendments) -> Surv
     maps = known.maps | {k: m.info for k, m in kept.later.items()}
     kept.singly |= _sharing(maps, {*doubt.maps})
     _check_mixing(bench, known, doubt, kept.singly)
-    return kept.apply(known, bench.state)
+    result = kept.apply(known, bench.state)
+    if _same(result, known):  # nothing more can be done about it
+        kept.refused |= {k: _unexplained(k) for k in doubt.maps}
+        result = kept.apply(known, bench.state)
+    return result
+
+
+def _same(survey: Survey, other: Survey) -> bool:
+    return survey.notes.keys() == other.notes.keys() and survey.maps.keys() == other.maps.keys() and all(
+        info.layouts == other.maps[k].layouts for k, info in survey.maps.items())
 
 
 def _order(n: int, first: int) -> Iterable[int]:
@@ -90,7 +102,7 @@ def _described(bench: Bench, one: Pass, names: set[str]) -> dict[str, Later]:
             for c in calls:
                 tally.add(c, c.inputs(), c.map.outputs(c.module, g[id(c)]))
             info = tally.info(bench.modules.get(id(first.module), ""), weights.get(id(first.weight)), 1)
-            later[name] = Later(info, first.map, first.module)
+            later[name] = Later(info, first, bench.state)
     return later
 
 

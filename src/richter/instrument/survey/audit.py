@@ -9,7 +9,7 @@ captured of them must rebuild autograd's gradient. What does not is a ``Doubt``:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -89,6 +89,18 @@ def check_calls(survey: Survey, x: Inputs, calls: Sequence[Call], n: int) -> Non
         raise Doubt(other, x, 0, "how often or for how many examples they are used depends on the data")
 
 
+def passed(bench: Bench, survey: Survey, seed: int, silent: Collection[str] | None) -> Pass:
+    """A pass as the survey says it is made."""
+    try:
+        return bench.run(expand=dict.fromkeys(survey.expand, bench.n), silent=silent, seed=seed)
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+        shared = [name for name, info in survey.maps.items() if info.module in survey.expand and info.layouts]
+        if not shared:
+            raise
+        bench.run(record=False, seed=seed)  # whatever is wrong with the model itself is raised here
+        raise Doubt(shared, bench.x, 0, "what they return is not shared by all examples of a batch") from None
+
+
 def _as_surveyed(layouts: Sequence[str], rows: Sequence[int], calls: Sequence[Call], n: int) -> bool:
     return len(calls) == len(layouts) and all(c.shape[layout == "second"] == n * r
                                               for c, layout, r in zip(calls, layouts, rows, strict=True))
@@ -113,6 +125,11 @@ def _print(c: Call, n: int, layout: str) -> Tensor:
     rows = rows if rows.is_floating_point() else rows.double()
     weights = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=torch.float32).mul_(0.754877).cos_()
     return (rows @ weights.to(rows.dtype)).detach()
+
+
+def joined(parts: Sequence[Prints]) -> Prints:
+    """Those of several passes, one behind the other."""
+    return {name: [torch.cat(calls) for calls in zip(*(p[name] for p in parts), strict=True)] for name in parts[0]}
 
 
 def suspects(before: Prints, after: Prints, order: Tensor, precision: torch.dtype) -> list[int]:

@@ -151,6 +151,18 @@ def check_alone(bench: Bench, whole: Pass, i: int) -> None:
         raise _mixing(off)
 
 
+def check_same(bench: Bench, whole: Pass, order: Tensor, outputs: Tensor) -> None:
+    """Has each example the same outputs among all others as among half of them? ``outputs`` are those of ``order``."""
+    f = whole.f.detach()
+    if outputs.shape != f.shape:
+        raise MixingError(f"the model's output has shape {tuple(f.shape)} for {len(f)} examples and another one for half of "
+                          f"them: what one example gives depends on the others. Pick outputs that each has by itself.")
+    off = (f[order.to(f.device)] - outputs).flatten(1).abs().amax(1) / (f.abs().max() + 1e-300)
+    if off.max() > math.sqrt(torch.finfo(coarsest(bench.state, f)).eps):
+        check_alone(bench, whole, int(order[off.argmax()]))
+        check_alone(replace(bench, x=select(bench.x, order)), replace(whole, f=outputs), int(off.argmax()))
+
+
 def _difference(f: Tensor, other: Tensor, scale: Tensor) -> float:
     """The largest difference, relative to the largest of all outputs."""
     return (f - other).detach().abs().max().item() / (scale.detach().abs().max().item() + 1e-300)
@@ -198,9 +210,9 @@ def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
     places = [whole.aliases[name] for name, _ in silent.values()]
     with whole.state.in_place():
         gradients = torch.autograd.grad(whole.f.sum(), places, retain_graph=True, allow_unused=True) if places else ()
-    added = whole.state.accumulated()
+    whole.state.accumulated()  # is let go: what a model adds to .grad was seen when gradients were rebuilt
     for (label, (_, module)), alias, gradient in zip(silent.items(), places, gradients, strict=True):
-        used = gradient is not None or id(alias) in added
+        used = gradient is not None or id(alias) in whole.adds
         remarks[label] = UNKNOWN if used else UNREACHED if module in whole.called else UNCALLED
     return remarks
 

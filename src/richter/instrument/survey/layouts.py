@@ -87,7 +87,7 @@ def layouts_of(whole: Pass, part: Pass, n: int, m: int) -> Layouts:
 def _candidates(c: Call, d: Call, n: int, m: int, precision: torch.dtype) -> Candidates:
     """Of one call, on n examples and on m. Rows that are alike leave several: which of them it is, gradients tell."""
     if c.shape == d.shape:
-        return SHARED
+        return SHARED if c.shape.numel() else ()  # of no example: nothing is known
     if len(c.shape) != len(d.shape):
         return ()
     axes = [i for i, (p, q) in enumerate(zip(c.shape, d.shape, strict=True)) if p != q]

@@ -220,7 +220,8 @@ def describe(survey: Survey) -> Survey:
     structured = {weight: tuple(own) for weight, own in users.items()
                   if weight.rpartition(".")[0] not in survey.notes and not singly.intersection(own)}
     biases = {bias: own for bias, own in survey.biases.items() if all(k in maps and maps[k].layouts for k in own)}
-    return replace(survey, maps=maps, structured=structured, biases=biases)
+    expand = survey.expand & {info.module for info in maps.values() if info.layouts}
+    return replace(survey, maps=maps, expand=expand, structured=structured, biases=biases)
 
 
 def biases(model: nn.Module, survey: Survey, verified: Verified, aliases: dict[str, Tensor],
