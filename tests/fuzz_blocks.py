@@ -874,7 +874,7 @@ class Recurrent(Block):
         T = h.shape[1]
         lengths = token_counts(s, T) if self.packed else None
         if by_definition():
-            return self.definition(h, T if lengths is None else int(lengths[0]))
+            return self.definition(h, int(lengths[0]) if lengths is not None and len(lengths) else T)
         x = h if self.rnn.batch_first else h.transpose(0, 1)
         if lengths is not None:
             pack = pack_padded_sequence(x, lengths, batch_first=self.rnn.batch_first, enforce_sorted=False)

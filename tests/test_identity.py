@@ -258,7 +258,8 @@ class Watching:
                  **options: Any) -> None:
         self.model, self.optimiser, self.calls = model, optimiser, 0
         with undisturbed(model, optimiser):
-            self.watch = richter.Observer(model, probe, **{"budget": None, "when": WHEN, "measures": FEW, **options})
+            self.watch = richter.Observer(model, probe, **{"budget": None, "when": WHEN, "measures": FEW, "on_error": "raise",
+                                                              **options})
 
     def __call__(self) -> None:
         step, self.calls = self.calls, self.calls + 1

@@ -170,7 +170,7 @@ def cases() -> dict[str, tuple[nn.Module, richter.Probe, dict[str, Any]]]:
         "conv": (Net().double(), richter.Probe(images, torch.arange(10) % 3), {}),
         "grouped": (Net(2).double(), richter.Probe(images, torch.arange(10) % 3), {}),
         "gpt": (GPT(7, 5, d=8, depth=1, heads=2).double(), richter.Probe(ids, ids.roll(-1, 1)), {}),
-        "mask": (GPT(7, 5, d=8, depth=1, heads=2).double(), richter.Probe(ids, ids, mask=ids < 6), {}),
+        "mask": (GPT(7, 5, d=8, depth=1, heads=2).double(), richter.Probe(ids, ids, mask=ids < 6, shift=False), {}),
     }
 
 

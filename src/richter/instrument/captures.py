@@ -149,20 +149,19 @@ class Recording:
         return replace(c, g=c.g.index_select(2, live), h=h)
 
 
-def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Survey, names: Sequence[str],
-           output: Output | None = None, audit: Audit | None = None) -> Recording:
+def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audit: Audit | None = None) -> Recording:
     """One forward pass of the examples ``rows`` of a probe, remembering the maps ``names``. A map that is not batched can
     only be read from a single example, whose every call it then is; it is left out if it is not called. What ``audit`` says is
     looked at: a Doubt, if this is not what the survey says."""
-    n, bench = count(x), Bench(model, x, state, output, survey.accumulates, survey.splits)
-    examined = audit is not None and bool(names) and audit.due(state, rows)
+    n = bench.n
+    examined = audit is not None and bool(names) and audit.due(bench.state, rows)
     odd = _out_of_order(bench, survey, audit, rows) if examined and audit is not None and n > 1 else None
-    with timed(device_of(model)) as seconds:
+    with timed(device_of(bench.model)) as seconds:
         run = passed(bench, survey, rows.start, survey.silent)
     if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped
         survey.differentiates = True
         run = passed(bench, survey, rows.start, None)
-    check_calls(survey, x, run.calls, n)
+    check_calls(survey, bench.x, run.calls, n)
     groups = grouped(run.calls)
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []
@@ -179,7 +178,8 @@ def record(model: nn.Module, x: Inputs, rows: slice, state: State, survey: Surve
     if examined and audit is not None:
         firsts = {name: calls[own[0][0]] for name, own in where.items()}
         examples = sorted({*audit.examples(rows), *(odd(run) if odd else ())})
-        recording.check = Check(bench, survey, firsts, examples, rows.start, audit.number) if examples and firsts else None
+        if firsts and (examples or n > 1):
+            recording.check = Check(bench, survey, firsts, examples, rows.start, audit.number)
     return recording
 
 

@@ -30,7 +30,7 @@ from richter.instrument.captures import (
     select,
     widened,
 )
-from richter.instrument.survey import Audit
+from richter.instrument.survey import Audit, Bench
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,12 @@ class Source:
             return c
         return replace(c, W=c.W.double(), h=c.h.double() if c.h.is_floating_point() else c.h, g=c.g.double())
 
+    def bench(self, x: Inputs) -> Bench:
+        """The network with these examples, as a survey looks at them."""
+        return Bench(self.model, x, self.state, self.output, self.survey.accumulates, self.survey.splits)
+
     def record(self, x: Inputs, rows: slice, maps: Sequence[str]) -> Recording:
-        return record(self.model, x, rows, self.state, self.survey, maps, self.output, self.audit)
+        return record(self.bench(x), rows, self.survey, maps, self.audit)
 
     def run(self, x: Inputs, seed: int) -> Pass:
         """A forward pass with its graph, remembering no map."""

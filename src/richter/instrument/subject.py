@@ -22,7 +22,7 @@ from richter.instrument.shift import aligned
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
-from richter.instrument.survey import SURVEYED, Audit, Bench, Doubt, SurveyMemo, surveyed
+from richter.instrument.survey import SURVEYED, Audit, Doubt, SurveyMemo, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.planning import Unit, units_of
 
@@ -75,8 +75,7 @@ class Subject:
     def amend(self, doubt: Doubt) -> None:
         """What was captured is not what single examples say: do without it."""
         self._known = None
-        bench = Bench(self.model, doubt.x, self.state, self.output, self.survey.accumulates, self.survey.splits)
-        self.survey = self.memo.amend(self.survey, bench, doubt)
+        self.survey = self.memo.amend(self.survey, self.source.bench(doubt.x), doubt)
         self._begin_again()
         self._prepare()
         self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
@@ -148,7 +147,7 @@ class Subject:
         mask = self.probe.mask
         if mask is None or bool(mask.all()):
             return {}
-        return positions_of(Bench(self.model, self.few, self.state, self.output), self.survey, self.maps, mask.shape[1])
+        return positions_of(self.source.bench(self.few), self.survey, self.maps, mask.shape[1])
 
     @cached_property
     def refused(self) -> dict[str, str]:
@@ -279,7 +278,7 @@ class Subject:
         self.x = self._inputs()
         self._check_labels()
         shape = torch.Size((self.probe.n, *self.survey.shape))
-        self.probe, note = aligned(Bench(self.model, self._first_inputs(), self.state, self.output), self.probe, shape)
+        self.probe, note = aligned(self.source.bench(self._first_inputs()), self.probe, shape)
         self.moved = note or self.moved
         self.Y, self.counted = self.probe.targets(shape)
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class Look:
         """Of each map, the calls in a pass of all examples, or in one for each where only single ones can be read. None if the
         outputs are not of so many ``tokens``."""
         infos, n = self.survey.maps, self.bench.n
-        bench = Bench(self.bench.model, x, self.bench.state, self.bench.output)
+        bench = replace(self.bench, x=x)
         run = bench.run(expand=dict.fromkeys(self.survey.expand, n))
         if tokens is not None and (run.f.dim() < 2 or run.f.shape[1] != tokens):
             return None
@@ -120,7 +120,7 @@ class Look:
         return [k for k in names if not bool(moved[k][:-1].any())]
 
     def _outputs(self, x: Inputs) -> Tensor:
-        return Bench(self.bench.model, x, self.bench.state, self.bench.output).run(record=False).f
+        return replace(self.bench, x=x).run(record=False).f
 
     def changed(self, names: Sequence[Any], alone: bool = False) -> Iterator[tuple[int, dict[str, list[Seen]]]]:
         """The same with other contents of these inputs at the tokens from the k-th on, or at the k-th ``alone``: (k, calls)."""

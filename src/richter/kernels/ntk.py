@@ -20,7 +20,7 @@ from richter.instrument.captures import LayerCapture, RowCotangents, count, cova
 from richter.instrument.checks import check_inputs, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents, every_output
 from richter.instrument.stream import Chunk, Source, pairs, steps
-from richter.instrument.survey import SURVEYED, Amendments, Audit, Bench, Doubt, amended, surveyed
+from richter.instrument.survey import SURVEYED, Amendments, Audit, Doubt, amended, surveyed
 from richter.kernels.contract import Room, Sum, add_products, gradients, mirror, read_products
 from richter.kernels.operations import OUTPUTS, Outputs
 from richter.kernels.planning import Plan, Request, Unit, make_plan, units_of
@@ -170,8 +170,7 @@ def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
             return job, work(job)
         except Doubt as doubt:
             s = job.source
-            bench = Bench(s.model, doubt.x, s.state, s.output, s.survey.accumulates, s.survey.splits)
-            survey = amended(s.survey, bench, doubt, amendments)
+            survey = amended(s.survey, s.bench(doubt.x), doubt, amendments)
             job = replace(job, source=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
 
 

@@ -158,7 +158,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
     run = Pass(f, [], state, silent is not None, accumulates=accumulates)
     return run if recorder is None else replace(
-        run, calls=recorder.of_weights(), differentiates=recorder.differentiates, transforms=recorder.transforms,
+        run, calls=recorder.calls, differentiates=recorder.differentiates, transforms=recorder.transforms,
         called=recorder.scope.called)
 
 
@@ -215,7 +215,6 @@ class Recorder(TorchFunctionMode):
         self.differentiates = False  # does the model itself differentiate?
         self.seen = state.seen
         self.transforms = False  # by torch.func?
-        self._uses: list[int] = []  # which of the calls are not those of a module that is known
         self._handles: list[Any] = []
 
     def __enter__(self) -> Recorder:
@@ -241,13 +240,6 @@ class Recorder(TorchFunctionMode):
     def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
-
-    def of_weights(self) -> list[Call]:
-        """All calls, but uses that only serve to compute the weight of a module (a power iteration for its spectral norm)."""
-        names = self.scope.names
-        computed = tuple(f"{self.scope.named[c.module]}." for c in self.calls if id(c.weight) not in names)
-        serving = {i for i in self._uses if names.get(id(self.calls[i].weight), "").startswith(computed)} if computed else ()
-        return [c for i, c in enumerate(self.calls) if i not in serving]
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         wait_at(module)  # a thread that does not measure
@@ -333,7 +325,6 @@ class Recorder(TorchFunctionMode):
     def _used(self, use: Use, z: Tensor) -> Tensor:
         """A use has returned ``z``; what the model goes on with has the same numbers."""
         use = use._replace(read=use.read.detach())
-        self._uses.append(len(self.calls))
         n = self.expand.get(self.scope.named[use.module]) if use.map.kind == "lookup" else None
         if n is not None:
             z, use = _with_examples(z, n), use._replace(read=_with_examples(use.read, n, lookup=True))

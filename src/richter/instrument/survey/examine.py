@@ -198,7 +198,7 @@ def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
     for owner, module in model.named_modules():
         for attribute, p in module._parameters.items():
             name = f"{owner}.{attribute}" if owner else attribute
-            label = owner if attribute == "weight" and owner else name
+            label = owner if attribute == "weight" else name
             if p is None or not _matrix(attribute, p) or name.startswith(computed) or label in survey.notes \
                     or name not in whole.aliases or any(k == label or k.startswith(f"{label}.") for k in survey.maps):
                 continue

@@ -156,13 +156,16 @@ def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified
 
 def _accepted(bench: Bench, verified: Verified, rebuilt: Rebuilt, tol: float) -> Verified:
     names = {id(weight): name for name, weight in reversed(bench.state.items())}  # the first of each
+    modules = {name: bench.modules.get(id(tally.first.module), "") for name, tally in verified.tallies.items()}
+    computed = tuple(f"{modules[name]}." for name, tally in verified.tallies.items() if id(tally.first.weight) not in names)
     for name, tally in verified.tallies.items():
         error = rebuilt.error(tally.first.weight)
-        if error > tol:
+        if error > tol and computed and names.get(id(tally.first.weight), "").startswith(computed):  # a power iteration, say
+            verified.notes[name] = Remark(Mark.UNDEFINED, "its product serves to compute the weight of a layer")
+        elif error > tol:
             verified.notes[name] = _refused(name, tally.calls, error)
         else:
-            verified.maps[name] = tally.info(bench.modules.get(id(tally.first.module), ""), names.get(id(tally.first.weight)),
-                                             bench.n)
+            verified.maps[name] = tally.info(modules[name], names.get(id(tally.first.weight)), bench.n)
     return verified
 
 
