@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 import oracles
 import richter
 from richter.core import MixingError
-from richter.instrument.statistics import FEATURES, Operator
+from richter.instrument.statistics import FEATURES, HeldOut, Operator
 from richter.measures.measure import Measure
 
 DRAW = torch.Generator().manual_seed(3)
@@ -371,3 +371,89 @@ def test_operators_of_models_that_add_to_grad_are_refused() -> None:
     gradients = torch.autograd.grad(model(X).square().sum() / len(X), list(model.parameters()))
     value = richter.measure(model, richter.Probe(X, Y), [summed]).value("summed")
     assert value == pytest.approx(sum(d.sum().item() for d in gradients), rel=1e-10)
+
+
+class SortedWhereNegative(Two):
+    """Sorted by a feature that is the same for all examples of one kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].clamp(max=0).argsort(stable=True)
+        return self.b(torch.tanh(self.c(self.a(x[order]))))[order.argsort()]
+
+
+def test_the_examples_of_the_other_side_of_a_kernel_are_looked_at() -> None:
+    model, x = SortedWhereNegative(), X.abs()
+    J, J2 = oracles.jacobian(model, x), oracles.jacobian(model, X)
+    exact = sum(oracles.reduce_outputs(torch.einsum("iap,jbp->iajb", J[k].flatten(2), J2[k].flatten(2)), "trace") for k in J)
+    torch.testing.assert_close(richter.kernels.ntk(model, x, X), exact, rtol=1e-8, atol=1e-12)
+
+
+class ManyOfThem(nn.Module):
+    """Sorted after the first eight, in many layers: kernels of few at a time have room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(8))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        for layer in self.layers:
+            x = torch.tanh(layer(x[order])[order.argsort()])
+        return x
+
+
+def test_kernels_of_few_layers_at_a_time_are_looked_at() -> None:
+    model = ManyOfThem()
+    K = oracles.tangent_kernels(model, X)
+    Y6 = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for memory in ("2GiB", "4MiB"):
+        snap = richter.measure(model, richter.Probe(X, Y6, chunk=16), ["tangent_cka"], memory=memory)
+        for i in range(8):
+            assert snap.value("tangent_cka", f"layers.{i}") == pytest.approx(oracles.tangent_cka(K[f"layers.{i}"], Y6), rel=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:layer .c.*")
+@pytest.mark.parametrize("chunk", [1, 64])
+def test_maps_that_are_read_alone_are_looked_at_with_any_chunk(chunk: int) -> None:
+    """The gradient of a weight that some examples also use in another way is not what its map says."""
+    snap = richter.measure(Elsewhere(), richter.Probe(X, Y, chunk=chunk), ["fact"])
+    assert all(math.isnan(r.value) for r in snap.rows if r.layer == "c")
+
+
+def test_held_out_examples_have_an_audit_of_their_own() -> None:
+    reads = Measure("mean_square", lambda Phi, other: float(Phi[::2].square().mean() + other[::2].square().mean()),
+                    needs=(FEATURES, HeldOut(FEATURES)))
+    model, order = Sorted(), torch.randperm(40, generator=torch.Generator().manual_seed(5))
+    probe = richter.Probe(X, Y, held_out=(X[order], Y[order]))
+    exact = model.a(X)[::2].square().mean().item() + model.a(X[order])[::2].square().mean().item()
+    assert richter.measure(model, probe, [reads]).value("mean_square", "c") == pytest.approx(exact, rel=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_looked_at_too(dtype: torch.dtype) -> None:
+    exact = richter.kernels.ntk(Swapped(), X)
+    K = richter.kernels.ntk(Swapped().to(dtype), X.to(dtype)).double()
+    assert (K - exact).norm() < 0.05 * exact.norm()
+
+
+class AddedToAll(Two):
+    """What is added to all logits alike, for later examples, by a weight and by a bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(torch.tanh(self.c(self.a(x))))
+        return y + (x[:, :1] < 0) * (self.c.weight.square().sum() + self.a.bias.sum())
+
+
+class BiasElsewhere(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.c(self.a(x)))) + (x[:, :1] < 0) * self.a.bias.sum() * torch.tensor([1.0, 0.3, -0.5])
+
+
+@pytest.mark.parametrize("make", [AddedToAll, BiasElsewhere])
+def test_what_is_used_elsewhere_by_later_examples_is_always_seen(make: Callable[[], nn.Module]) -> None:
+    exact = by_backward(make())
+    for _ in range(12):  # another audit each time
+        for name, K in richter.kernels.ntk(make(), X, per_layer=True).items():
+            torch.testing.assert_close(K, exact[name], rtol=1e-8, atol=1e-12)

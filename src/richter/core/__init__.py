@@ -4,6 +4,7 @@ ours, and neither torch nor pandas."""
 from richter.core.errors import (
     CaptureError,
     DataError,
+    DisturbedError,
     DivergedError,
     MemoryBudgetError,
     MixingError,
@@ -17,6 +18,6 @@ from richter.core.failures import Failure
 from richter.core.sizes import parse_bytes, show_bytes
 from richter.core.values import WHOLE, Card, Interval, Mark, Prediction, Ref, Remark, Row, matches
 
-__all__ = ["WHOLE", "CaptureError", "Card", "DataError", "DivergedError", "Failure", "Interval", "Mark", "MemoryBudgetError",
-           "MixingError", "Prediction", "ProbeError", "Ref", "Remark", "RichterError", "Row", "SelectionError", "StoreError",
-           "matches", "parse_bytes", "show_bytes", "unknown"]
+__all__ = ["WHOLE", "CaptureError", "Card", "DataError", "DisturbedError", "DivergedError", "Failure", "Interval", "Mark",
+           "MemoryBudgetError", "MixingError", "Prediction", "ProbeError", "Ref", "Remark", "RichterError", "Row",
+           "SelectionError", "StoreError", "matches", "parse_bytes", "show_bytes", "unknown"]

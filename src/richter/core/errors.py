@@ -26,6 +26,10 @@ class CaptureError(RichterError, RuntimeError):
     """The model did something under which a number would be wrong."""
 
 
+class DisturbedError(CaptureError):
+    """Another thread has worked with the model while it was measured."""
+
+
 class MixingError(CaptureError):
     """The output of one example depends on the other examples of its batch."""
 

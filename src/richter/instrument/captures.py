@@ -114,7 +114,7 @@ class Recording:
     def look(self) -> None:
         """Where nothing is asked of the maps, that they read what they should is looked at by one backward pass."""
         if self.check is not None:
-            draw = torch.Generator().manual_seed(self.check.number)
+            draw = torch.Generator().manual_seed(self.check.audit.number)
             self.captures(torch.randn(self.f.shape, generator=draw, dtype=torch.float64).to(self.f)[None], reads=False)
 
     def _combined(self, rows: Tensor, mix: Float[Tensor, " v"], stacked: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -154,7 +154,7 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     only be read from a single example, whose every call it then is; it is left out if it is not called. What ``audit`` says is
     looked at: a Doubt, if this is not what the survey says."""
     n = bench.n
-    examined = audit is not None and bool(names) and audit.due(bench.state, rows)
+    examined = audit is not None and bool(names) and audit.due(bench.state, rows, names)
     odd = _out_of_order(bench, survey, audit, rows) if examined and audit is not None and n > 1 else None
     with timed(device_of(bench.model)) as seconds:
         run = passed(bench, survey, rows.start, survey.silent)
@@ -179,7 +179,7 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
         firsts = {name: calls[own[0][0]] for name, own in where.items()}
         examples = sorted({*audit.examples(rows), *(odd(run) if odd else ())})
         if firsts and (examples or n > 1):
-            recording.check = Check(bench, survey, firsts, examples, rows.start, audit.number)
+            recording.check = Check(bench, survey, firsts, examples, rows.start, audit)
     return recording
 
 

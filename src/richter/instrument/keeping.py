@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from richter.core import DivergedError, Failure, MemoryBudgetError, Row, StoreError
+from richter.core import DisturbedError, DivergedError, Failure, MemoryBudgetError, Row, StoreError
 from richter.core.failures import alike, note_failure
 from richter.instrument.evaluate import RichterWarning
 from richter.instrument.snapshot import Snapshot
@@ -173,7 +173,7 @@ class Keeping:
 
 def passes_by(why: BaseException) -> bool:
     """Is it of the moment (a run that diverged, a full disk, no memory left), and not of what was asked for?"""
-    if isinstance(why, (DivergedError, sqlite3.Error, torch.cuda.OutOfMemoryError)) or refused_by_disk(why):
+    if isinstance(why, (DisturbedError, DivergedError, sqlite3.Error, torch.cuda.OutOfMemoryError)) or refused_by_disk(why):
         return True
     if isinstance(why, MemoryError):
         return not isinstance(why, MemoryBudgetError)

@@ -25,7 +25,7 @@ from richter.instrument.schedule import When, schedule
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.statistics.frame import OutOfRange
 from richter.instrument.subject import Subject
-from richter.instrument.survey import Doubt
+from richter.instrument.survey import MOST_DOUBTS, Doubt
 from richter.measures.measure import Measure, resolve
 from richter.runs import Writer
 
@@ -74,18 +74,21 @@ class Measurement:
     def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
         """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the
         range of single precision is computed in double."""
-        while True:
+        for left in range(MOST_DOUBTS, -1, -1):
             try:
                 if self.plan is None:
                     self.plan = plan(self.subject, self.measures, self.cotangents)
                 work = Evaluation(self.subject, self.plan, step, matrices)
                 return work, work.rows()
             except Doubt as doubt:
+                if not left:
+                    raise
                 self.plan = None
                 self.subject.amend(doubt)
             except OutOfRange:
                 self.plan = None
                 self.subject.widen()
+        raise AssertionError("the last doubt is raised")
 
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,

@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from richter.core import ProbeError
 from richter.instrument.capture import forward
 from richter.instrument.probe import IGNORE_INDEX, Probe
 from richter.instrument.survey import Bench
-
-SAME = 1e-3  # relative, of two computations of one loss
 
 
 def aligned(bench: Bench, probe: Probe, shape: torch.Size) -> tuple[Probe, str]:
@@ -39,18 +36,21 @@ def aligned(bench: Bench, probe: Probe, shape: torch.Size) -> tuple[Probe, str]:
 
 
 def _moves(bench: Bench, probe: Probe) -> bool | None:
-    """Does the model's own loss compare a label with the output before it, or with the output at its place? None: it has no loss,
-    or one that is neither."""
+    """Does the model's own loss compare a label with the output before it, or with the output at its place? None: it has no loss
+    that could be asked."""
     assert probe.y is not None
-    y = torch.where(probe.y == probe.ignore_index, IGNORE_INDEX, probe.y)[:bench.n]
     f = bench.run(record=False).f.detach()
-    y, loss = y.to(f.device), _own_loss(bench, y.to(f.device))
-    if loss is None or f.shape[:2] != y.shape:
+    y = torch.where(probe.y == probe.ignore_index, IGNORE_INDEX, probe.y)[:bench.n].to(f.device)
+    if f.shape[:2] != y.shape or y.shape[1] < 2:
         return None
-    before, in_place = (F.cross_entropy(g.flatten(0, 1).double(), t.flatten(), ignore_index=IGNORE_INDEX).item()
-                        for g, t in ((f[:, :-1], y[:, 1:]), (f, y)))
-    answers = [abs(loss - value) <= SAME * abs(value) for value in (before, in_place)]
-    return None if answers[0] == answers[1] else answers[0]
+    first = y.clone()
+    first[:, 0] = (first[:, 0].clamp(min=0) + 1) % f.shape[-1]  # other labels, of the first token alone
+    last = y.clone()
+    last[:, -1] = (last[:, -1].clamp(min=0) + 1) % f.shape[-1]
+    losses = [_own_loss(bench, labels) for labels in (y, first, last)]
+    if any(loss is None for loss in losses) or losses[2] == losses[0]:  # a loss that does not care for the last label
+        return None
+    return losses[1] == losses[0]  # no output comes before the first token: a loss that moves labels leaves its label out
 
 
 def _own_loss(bench: Bench, y: Tensor) -> float | None:

@@ -166,8 +166,10 @@ def pairs(source: Source, x: Inputs, x2: Inputs | None, size: int, *, maps: Sequ
           ) -> Iterator[tuple[Chunk, Chunk]]:
     """All pairs of chunks of ``x`` and ``x2``; of ``x`` with itself (None) those on and below the diagonal, where both are one
     object."""
+    other = source if x2 is None else replace(source, audit=source.audit and source.audit.part("x2"))
+
     def chunk(y: Inputs, r: slice) -> Chunk:
-        return Chunk(source, to_device(select(y, r), source.device), r, maps, cotangents, parameters)
+        return Chunk(other if y is x2 else source, to_device(select(y, r), source.device), r, maps, cotangents, parameters)
 
     rows, columns = steps(count(x), size), steps(count(x if x2 is None else x2), size)
     with _bar(title, len(rows) * (len(rows) + 1) // 2 if x2 is None else len(rows) * len(columns)) as bar:

@@ -58,7 +58,7 @@ class Subject:
             self.__dict__.pop(name, None)
         self.forwards, self.carried = [], {}
         self.measured += 1
-        self.audit = Audit() if self.errors or self.measured % UNTRUSTED == 1 else None
+        self.audit = Audit(n=self.probe.n) if self.errors or self.measured % UNTRUSTED == 1 else None
         self._find_device()
         self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
@@ -88,7 +88,7 @@ class Subject:
 
     def _begin_again(self) -> None:
         """A measurement that was given up has left nothing behind."""
-        self.audit = Audit()
+        self.audit = Audit(n=self.probe.n)
         self.forwards, self.carried = [], {}
         for name in ("bases", "loss_gradient"):
             self.__dict__.pop(name, None)
@@ -130,6 +130,7 @@ class Subject:
         assert self.probe.held_out is not None
         other = self._changed("held_out")
         other.probe = self.probe.held_out
+        other.audit = self.audit and self.audit.part("held_out")
         other._forget_tokens()
         other._read_probe()
         return other

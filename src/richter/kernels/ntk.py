@@ -20,7 +20,7 @@ from richter.instrument.captures import LayerCapture, RowCotangents, count, cova
 from richter.instrument.checks import check_inputs, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents, every_output
 from richter.instrument.stream import Chunk, Source, pairs, steps
-from richter.instrument.survey import SURVEYED, Amendments, Audit, Doubt, amended, surveyed
+from richter.instrument.survey import MOST_DOUBTS, SURVEYED, Amendments, Audit, Doubt, amended, surveyed
 from richter.kernels.contract import Room, Sum, add_products, gradients, mirror, read_products
 from richter.kernels.operations import OUTPUTS, Outputs
 from richter.kernels.planning import Plan, Request, Unit, make_plan, units_of
@@ -165,13 +165,17 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
 def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
     """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused."""
     amendments = Amendments()
-    while True:
+    for left in range(MOST_DOUBTS, -1, -1):
         try:
             return job, work(job)
         except Doubt as doubt:
+            if not left:
+                raise
             s = job.source
             survey = amended(s.survey, s.bench(doubt.x), doubt, amendments)
-            job = replace(job, source=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
+            audit = Audit(n=s.audit.n if s.audit else 0)
+            job = replace(job, source=replace(s, survey=survey, audit=audit), units=units_of(s.model, survey))
+    raise AssertionError("the last doubt is raised")
 
 
 def plan(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
@@ -209,7 +213,7 @@ def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, outp
     def V(f: Tensor, rows: slice) -> Tensor:
         return chosen.rows(f, None, range(rows.start, rows.stop), slice(None), "kernel")
 
-    source = Source(model, state, survey, output, Audit())
+    source = Source(model, state, survey, output, Audit(n=count(x)))
     return Job(source, units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor, nn
 
+from richter.core import DisturbedError
 from richter.instrument.capture.originals import BACKUP_BYTES, Original, finished, size_of
 
 ADVICE = "Measure in the thread that trains, or a copy (copy.deepcopy(model))."
@@ -35,9 +36,9 @@ class Guard:
         if not written and not graded:
             return []
         if self.others():
-            return [f"{_names(written or graded)} changed while the model was measured, and another thread works with the model. "
-                    f"Its training goes on as if nothing had been measured, but numbers would belong to no single set of "
-                    f"weights. {ADVICE}"]
+            raise DisturbedError(f"{_names(written or graded)} changed while the model was measured, and another thread works "
+                                 f"with the model. Its training goes on as if nothing had been measured, but numbers would "
+                                 f"belong to no single set of weights. {ADVICE}")
         return [*self._weights_back(written), *self._gradients_back(graded)]
 
     def _weights_back(self, labels: list[str]) -> list[str]:

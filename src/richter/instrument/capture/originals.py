@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from richter.core import CaptureError
+from richter.core import CaptureError, DisturbedError
 
 BACKUP_BYTES = 2**28  # of copies that are kept beside one kind of tensors (weights, gradients, attributes) during a measurement
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # numbers of that many bytes, bit by bit
@@ -100,7 +100,13 @@ def finished(finish: Callable[[], list[str]]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        for sentence in finish():
+        try:
+            sentences = finish()
+        except DisturbedError as disturbed:
+            if not isinstance(error, Exception):
+                raise error from None
+            raise disturbed from error  # whatever it looked like: that is why
+        for sentence in sentences:
             error.add_note(sentence)
         raise
     sentences = finish()

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from richter.core import Mark, Remark
-from richter.instrument.capture import Call, Pass, State, select
+from richter.instrument.capture import Pass, State, select
 from richter.instrument.survey.audit import Doubt
 from richter.instrument.survey.examine import SURVEYED, check_alone, check_sums
 from richter.instrument.survey.layouts import Bench, grouped
 from richter.instrument.survey.maps import MapInfo, Survey
 from richter.instrument.survey.verify import Tally, describe, verify_one
+from richter.layers import LinearMap
 
 IN_BATCHES = "it is used only when several examples go through the model together, so single examples say nothing of it"
 
@@ -26,14 +27,16 @@ class Later:
     """A map that later examples use, and the first ones do not."""
 
     info: MapInfo
-    call: Call
-    state: State  # of the pass in which it was seen
+    map: LinearMap
+    module: nn.Module
+    weight: Tensor  # in the pass in which it was seen
+    state: State
 
     def matrix(self, state: State) -> Tensor | None:
         """With these weights; None if the weight is computed, and was computed from others."""
         name = self.info.weight
-        weight = state[name] if name is not None else self.call.weight if state is self.state else None
-        return None if weight is None else self.call.map.matrix(self.call.module, weight.detach())
+        weight = state[name].detach() if name is not None else self.weight if state is self.state else None
+        return None if weight is None else self.map.matrix(self.module, weight)
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Amendments:
     singly: set[str] = field(default_factory=set)
     later: dict[str, Later] = field(default_factory=dict)
     refused: dict[str, Remark] = field(default_factory=dict)
+    biases: set[str] = field(default_factory=set)  # that are used in another way too
 
     def apply(self, survey: Survey, state: State) -> Survey:
         later = {k: (m.info, W) for k, m in self.later.items() if k not in survey.maps and (W := m.matrix(state)) is not None}
@@ -52,12 +56,14 @@ class Amendments:
         maps = {k: replace(info, layouts=(), rows=()) if k in self.singly else info for k, info in maps.items()
                 if k not in self.refused}
         notes = {k: remark for k, remark in survey.notes.items() if k not in maps} | self.refused
-        return describe(replace(survey, maps=maps, matrices=matrices, notes=notes))
+        biases = {k: own for k, own in survey.biases.items() if k not in self.biases}
+        return describe(replace(survey, maps=maps, matrices=matrices, notes=notes, biases=biases))
 
 
 def amended(known: Survey, bench: Bench, doubt: Doubt, kept: Amendments) -> Survey:
     """The survey without what is in doubt: ``bench`` has the inputs of the chunk in which the doubt arose. What changes is also
     ``kept``."""
+    kept.biases |= set(doubt.biases)
     new = set(doubt.maps) - known.maps.keys()
     doubted = set(doubt.maps) - new
     for i in _order(bench.n, doubt.example):
@@ -81,7 +87,8 @@ def amended(known: Survey, bench: Bench, doubt: Doubt, kept: Amendments) -> Surv
 
 
 def _same(survey: Survey, other: Survey) -> bool:
-    return survey.notes.keys() == other.notes.keys() and survey.maps.keys() == other.maps.keys() and all(
+    kinds = ("notes", "maps", "biases")
+    return all(getattr(survey, kind).keys() == getattr(other, kind).keys() for kind in kinds) and all(
         info.layouts == other.maps[k].layouts for k, info in survey.maps.items())
 
 
@@ -102,7 +109,7 @@ def _described(bench: Bench, one: Pass, names: set[str]) -> dict[str, Later]:
             for c in calls:
                 tally.add(c, c.inputs(), c.map.outputs(c.module, g[id(c)]))
             info = tally.info(bench.modules.get(id(first.module), ""), weights.get(id(first.weight)), 1)
-            later[name] = Later(info, first, bench.state)
+            later[name] = Later(info, first.map, first.module, first.weight.detach(), bench.state)
     return later
 
 
@@ -118,7 +125,7 @@ def _check_mixing(bench: Bench, known: Survey, doubt: Doubt, singly: set[str]) -
         return
     check_alone(bench, bench.run(record=False), doubt.example)  # some models mix large batches only
     few = torch.tensor(list(_order(bench.n, doubt.example))[:SURVEYED])
-    names = dict.fromkeys(w for k in singly if k in known.maps and (w := known.maps[k].weight))
+    names = dict.fromkeys([*(w for k in singly if k in known.maps and (w := known.maps[k].weight)), *doubt.biases])
     batch = replace(bench, x=select(bench.x, few))
     run = batch.run(record=False)
     R = torch.randn(run.f.flatten(1).shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(run.f)

@@ -11,19 +11,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from richter.core import CaptureError, Mark
 from richter.instrument.capture import Call, Inputs, Pass, select
-from richter.instrument.survey.layouts import Bench, by_example, grouped, tolerance
+from richter.instrument.survey.layouts import Bench, by_example, grouped, rounding, tolerance
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import coarsest, map_gradient
 
 ONE_IN = 32  # examples
+EXACT = 1e-6  # the same in double precision, where it hardly happens
 FLIPPED = 0.03  # what a unit that is turned on or off by rounding may change a gradient by, relative
-TOGETHER = 16  # examples of the first chunk whose gradients are looked at as one sum
+TOGETHER = 16  # examples at least of a probe whose gradients are looked at as one sum
+MOST_DOUBTS = 100  # about one model: each time less of it is taken for granted
 SUSPECTS = 8  # examples of a chunk whose rows differ that are looked at, beside those drawn
 _measurements = itertools.count()
 
@@ -31,10 +34,10 @@ _measurements = itertools.count()
 class Doubt(CaptureError):
     """What was captured of some maps is not what single examples say."""
 
-    def __init__(self, maps: Sequence[str], x: Inputs, example: int, why: str) -> None:
-        names = ", ".join(map(repr, maps))
+    def __init__(self, maps: Sequence[str], x: Inputs, example: int, why: str, biases: Sequence[str] = ()) -> None:
+        names = ", ".join(map(repr, [*maps, *biases]))
         super().__init__(f"what was captured of {names} is not what single examples say: {why}")
-        self.maps, self.x, self.example = tuple(maps), x, example  # of these inputs, this one
+        self.maps, self.biases, self.x, self.example = tuple(maps), tuple(biases), x, example  # of these inputs, this one
 
 
 @dataclass(frozen=True)
@@ -42,35 +45,41 @@ class Audit:
     """Which examples one measurement looks at; each recording once."""
 
     number: int = field(default_factory=lambda: next(_measurements))
-    done: set[tuple[int, int, int]] = field(default_factory=set)  # state, and which examples
+    n: int = 0  # examples in all
+    done: set[tuple[Any, ...]] = field(default_factory=set)  # state, which examples, which maps
     parts: dict[str, Audit] = field(default_factory=dict)
 
     def part(self, name: str) -> Audit:
         """The same of other examples, which have numbers of their own."""
-        return self.parts.setdefault(name, Audit(self.number))
+        return self.parts.setdefault(name, Audit(self.number, self.n))
 
-    def due(self, state: object, rows: slice) -> bool:
-        """Has this recording not been looked at yet?"""
-        key = (id(state), rows.start, rows.stop)
+    def due(self, state: object, rows: slice, maps: Sequence[str]) -> bool:
+        """Have these maps not been looked at yet on these examples?"""
+        key = (id(state), rows.start, rows.stop, frozenset(maps))
         if key in self.done:
             return False
         self.done.add(key)
         return True
 
     def examples(self, rows: slice) -> list[int]:
-        """One of every ``ONE_IN`` neighbours, among ``rows``: where they stand in it."""
-        blocks = range(rows.start // ONE_IN, (rows.stop - 1) // ONE_IN + 1)
-        drawn = [b * ONE_IN + _draw(self.number, b) for b in blocks]
+        """One of every ``ONE_IN`` neighbours among ``rows``, of single examples four: where they stand in it."""
+        one_in = ONE_IN if rows.stop - rows.start > 1 else ONE_IN // 4
+        blocks = range(rows.start // one_in, (rows.stop - 1) // one_in + 1)
+        drawn = [b * one_in + _draw(self.number, b, one_in) for b in blocks]
         inside = [i - rows.start for i in drawn if rows.start <= i < rows.stop]
-        return inside or ([_draw(self.number, rows.start) % (rows.stop - rows.start)] if rows.start == 0 else [])
+        return inside or ([_draw(self.number, 0, rows.stop)] if rows.start == 0 else [])
+
+    def together(self, n: int) -> int:
+        """How many of n examples are looked at as one sum: of a small probe a few at least."""
+        return min(n, max(1, n // 8, TOGETHER * n // max(n, self.n)))
 
     def order(self, n: int) -> Tensor:
         """Of n examples, another one."""
         return torch.randperm(n, generator=torch.Generator().manual_seed(self.number))
 
 
-def _draw(number: int, block: int) -> int:
-    return int(torch.randint(ONE_IN, (), generator=torch.Generator().manual_seed(1_000_003 * number + block)))
+def _draw(number: int, block: int, most: int) -> int:
+    return int(torch.randint(most, (), generator=torch.Generator().manual_seed(1_000_003 * number + block)))
 
 
 # ---------------------------------------------------------------------------------------------------------- rows of a chunk
@@ -163,32 +172,42 @@ class Check:
     calls: Mapping[str, Call]  # the first of each map
     examples: list[int]
     seed: int  # of the first example
-    number: int
+    audit: Audit
 
     def __call__(self, V: Tensor, captured: Captured) -> None:
         """Do these captures, for cotangents V "v n k", rebuild the gradients of single examples? A Doubt if not."""
-        signs = torch.randint(0, 2, (len(V),), generator=torch.Generator().manual_seed(self.number)) * 2 - 1
-        cotangents = torch.einsum("v,vnk->nk", signs.to(V), V)
+        mix = torch.randn(len(V), generator=torch.Generator().manual_seed(self.audit.number)).to(V)
+        cotangents = torch.einsum("v,vnk->nk", mix, V)
         doubted: dict[str, int] = {}
+        flipped = EXACT if self.bench.state.precision == torch.float64 else FLIPPED
         for rows in [*([self._together()] if self.bench.n > 1 else []), *([i] for i in self.examples)]:
             index = torch.tensor(rows, device=V.device)
-            h_and_g = captured(index, signs.to(V))
+            h_and_g = captured(index, mix)
             apart = self._wrong(self._run(rows), cotangents[index], h_and_g)
-            if any(error < FLIPPED for error in apart.values()) and self.bench.n > 1:  # rounding may have turned a unit on:
+            if any(error < flipped for error in apart.values()) and self.bench.n > 1:  # rounding may have turned a unit on:
                 R = torch.zeros_like(cotangents)  # the same examples among all others have other gradients, which were captured
                 R[index] = cotangents[index]
                 among = self._wrong(self.bench.run(seed=self.seed, expand=self._expand(self.bench.n)), R, h_and_g)
-                apart = {k: error for k, error in apart.items() if k in among or error >= FLIPPED}
-            doubted.update(dict.fromkeys(apart, rows[0]))
+                apart = {k: error for k, error in apart.items() if k in among or error >= flipped}
+            doubted.update(dict.fromkeys(apart, self._culprit(rows, apart, cotangents, captured, mix) if apart else rows[0]))
         if doubted:
-            raise Doubt(list(doubted), self.bench.x, next(iter(doubted.values())),
-                        "they do not rebuild the gradients of single examples")
+            biases = [k for k in doubted if k in self.survey.biases]
+            raise Doubt([k for k in doubted if k not in biases], self.bench.x, next(iter(doubted.values())),
+                        "they do not rebuild the gradients of single examples", biases)
+
+    def _culprit(self, rows: list[int], maps: Mapping[str, float], cotangents: Tensor, captured: Captured, mix: Tensor) -> int:
+        """Of several examples, one by which a map is in doubt."""
+        for i in rows if len(rows) > 1 else ():
+            index = torch.tensor([i], device=cotangents.device)
+            if self._wrong(self._run([i]), cotangents[index], captured(index, mix)).keys() & maps.keys():
+                return i
+        return rows[0]
 
     def _together(self) -> list[int]:
         """Some examples whose gradients are looked at as one sum: it is cheaper, and sees what few of them do."""
         n = self.bench.n
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(self.number)).tolist()
-        return order[:max(TOGETHER if self.seed == 0 else 1, n // 8)]  # the first chunk may be the only one
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(self.audit.number)).tolist()
+        return order[:self.audit.together(n)]
 
     def _expand(self, n: int) -> dict[str, int]:
         return dict.fromkeys(self.survey.expand, n) if self._computed else {}
@@ -216,17 +235,23 @@ class Check:
         users: dict[int, list[str]] = {}
         for k, weight in weights.items():
             users.setdefault(id(weight), []).append(k)
-        distinct = {id(w): w for w in weights.values()}
+        biases = {id(run.state[k]): k for k, own in self.survey.biases.items() if all(name in h_and_g for name in own)}
+        distinct = {id(w): w for w in weights.values()} | {key: run.state[k] for key, k in biases.items()}
         if len(cotangent) < len(run.f):
             cotangent = torch.cat([cotangent, torch.zeros_like(cotangent)])
         exact = dict(zip(distinct, run.backward(cotangent, list(distinct.values()))[1], strict=True))
         precision = coarsest(run.state, run.f)
         compared = {key: self._compared(own, exact[key], h_and_g) for key, own in users.items()}
-        noise = 1e3 * torch.finfo(precision).eps * max((size for _, size in compared.values()), default=0.0)
+        for key, k in biases.items():
+            g = [h_and_g[name][1] for name in self.survey.biases[k]]
+            rest = torch.cat([part.flatten(2).sum((0, 1)) for part in g]).to(exact[key]) - exact[key].reshape(-1)
+            compared[key], users[key] = (float(rest.norm()), float(exact[key].norm())), [k]
+        noise = rounding(precision) * max((size for _, size in compared.values()), default=0.0)
         wrong: dict[str, float] = {}
         for key, (off, size) in compared.items():
             if off > tolerance(precision) * size + noise:  # not what rounding does, beside the gradients of other weights
-                error = off / (size + _terms([h_and_g[k] for k in users[key]]) + 1e-300)
+                own = self.survey.biases[biases[key]] if key in biases else users[key]
+                error = off / (size + _terms([h_and_g[k] for k in own], key in biases) + 1e-300)
                 wrong |= dict.fromkeys(users[key], error) if error > tolerance(precision) else {}
         return wrong
 
@@ -252,10 +277,10 @@ class Check:
         return float(rest.norm()), float(exact.norm())
 
 
-def _terms(h_and_g: Sequence[tuple[Tensor, Tensor]]) -> float:
+def _terms(h_and_g: Sequence[tuple[Tensor, Tensor]], bias: bool = False) -> float:
     """The size of what was added up."""
     squares = 0.0
     for h, g in h_and_g:
-        sizes = g.flatten(2).norm(dim=-1) * (h.flatten(2).norm(dim=-1) if h.is_floating_point() else 1.0)
+        sizes = g.flatten(2).norm(dim=-1) * (1.0 if bias or not h.is_floating_point() else h.flatten(2).norm(dim=-1))
         squares += sizes.square().sum().item()
     return squares ** 0.5

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
 from richter.instrument.capture import Inputs, Output, Pass, State, check_finite, kept_for_backward, select
-from richter.instrument.survey.layouts import Bench, expanded, layouts_of, tolerance
+from richter.instrument.survey.layouts import Bench, expanded, layouts_of, rounding, tolerance
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.splits import splits
 from richter.instrument.survey.verify import MIXING, Verified, biases, coarsest, describe, verify, verify_one
@@ -182,7 +182,7 @@ def check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[i
         gradients = run.backward(R[i], weights)[1]
         added = [a + d for a, d in zip(added, gradients, strict=True)]
     precision = coarsest(bench.state, R)
-    noise = 1e3 * torch.finfo(precision).eps * largest
+    noise = rounding(precision) * largest
     for w, a in zip(weights, added, strict=True):
         if (a - exact[id(w)]).norm() > 10 * tolerance(precision) * (a.norm() + exact[id(w)].norm()) + noise:
             raise MixingError(f"the gradients of single examples do not add up to that of the batch (in its backward pass, if "

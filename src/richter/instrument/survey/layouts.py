@@ -110,6 +110,11 @@ def tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 5e-2 if dtype.is_floating_point else 0.0)
 
 
+def rounding(dtype: torch.dtype) -> float:
+    """How large a gradient that should be zero may be, beside those of other weights."""
+    return min(64 * torch.finfo(dtype).eps, tolerance(dtype))
+
+
 def close(x: Tensor, y: Tensor, precision: torch.dtype) -> bool:
     """The same numbers, up to the rounding of two right computations of this precision; relative to the largest of them, however
     small that is."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from richter.instrument.capture import Call, Product
+from richter.instrument.capture import Call, Product, State
 from richter.instrument.survey.layouts import Bench
 from richter.layers.linear import is_fused
 
@@ -28,17 +28,17 @@ def splits(bench: Bench) -> dict[str, Split]:
     parts: dict[str, list[Split | None]] = {}
     for i, call in enumerate(run.calls):
         if call.name in candidates:
-            parts.setdefault(call.name, []).append(_parts(call, [p.operands for p in products if p.after > i]))
+            parts.setdefault(call.name, []).append(_parts(call, [p.operands for p in products if p.after > i], run.state))
     return {name: first for name, (first, *others) in parts.items()
             if first is not None and all(_same(first, other) for other in others)}
 
 
-def _parts(call: Call, products: Sequence[tuple[Tensor, ...]]) -> Split | None:
+def _parts(call: Call, products: Sequence[tuple[Tensor, ...]], state: State) -> Split | None:
     """What the first products whose factors all depend on the outputs of ``call`` make of them: q k^T and then (...) v, or
     k^T v and then q (...), or all of it at once. None if they are something else."""
     pair: tuple[Channels, Channels] | None = None
     for operands in products:
-        reached = [_reached(t, call) for t in operands]
+        reached = [_reached(t, call, state) for t in operands]
         if not reached or not all(c.any() for c in reached):
             continue  # a constant, or another projection, is a factor
         if len(reached) == 3:
@@ -58,13 +58,15 @@ def _parts(call: Call, products: Sequence[tuple[Tensor, ...]]) -> Split | None:
     return None
 
 
-def _reached(t: Tensor, call: Call) -> Channels:
+def _reached(t: Tensor, call: Call, state: State) -> Channels:
     """The outputs of ``call`` on which ``t`` depends: of others, the derivative is zero to the last bit."""
     nothing = torch.zeros(call.shape[-1], dtype=torch.bool)
     if not t.requires_grad:
         return nothing
     weights = torch.randn(t.shape, generator=torch.Generator().manual_seed(0)).to(t.device, t.dtype)
-    (g,) = torch.autograd.grad(t, [call.edge], grad_outputs=weights, retain_graph=True, allow_unused=True)
+    with state.in_place():  # a backward pass may run modules again
+        (g,) = torch.autograd.grad(t, [call.edge], grad_outputs=weights, retain_graph=True, allow_unused=True)
+    state.accumulated()  # is let go
     return nothing if g is None else (g.reshape(-1, g.shape[-1]) != 0).any(0).cpu()
 
 
