@@ -184,7 +184,8 @@ class Pass:
         names = dict.fromkeys([*self.subject.maps, *self.maps])
         optional = {k for w in self.wants if w.optional for k in w.maps}
         reads = any(w.reads for w in self.wants if not w.optional)
-        graph = item * (survey.graph + sum(survey.maps[k].unfolded for k in names if reads or k in optional))
+        audited = survey.graph // 8 if self.subject.audit is not None else 0  # examples that go once more: Audit.together
+        graph = item * (survey.graph + audited + sum(survey.maps[k].unfolded for k in names if reads or k in optional))
         return sum(w.held for w in self.wants), graph, item * 3 * sum(survey.maps[k].width for k in names)
 
     def chunk(self) -> int:
