@@ -457,3 +457,30 @@ def test_what_is_used_elsewhere_by_later_examples_is_always_seen(make: Callable[
     for _ in range(12):  # another audit each time
         for name, K in richter.kernels.ntk(make(), X, per_layer=True).items():
             torch.testing.assert_close(K, exact[name], rtol=1e-8, atol=1e-12)
+
+
+class Plain(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.c(self.a(x))))
+
+
+class OnlyInEights(Two):
+    """A model that runs on so many examples at a time and no others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) not in (6, 8, 40):
+            raise RuntimeError("not so many")
+        return self.b(torch.tanh(self.c(self.a(x))))
+
+
+class SwappedInEights(OnlyInEights):
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.arange(len(x)).roll(0 if len(x) < 40 else 1)
+        return super().forward(x[order])[order.argsort()]
+
+
+def test_models_that_do_not_run_on_few_examples() -> None:
+    exact = richter.kernels.ntk(Plain(), X)
+    torch.testing.assert_close(richter.kernels.ntk(OnlyInEights(), X), exact, rtol=1e-8, atol=1e-12)
+    with pytest.raises(Exception, match="not so many"):  # they would have to go alone
+        richter.kernels.ntk(SwappedInEights(), X)

@@ -7,13 +7,24 @@ trust.
 """
 
 from richter.instrument.survey.amend import Amendments, amended
-from richter.instrument.survey.audit import MOST_DOUBTS, Audit, Check, Doubt, check_calls, joined, passed, prints, suspects
+from richter.instrument.survey.audit import (
+           MOST_DOUBTS,
+           Audit,
+           Check,
+           Doubt,
+           Prints,
+           check_calls,
+           joined,
+           passed,
+           prints,
+           suspects,
+)
 from richter.instrument.survey.examine import SURVEYED, check_same, survey
 from richter.instrument.survey.layouts import Bench, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.instrument.survey.memo import SurveyMemo, surveyed
 from richter.instrument.survey.verify import map_gradient
 
-__all__ = ["MOST_DOUBTS", "SURVEYED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout", "MapInfo", "Survey",
+__all__ = ["MOST_DOUBTS", "SURVEYED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout", "MapInfo", "Prints", "Survey",
            "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined", "map_gradient", "passed",
            "prints", "survey", "surveyed", "suspects", "tolerance"]

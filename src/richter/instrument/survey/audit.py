@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from richter.core import CaptureError, Mark
+from richter.core import CaptureError, Mark, RichterError
 from richter.instrument.capture import Call, Inputs, Pass, select
 from richter.instrument.survey.layouts import Bench, by_example, grouped, rounding, tolerance
 from richter.instrument.survey.maps import Survey
@@ -183,11 +183,10 @@ class Check:
         for rows in [*([self._together()] if self.bench.n > 1 else []), *([i] for i in self.examples)]:
             index = torch.tensor(rows, device=V.device)
             h_and_g = captured(index, mix)
-            apart = self._wrong(self._run(rows), cotangents[index], h_and_g)
-            if any(error < flipped for error in apart.values()) and self.bench.n > 1:  # rounding may have turned a unit on:
-                R = torch.zeros_like(cotangents)  # the same examples among all others have other gradients, which were captured
-                R[index] = cotangents[index]
-                among = self._wrong(self.bench.run(seed=self.seed, expand=self._expand(self.bench.n)), R, h_and_g)
+            run = self._run(rows)
+            apart = self._among(index, cotangents, h_and_g) if run is None else self._wrong(run, cotangents[index], h_and_g)
+            if run is not None and self.bench.n > 1 and any(error < flipped for error in apart.values()):
+                among = self._among(index, cotangents, h_and_g)  # rounding may have turned a unit on when they were apart
                 apart = {k: error for k, error in apart.items() if k in among or error >= flipped}
             doubted.update(dict.fromkeys(apart, self._culprit(rows, apart, cotangents, captured, mix) if apart else rows[0]))
         if doubted:
@@ -195,11 +194,18 @@ class Check:
             raise Doubt([k for k in doubted if k not in biases], self.bench.x, next(iter(doubted.values())),
                         "they do not rebuild the gradients of single examples", biases)
 
+    def _among(self, index: Tensor, cotangents: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """The same for examples that stay among the others, of which nothing is asked."""
+        R = torch.zeros_like(cotangents)
+        R[index] = cotangents[index]
+        return self._wrong(self.bench.run(seed=self.seed, expand=self._expand(self.bench.n)), R, h_and_g)
+
     def _culprit(self, rows: list[int], maps: Mapping[str, float], cotangents: Tensor, captured: Captured, mix: Tensor) -> int:
         """Of several examples, one by which a map is in doubt."""
         for i in rows if len(rows) > 1 else ():
             index = torch.tensor([i], device=cotangents.device)
-            if self._wrong(self._run([i]), cotangents[index], captured(index, mix)).keys() & maps.keys():
+            run = self._run([i])
+            if run is not None and self._wrong(run, cotangents[index], captured(index, mix)).keys() & maps.keys():
                 return i
         return rows[0]
 
@@ -217,16 +223,15 @@ class Check:
         """Is some weight computed from parameters? Such weights are known from calls alone."""
         return any(self.survey.maps[k].weight is None for k in self.calls)
 
-    def _run(self, rows: list[int]) -> Pass:
-        """A pass of these examples."""
+    def _run(self, rows: list[int]) -> Pass | None:
+        """A pass of these examples; None if the model does not run on so few."""
         x = select(self.bench.x, rows)
         try:
             return replace(self.bench, x=x).run(seed=self.seed + rows[0], record=self._computed, expand=self._expand(len(rows)))
+        except RichterError:
+            raise
         except (RuntimeError, ValueError, IndexError, AssertionError):
-            if len(rows) > 1:
-                raise
-            twice = replace(self.bench, x=select(self.bench.x, rows * 2))  # it cannot run on one: of two copies one counts
-            return twice.run(seed=self.seed + rows[0], record=self._computed, expand=self._expand(2))
+            return None
 
     def _wrong(self, run: Pass, cotangent: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Maps whose weight has another gradient than what was captured gives, and by how much."""
@@ -237,8 +242,6 @@ class Check:
             users.setdefault(id(weight), []).append(k)
         biases = {id(run.state[k]): k for k, own in self.survey.biases.items() if all(name in h_and_g for name in own)}
         distinct = {id(w): w for w in weights.values()} | {key: run.state[k] for key, k in biases.items()}
-        if len(cotangent) < len(run.f):
-            cotangent = torch.cat([cotangent, torch.zeros_like(cotangent)])
         exact = dict(zip(distinct, run.backward(cotangent, list(distinct.values()))[1], strict=True))
         precision = coarsest(run.state, run.f)
         compared = {key: self._compared(own, exact[key], h_and_g) for key, own in users.items()}
