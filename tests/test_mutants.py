@@ -1,0 +1,271 @@
+"""What a broken line of the instrument once went through with: each test here was written because a mutation of
+``tests/mutations.py`` survived all the others."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oracles
+import richter
+import zoo
+from richter import kernels
+from richter.core import CaptureError
+from richter.instrument.capture import quiet
+from richter.instrument.survey import SurveyMemo, audit, surveyed
+from richter.testing import check_layer
+
+X = torch.stack([zoo.normal(i, 4) for i in range(12)])
+UNKNOWN = "used, but not as a linear map that Richter knows"
+
+
+class Net(nn.Module):
+    """c(tanh(middle(tanh(a x)))), where the middle is what a test makes of W."""
+
+    def __init__(self, middle: Callable[[nn.Module, Tensor], Tensor], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.middle = middle
+        self.a, self.c = nn.Linear(4, 6), nn.LazyLinear(3)
+        for name, part in parts.items():
+            setattr(self, name, copy.deepcopy(part))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.tanh(self.middle(self, torch.tanh(self.a(x)))).flatten(1))
+
+
+def built(middle: Callable[[Any, Tensor], Tensor], **parts: nn.Module | nn.Parameter) -> nn.Module:
+    model = Net(middle, **parts).double()
+    model(X[:2])
+    return model
+
+
+def matrix(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / math.sqrt(shape[-1]))
+
+
+def measured(model: nn.Module, x: Any = X) -> richter.Snapshot:
+    return richter.measure(model, richter.Probe(x, torch.arange(oracles.size(x)) % 3), ["nfc"])
+
+
+def kernel_error(model: nn.Module, x: Any = X) -> float:
+    expected = torch.stack(list(oracles.tangent_kernels(model, x).values())).sum(0)
+    return float((kernels.ntk(model, x, outputs="full") - expected).norm() / expected.norm())
+
+
+def correlations(model: nn.Module) -> dict[str, float]:
+    return {row.layer: row.value for row in measured(model).rows if math.isfinite(row.value)}
+
+
+# ----------------------------------------------------------------------------------------- one map, written in two ways
+
+
+@pytest.mark.parametrize(("W", "way", "plainly"), [
+    # the axes of the result stand in an order that is not its own inverse
+    (matrix(6, 5), lambda m, h: torch.einsum("ntd,do->otn", h.view(-1, 1, 6).expand(-1, 3, -1), m.W).permute(2, 1, 0).contiguous(),
+     lambda m, h: h.view(-1, 1, 6).expand(-1, 3, -1) @ m.W),
+    (matrix(6, 5), lambda m, h: torch.einsum("ntd,do->ont", h.view(-1, 1, 6).expand(-1, 3, -1), m.W).permute(1, 2, 0).contiguous(),
+     lambda m, h: h.view(-1, 1, 6).expand(-1, 3, -1) @ m.W),
+    # without an arrow the letters of the result are sorted
+    (matrix(6, 5), lambda m, h: torch.einsum("ntd,do", h.view(-1, 1, 6).expand(-1, 3, -1), m.W).mT.contiguous(),
+     lambda m, h: h.view(-1, 1, 6).expand(-1, 3, -1) @ m.W),
+    # ellipses and leading axes are matched from behind
+    (matrix(3, 2, 5), lambda m, h: torch.einsum("...td,...do->...to", h.view(-1, 3, 1, 2), m.W),
+     lambda m, h: torch.einsum("nhtd,hdo->nhto", h.view(-1, 3, 1, 2), m.W)),
+    (matrix(3, 2, 5), lambda m, h: h.view(-1, 3, 1, 2) @ m.W,
+     lambda m, h: torch.einsum("nhtd,hdo->nhto", h.view(-1, 3, 1, 2), m.W)),
+    # a padding index that is counted from the end
+    (matrix(7, 5), lambda m, h: h[:, :5] + F.embedding((h[:, :5] * 3).long().abs() + 4, m.W, padding_idx=-1).sum(1),
+     lambda m, h: h[:, :5] + F.embedding((h[:, :5] * 3).long().abs() + 4, m.W, padding_idx=6).sum(1)),
+    (matrix(7, 5), lambda m, h: h[:, :5] + F.embedding_bag((h[:, :5] * 3).long().abs() + 4, m.W, padding_idx=-1),
+     lambda m, h: h[:, :5] + F.embedding_bag((h[:, :5] * 3).long().abs() + 4, m.W, padding_idx=6)),
+    # as many zeros on the sides of an axis as are asked for, not on those of another
+    (matrix(4, 1, 2, 3), lambda m, h: F.conv2d(h.view(-1, 1, 2, 3), m.W, padding=(0, 2)),
+     lambda m, h: F.conv2d(F.pad(h.view(-1, 1, 2, 3), (2, 2, 0, 0)), m.W)),
+], ids=["turned back", "turned around", "no arrow", "dots", "leading axes", "padding index", "padding index of a bag", "padding"])
+def test_one_map_in_two_ways(W: nn.Parameter, way: Any, plainly: Any) -> None:
+    values = correlations(built(way, W=W))
+    assert "W" in values
+    assert values == pytest.approx(correlations(built(plainly, W=W)), rel=1e-9)
+    assert kernel_error(built(way, W=W)) < 1e-12
+
+
+def test_a_parameter_in_the_middle_of_a_larger_memory() -> None:
+    flat = torch.cat([torch.full((7,), 1e3, dtype=torch.float64), matrix(6, 5).detach().flatten(), torch.ones(9).double()])
+    model, plain = built(lambda m, h: h @ m.W, W=matrix(6, 5)), built(lambda m, h: h @ m.W, W=matrix(6, 5))
+    model.W = nn.Parameter(flat[7:37].view(6, 5))
+    assert model.W.storage_offset() == 7
+    assert correlations(model) == pytest.approx(correlations(plain), rel=1e-9)
+
+
+def test_a_view_that_a_module_returns_and_that_is_changed_in_place() -> None:
+    conv = zoo.hf_conv1d(5, 6)
+    model = built(lambda m, h: m.conv(h).relu_(), conv=conv)
+    assert correlations(model) == pytest.approx(correlations(built(lambda m, h: m.conv(h).relu(), conv=conv)), rel=1e-9)
+
+
+def test_an_input_that_is_changed_in_place_after_it_was_read() -> None:
+    """Where autograd itself has kept a padded copy, and has nothing to say of it."""
+    def middle(m: Any, h: Tensor) -> Tensor:
+        h = h.view(-1, 2, 3) * 1.0
+        z = m.conv(h)
+        h.mul_(2)
+        return z + h
+
+    model = built(middle, conv=nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular"))
+    with pytest.raises(CaptureError, match="its input was changed in place after it was read"):
+        measured(model)
+
+
+# ------------------------------------------------------------------------------------------ what is no linear map is not one
+
+
+def doubled(m: Any, h: Tensor) -> Tensor:
+    W = m.W.clone()
+    W.mul_(2)
+    return h @ W
+
+
+@pytest.mark.parametrize("middle", [
+    doubled,  # a copy that was written into
+    lambda m, h: torch.addmm(h.new_zeros(5), h, m.W, alpha=2.0),
+    lambda m, h: (h.bfloat16() @ m.W.bfloat16()).double(),  # a copy that rounds
+], ids=["a copy that is changed", "alpha", "a copy that rounds"])
+def test_what_is_multiplied_or_rounded_is_not_the_weight(middle: Any) -> None:
+    snap = measured(built(middle, W=matrix(6, 5)))
+    assert snap.notes["W"].startswith(UNKNOWN)
+
+
+def test_a_vector_that_is_repeated_is_no_matrix() -> None:
+    snap = measured(built(lambda m, h: h @ m.w[:, None].expand(6, 3), w=matrix(6)))
+    assert "w" not in {row.layer for row in snap.rows}
+
+
+def test_a_matrix_with_its_outputs_on_two_axes_or_on_one_is_one_map() -> None:
+    def middle(m: Any, h: Tensor) -> Tensor:
+        return torch.einsum("nd,hkd->nkh", h, m.W).mT.flatten(1) + torch.tanh(F.linear(h, m.W.flatten(0, 1)))
+
+    assert {"a", "c", "W"} == correlations(built(middle, W=matrix(3, 2, 6))).keys() - {"*"}
+
+
+def test_a_third_of_a_fused_projection_that_is_used_once_more() -> None:
+    """It is the same map."""
+    def attention(m: Any, h: Tensor) -> Tensor:
+        h = h.view(-1, 3, 2)
+        q, k, v = m.qkv(h).chunk(3, -1)
+        return (q @ k.mT).softmax(-1) @ v + F.linear(h, m.qkv.weight[2:4])
+
+    values = correlations(built(attention, qkv=nn.Linear(2, 6)))
+    assert {"qkv.q", "qkv.k", "qkv.v"} == {name for name in values if name.startswith("qkv")}
+
+
+def test_a_projection_that_is_not_three_times_as_wide_is_one_map() -> None:
+    def attention(m: Any, h: Tensor) -> Tensor:
+        q, k, v = m.qkv(h.view(-1, 2, 3)).chunk(3, -1)
+        return (q @ k.mT).softmax(-1) @ v
+
+    assert {"a", "c", "qkv"} == correlations(built(attention, qkv=nn.Linear(3, 6))).keys() - {"*"}
+
+
+def test_a_model_that_differentiates_in_between() -> None:
+    """What it does afterwards does not hide it."""
+    def force(m: Any, h: Tensor) -> Tensor:
+        h = h.detach().requires_grad_()
+        return F.gelu(m.b(torch.autograd.grad(F.gelu(m.b(h)).sum(), h, create_graph=True)[0]))
+
+    assert kernel_error(built(force, b=nn.Linear(6, 6))) < 1e-12
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize(("layer", "x"), [
+    (nn.LayerNorm(5, eps=0.5), torch.stack([zoo.normal(i, 5) for i in range(3)])),
+    (nn.ConvTranspose2d(2, 3, (2, 3), padding=(1, 0)), torch.stack([zoo.normal(i, 2, 3, 4) for i in range(3)])),
+], ids=["epsilon", "padding"])
+def test_views(layer: nn.Module, x: Tensor) -> None:
+    check_layer(layer.double().eval(), x)
+
+
+def test_a_transposed_convolution_with_room_that_no_input_writes() -> None:
+    conv = nn.ConvTranspose1d(2, 2, 1, stride=1, dilation=3, output_padding=1)
+    model = built(lambda m, h: m.conv(h.view(-1, 2, 3)), conv=conv)
+    assert measured(model).notes["conv"].startswith(UNKNOWN)
+    assert kernel_error(model) < 1e-12
+
+
+def test_the_mask_of_an_attention() -> None:
+    mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+
+    def middle(m: Any, h: Tensor) -> Tensor:
+        h = h.view(-1, 3, 2)
+        return m.attention(h, h, h, attn_mask=mask, need_weights=False)[0]
+
+    assert kernel_error(built(middle, attention=nn.MultiheadAttention(2, 1, batch_first=True))) < 1e-12
+
+
+def test_weights_of_the_entries_of_a_bag() -> None:
+    def middle(m: Any, h: Tensor) -> Tensor:
+        return m.bag((h[:, :5] * 3).long().abs(), per_sample_weights=h[:, :5])
+
+    assert kernel_error(built(middle, bag=nn.EmbeddingBag(7, 5, mode="sum"))) < 1e-12
+
+
+# -------------------------------------------------------------------------------------------------------------- biases
+
+
+def test_a_bias_that_is_used_elsewhere_too() -> None:
+    assert kernel_error(built(lambda m, h: m.b(h) * m.b.bias.sin(), b=nn.Linear(6, 5))) < 1e-12
+
+
+def test_a_bias_whose_first_owner_is_never_called() -> None:
+    model = built(lambda m, h: m.late(h), early=nn.Linear(6, 5), late=nn.Linear(6, 5))
+    model.late.bias = model.early.bias
+    assert kernel_error(model) < 1e-12
+
+
+# --------------------------------------------------------------------------------------------------------------- audit
+
+
+def test_every_example_is_looked_at_over_time() -> None:
+    looked = {audit.Audit(number).examples(slice(0, 32))[0] for number in range(400)}
+    assert looked == set(range(32))
+
+
+def test_rows_are_known_by_more_than_their_sums() -> None:
+    read = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [2.0, 2.0, 2.0]], dtype=torch.float64)
+    marks = audit._print(SimpleNamespace(read=read), 3, "major")  # type: ignore[arg-type]
+    assert len(set(marks.tolist())) == 3
+
+
+def test_a_survey_in_train_mode_is_not_that_in_eval_mode() -> None:
+    model, memo = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double(), SurveyMemo()
+    drawn = []
+    for mode in ("eval", "train", "eval"):
+        with quiet(model, mode):
+            drawn.append(surveyed(model, X[:8], memo=memo)[2].drawn)
+    assert drawn == [False, True, False]
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+def test_a_dict_that_is_one_argument() -> None:
+    class OfBatch(Net):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return super().forward(batch["first"] - batch["second"])
+
+    model, plain = OfBatch(lambda m, h: h).double(), Net(lambda m, h: h).double()
+    plain(X[:2])
+    model({"first": X[:2], "second": 0 * X[:2]})
+    model.load_state_dict(plain.state_dict())
+    values = {row.layer: row.value for row in measured(model, {"first": 2 * X, "second": X}).rows}
+    assert values == pytest.approx(correlations(plain), rel=1e-9)
