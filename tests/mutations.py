@@ -134,7 +134,7 @@ MUTATIONS = [
              "            if known is not None and known.offset == key.offset:", MAPS),
     # --------------------------------------------------------------------------------------------------------------- parts
     mutation(f"{CAPTURE}/parts.py", "axes that do not follow each other are one", "if result and result[-1][1] == length * stride:",
-             "if result and result[-1][1] >= length * stride:", MAPS, "mutants", "uses"),
+             "if result and result[-1][1] >= length * stride:", "mutants"),
     mutation(f"{CAPTURE}/parts.py", "an entry that stands twice in a part counts as two", "if stride <= reach:",
              "if stride < reach:", "mutants", "uses"),
     mutation(f"{CAPTURE}/parts.py", "a parameter in the middle of a larger memory is read from its beginning",
@@ -159,7 +159,7 @@ MUTATIONS = [
     mutation(f"{CAPTURE}/shortcuts.py", "options of an activation are forgotten", "func(x, *args[1:], **kwargs))", "func(x))",
              "costs::derivatives_of_activations_are_computed_once", "mutants"),
     mutation(f"{CAPTURE}/shortcuts.py", "positions with negative gradients are silent", "(positions.abs().amax(-1) != 0)",
-             "(positions.amax(-1) > 0)", "costs::silent_positions_are_skipped_in_backward_passes"),
+             "(positions.amax(-1) > 0)", "mutants"),
     mutation(f"{CAPTURE}/shortcuts.py", "an activation in place gives a new tensor", "return not in_place and", "return",
              "costs::an_activation_in_place_stays_in_place"),
     mutation(f"{CAPTURE}/shortcuts.py", "weights that are computed get no gradient", "return not computed and", "return",
@@ -178,8 +178,10 @@ MUTATIONS = [
     # ---------------------------------------------------------------------------------------------------------- remembered
     mutation(f"{CAPTURE}/remembered.py", "what a forward pass registers stays", "                box.clear()", "                pass",
              "stateful::what_a_forward_pass_registers"),
-    mutation(f"{CAPTURE}/remembered.py", "train and eval flags are not put back", 'set(vars(nn.Module())) - {"training"}',
-             "set(vars(nn.Module()))", "identity::modes_of_submodules_are_put_back_one_by_one"),
+    mutation(f"{CAPTURE}/remembered.py", "train and eval flags are left to torch", 'set(vars(nn.Module())) - {"training"}',
+             "set(vars(nn.Module()))", "identity::modes_of_submodules_are_put_back_one_by_one",
+             equivalent="all attributes of a module are put back, these too; this set says which of them hold boxes of torch's own, "
+             "and a flag is no box"),
     mutation(f"{CAPTURE}/remembered.py", "iterators are used up", "holder.put(key, double)", "holder.keys", "stateful"),
     mutation(f"{CAPTURE}/remembered.py", "attributes of classes are not put back", "self._add(keep_class(kind))", "keep_class(kind)",
              "stateful::what_is_kept_in_the_class"),
@@ -216,7 +218,9 @@ MUTATIONS = [
              "if k in among}", "audit", "mutants"),
     # --------------------------------------------------------------------------------------------------------------- amend
     mutation(f"{SURVEY}/amend.py", "the other uses of a weight in doubt are not read singly",
-             "kept.singly |= _sharing(maps, {*doubt.maps})", "kept.singly |= {*doubt.maps}", "audit", "mutants"),
+             "kept.singly |= _sharing(maps, {*doubt.maps})", "kept.singly |= {*doubt.maps}", "audit", "mutants",
+             equivalent="describe() reads all uses of a weight singly where one of them is, and the weights that are checked for "
+             "mixing are the same"),
     mutation(f"{SURVEY}/amend.py", "what is in doubt is not looked at again", "verify_one(one, [*missing, *doubted])",
              "verify_one(one, [*missing])", "audit", "mutants"),
     mutation(f"{SURVEY}/amend.py", "what was read alone already is not refused",

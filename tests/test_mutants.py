@@ -137,16 +137,24 @@ def doubled(m: Any, h: Tensor) -> Tensor:
 @pytest.mark.parametrize("middle", [
     doubled,  # a copy that was written into
     lambda m, h: torch.addmm(h.new_zeros(5), h, m.W, alpha=2.0),
-    lambda m, h: (h.bfloat16() @ m.W.bfloat16()).double(),  # a copy that rounds
+    lambda m, h: (h.float() @ m.W.float()).double(),  # a copy that rounds
 ], ids=["a copy that is changed", "alpha", "a copy that rounds"])
 def test_what_is_multiplied_or_rounded_is_not_the_weight(middle: Any) -> None:
     snap = measured(built(middle, W=matrix(6, 5)))
     assert snap.notes["W"].startswith(UNKNOWN)
 
 
-def test_a_vector_that_is_repeated_is_no_matrix() -> None:
-    snap = measured(built(lambda m, h: h @ m.w[:, None].expand(6, 3), w=matrix(6)))
-    assert "w" not in {row.layer for row in snap.rows}
+def test_a_column_that_is_repeated_is_no_matrix() -> None:
+    snap = measured(built(lambda m, h: h @ m.W[:, :1].expand(6, 3), W=matrix(6, 5)))
+    assert {"a", "c"} == {row.layer for row in snap.rows if math.isfinite(row.value)} - {"*"}
+
+
+def test_parts_that_do_not_lie_side_by_side_are_not_those_that_do() -> None:
+    def middle(m: Any, h: Tensor) -> Tensor:
+        z = torch.einsum("nd,hkd->nhk", h, m.W[:2]).mT + torch.einsum("nd,hkd->nhk", h, m.W[:, :2])
+        return z.flatten(1)
+
+    assert {"a", "c", "W.0:2", "W.:,0:2"} == correlations(built(middle, W=matrix(3, 3, 6))).keys() - {"*"}
 
 
 def test_a_matrix_with_its_outputs_on_two_axes_or_on_one_is_one_map() -> None:
@@ -175,13 +183,27 @@ def test_a_projection_that_is_not_three_times_as_wide_is_one_map() -> None:
     assert {"a", "c", "qkv"} == correlations(built(attention, qkv=nn.Linear(3, 6))).keys() - {"*"}
 
 
+@pytest.mark.filterwarnings("ignore:layer 'b'")
 def test_a_model_that_differentiates_in_between() -> None:
-    """What it does afterwards does not hide it."""
+    """What it does afterwards does not hide it: second derivatives reach the layer before."""
     def force(m: Any, h: Tensor) -> Tensor:
-        h = h.detach().requires_grad_()
         return F.gelu(m.b(torch.autograd.grad(F.gelu(m.b(h)).sum(), h, create_graph=True)[0]))
 
-    assert kernel_error(built(force, b=nn.Linear(6, 6))) < 1e-12
+    model = built(force, b=nn.Linear(6, 6))
+    assert kernel_error(model) < 1e-12
+    W, _, J = oracles.layer_io(model, X, "a")
+    assert measured(model).value("nfc", "a") == pytest.approx(oracles.nfa_measures(W, W, J, J)["nfc"], rel=1e-9)
+
+
+def test_a_narrow_layer_that_is_silent_at_most_positions() -> None:
+    """What is asked of its one output is negative for some examples."""
+    def last(m: Any, h: Tensor) -> Tensor:
+        return m.narrow(torch.tanh(m.b(h.view(-1, 3, 2))))[:, -1]
+
+    model = built(last, b=nn.Linear(2, 2), narrow=nn.Linear(2, 1))
+    assert kernel_error(model) < 1e-12
+    W, _, J = oracles.layer_io(model, X, "b")
+    assert measured(model).value("nfc", "b") == pytest.approx(oracles.nfa_measures(W, W, J, J)["nfc"], rel=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
