@@ -187,7 +187,7 @@ MUTATIONS = [
              "stateful::what_is_kept_in_the_class"),
     mutation(f"{CAPTURE}/remembered.py", "of a long container nothing is put back",
              "(self._short if len(kept.values) <= LONG else self._long).append(kept)",
-             "len(kept.values) > LONG or self._short.append(kept)", "stateful", "mutants"),
+             "len(kept.values) > LONG or self._short.append(kept)", "mutants"),
     # --------------------------------------------------------------------------------------------------------------- guard
     mutation(f"{CAPTURE}/guard.py", "what is added to a gradient is not seen",
              "if p.grad is not grad or (grad is not None and self.gradients[label].changed())]", "if p.grad is not grad]",

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,8 +21,9 @@ import richter
 import zoo
 from richter import kernels
 from richter.core import CaptureError
-from richter.instrument.capture import quiet
-from richter.instrument.survey import SurveyMemo, audit, surveyed
+from richter.instrument.capture import quiet, state_of
+from richter.instrument.survey import Bench, Survey, SurveyMemo, audit, survey, surveyed
+from richter.instrument.survey.amend import Amendments, amended
 from richter.testing import check_layer
 
 X = torch.stack([zoo.normal(i, 4) for i in range(12)])
@@ -268,6 +271,77 @@ def test_rows_are_known_by_more_than_their_sums() -> None:
     assert len(set(marks.tolist())) == 3
 
 
+def test_those_examples_are_suspect_whose_rows_differ() -> None:
+    marks, order = torch.arange(5, dtype=torch.float64), torch.tensor([2, 0, 3, 4, 1])
+    after = marks[order]
+    after[3] = 7.0
+    assert audit.suspects({"a": [marks]}, {"a": [after]}, order, torch.float64) == [4]
+
+
+MANY = torch.stack([zoo.normal(i, 4) for i in range(40)])
+MANY[:, 0] = MANY[:, 0].abs() * torch.where(torch.arange(40) % 4 == 3, -1, 1)
+MANY[:8, 0] = MANY[:8, 0].abs()
+
+
+class Elsewhere(nn.Module):
+    """Some examples, and none of the first eight, use the weight of a layer once more, and not as a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 6, dtype=torch.float64), nn.Linear(6, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x))) * torch.where(x[:, :1] < 0, 1 + self.a.weight.square().sum(), 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:layer 'a'")
+def test_what_few_examples_do_is_seen_in_a_sum_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = sum(oracles.tangent_kernels(Elsewhere(), MANY).values())
+    for number in range(6):
+        monkeypatch.setattr(audit, "_measurements", itertools.repeat(number))
+        torch.testing.assert_close(kernels.ntk(Elsewhere(), MANY, outputs="full"), expected, rtol=1e-9, atol=1e-12)
+
+
+class InLargeBatches(Elsewhere):
+    """The backward pass of a large batch is another one: much so before a layer, and hardly so before the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, large = self.a(x), len(x) > 20
+        if h.requires_grad and large:
+            h.register_hook(lambda g: 2 * g)
+        z = self.b(torch.tanh(h))
+        if z.requires_grad and large:
+            z.register_hook(lambda g: 1.001 * g)
+        return z
+
+
+def test_what_is_far_off_is_no_rounding() -> None:
+    K = kernels.ntk(InLargeBatches(), MANY, per_layer=True)["a"]
+    expected = kernels.ntk(InLargeBatches(), MANY[:20], per_layer=True)["a"]
+    torch.testing.assert_close(K[:20, :20], expected, rtol=1e-9, atol=1e-12)
+
+
+def amended_survey(model: nn.Module, singly: bool) -> Survey:
+    """Of a doubt about layer a, at an example that is not among the first."""
+    with quiet(model):
+        state = state_of(model, copied=())
+        known = survey(model, MANY[:8], state)
+        if singly:
+            known.maps["a"] = dataclasses.replace(known.maps["a"], layouts=(), rows=())
+        bench, doubt = Bench(model, MANY, state), audit.Doubt(["a"], MANY, 11, "of a test")
+        return amended(known, bench, doubt, Amendments())
+
+
+def test_what_is_in_doubt_is_looked_at_alone() -> None:
+    assert "rebuild its weight gradient only up to" in amended_survey(Elsewhere(), singly=False).notes["a"].text
+
+
+def test_what_is_in_doubt_and_was_read_alone_already_is_refused() -> None:
+    """A doubt that changes nothing would come again, for ever."""
+    assert "on some examples of the probe" in amended_survey(InLargeBatches(), singly=True).notes["a"].text
+
+
 def test_a_survey_in_train_mode_is_not_that_in_eval_mode() -> None:
     model, memo = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double(), SurveyMemo()
     drawn = []
@@ -291,3 +365,19 @@ def test_a_dict_that_is_one_argument() -> None:
     model.load_state_dict(plain.state_dict())
     values = {row.layer: row.value for row in measured(model, {"first": 2 * X, "second": X}).rows}
     assert values == pytest.approx(correlations(plain), rel=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------- what a model keeps
+
+
+def test_a_tensor_in_a_long_list_is_put_back() -> None:
+    def counting(m: Any, h: Tensor) -> Tensor:
+        m.counts[1234] += len(h)
+        return h
+
+    model = Net(counting).double()
+    counts = model.counts = [torch.zeros(()) for _ in range(1500)]
+    model(X[:2])
+    assert counts[1234] == 2
+    measured(model)
+    assert sum(counts) == counts[1234] == 2
