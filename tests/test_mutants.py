@@ -20,7 +20,7 @@ import oracles
 import richter
 import zoo
 from richter import kernels
-from richter.core import CaptureError
+from richter.core import CaptureError, Mark, MixingError
 from richter.instrument.capture import quiet, state_of
 from richter.instrument.survey import Bench, Survey, SurveyMemo, audit, survey, surveyed
 from richter.instrument.survey.amend import Amendments, amended
@@ -283,8 +283,10 @@ MANY[:, 0] = MANY[:, 0].abs() * torch.where(torch.arange(40) % 4 == 3, -1, 1)
 MANY[:8, 0] = MANY[:8, 0].abs()
 
 
-class Elsewhere(nn.Module):
-    """Some examples, and none of the first eight, use the weight of a layer once more, and not as a matrix."""
+class Two(nn.Module):
+    """Two layers; ``between`` may do something with what the first one writes."""
+
+    between: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +294,14 @@ class Elsewhere(nn.Module):
         self.a, self.b = nn.Linear(4, 6, dtype=torch.float64), nn.Linear(6, 3, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(x))) * torch.where(x[:, :1] < 0, 1 + self.a.weight.square().sum(), 1.0)
+        return self.b(self.between(self.a(x)))
+
+
+class Elsewhere(Two):
+    """Some examples, and none of the first eight, use the weight of a layer once more, and not as a matrix."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.where(x[:, :1] < 0, 1 + self.a.weight.square().sum(), 1.0)
 
 
 @pytest.mark.filterwarnings("ignore:layer 'a'")
@@ -303,23 +312,15 @@ def test_what_few_examples_do_is_seen_in_a_sum_of_many(monkeypatch: pytest.Monke
         torch.testing.assert_close(kernels.ntk(Elsewhere(), MANY, outputs="full"), expected, rtol=1e-9, atol=1e-12)
 
 
-class InLargeBatches(Elsewhere):
-    """The backward pass of a large batch is another one: much so before a layer, and hardly so before the other."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, large = self.a(x), len(x) > 20
-        if h.requires_grad and large:
-            h.register_hook(lambda g: 2 * g)
-        z = self.b(torch.tanh(h))
-        if z.requires_grad and large:
-            z.register_hook(lambda g: 1.001 * g)
-        return z
-
-
-def test_what_is_far_off_is_no_rounding() -> None:
-    K = kernels.ntk(InLargeBatches(), MANY, per_layer=True)["a"]
-    expected = kernels.ntk(InLargeBatches(), MANY[:20], per_layer=True)["a"]
-    torch.testing.assert_close(K[:20, :20], expected, rtol=1e-9, atol=1e-12)
+def test_what_is_far_off_is_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, two layers have other gradients than were captured; among all examples they have not."""
+    check = audit.Check(SimpleNamespace(n=2, x=X[:2], run=lambda **_: None), SimpleNamespace(expand=(), maps={}), {}, [], 0, 0)
+    errors = iter([{"a": 0.5, "b": 1e-3}, {}])
+    monkeypatch.setattr(audit.Check, "_run", lambda *_: None)
+    monkeypatch.setattr(audit.Check, "_wrong", lambda *_: next(errors))
+    with pytest.raises(audit.Doubt) as doubt:
+        check(torch.ones(1, 2, 3), lambda *_: {})
+    assert doubt.value.maps == ("a",)
 
 
 def amended_survey(model: nn.Module, singly: bool) -> Survey:
@@ -339,7 +340,88 @@ def test_what_is_in_doubt_is_looked_at_alone() -> None:
 
 def test_what_is_in_doubt_and_was_read_alone_already_is_refused() -> None:
     """A doubt that changes nothing would come again, for ever."""
-    assert "on some examples of the probe" in amended_survey(InLargeBatches(), singly=True).notes["a"].text
+    assert "on some examples of the probe" in amended_survey(Two(), singly=True).notes["a"].text
+
+
+# -------------------------------------------------------------------------------------------- what a survey itself must see
+
+
+def of_first(model: nn.Module) -> Survey:
+    with quiet(model):
+        return survey(model, MANY[:8], state_of(model, copied=()))
+
+
+class Swapped(Two):
+    """Neighbours stand in each other's place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.arange(len(x))
+        order[:len(x) // 2 * 2] = order[:len(x) // 2 * 2].view(-1, 2).flip(1).reshape(-1)
+        return super().forward(x[order])[order.argsort()]
+
+
+def test_neighbours_that_are_swapped_are_not_read_together() -> None:
+    assert not of_first(Swapped()).batched
+
+
+class Leaking(torch.autograd.Function):
+    """What is asked of the second example is asked of the first one too, in the backward pass alone."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return torch.cat([g[:1] + g[1:2].sum(0), g[1:]])
+
+
+class OneWay(Two):
+    between = staticmethod(Leaking.apply)
+
+
+def test_what_reaches_one_half_of_the_examples_from_the_other_is_seen() -> None:
+    with pytest.raises(MixingError):
+        of_first(OneWay())
+
+
+class Shared(Two):
+    """All examples share what is looked up, and its sum over all of it: with an axis of examples that is another number."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.size, self.table = size, nn.Embedding(3, 1, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.size * self.b(torch.tanh(self.a(x) + self.table(torch.arange(3, device=x.device)).sum()))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-13])
+def test_no_example_axis_where_it_changes_the_output(size: float) -> None:
+    assert not of_first(Shared(size)).expand
+
+
+class Flattened(Two):
+    """Three positions of every example: those of one stand as far apart as there are examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.stack([x, 2 * x, -x]).flatten(0, 1)
+        return self.b(torch.tanh(self.a(rows)).view(3, len(x), -1).sum(0))
+
+
+def test_rows_that_stand_apart_are_read_together() -> None:
+    assert of_first(Flattened()).maps["a"].layouts == ("minor",)
+
+
+class Always(Two):
+    """The weight of the first layer is used once more, and not as a matrix."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.a.weight.square().sum()
+
+
+def test_a_gradient_that_is_not_rebuilt_is_refused_at_once() -> None:
+    assert of_first(Always()).note("a") is Mark.REFUSED
 
 
 def test_a_survey_in_train_mode_is_not_that_in_eval_mode() -> None:
