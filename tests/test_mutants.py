@@ -186,6 +186,14 @@ def test_a_projection_that_is_not_three_times_as_wide_is_one_map() -> None:
     assert {"a", "c", "qkv"} == correlations(built(attention, qkv=nn.Linear(3, 6))).keys() - {"*"}
 
 
+def test_a_projection_some_of_whose_outputs_are_not_used_is_one_map() -> None:
+    def attention(m: Any, h: Tensor) -> Tensor:
+        q, k, v = m.qkv(h.view(-1, 3, 2)).chunk(3, -1)
+        return (q @ k.mT).softmax(-1) @ v[..., :1]
+
+    assert {"a", "c", "qkv"} == correlations(built(attention, qkv=nn.Linear(2, 6))).keys() - {"*"}
+
+
 @pytest.mark.filterwarnings("ignore:layer 'b'")
 def test_a_model_that_differentiates_in_between() -> None:
     """What it does afterwards does not hide it: second derivatives reach the layer before."""
@@ -424,13 +432,52 @@ def test_a_gradient_that_is_not_rebuilt_is_refused_at_once() -> None:
     assert of_first(Always()).note("a") is Mark.REFUSED
 
 
-def test_a_survey_in_train_mode_is_not_that_in_eval_mode() -> None:
-    model, memo = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double(), SurveyMemo()
+def test_what_a_pass_keeps_is_counted_without_the_weights() -> None:
+    assert of_first(Two()).graph == 4 + 6  # what the first layer read, and what the second one did
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+def test_a_survey_in_train_mode_is_not_that_in_eval_mode(trusting: bool) -> None:
+    model, memo = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double(), SurveyMemo(trusting)
     drawn = []
     for mode in ("eval", "train", "eval"):
         with quiet(model, mode):
             drawn.append(surveyed(model, X[:8], memo=memo)[2].drawn)
     assert drawn == [False, True, False]
+
+
+def test_a_survey_is_of_its_examples() -> None:
+    model, memo = Two(), SurveyMemo(trusting=True)
+    with quiet(model):
+        for x in (X[:8], X[:8], MANY[:8]):
+            surveyed(model, x, memo=memo)
+    assert memo.surveys == 2
+
+
+def test_weights_that_have_changed_places() -> None:
+    model, memo = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double(), SurveyMemo(trusting=True)
+    for _ in range(2):
+        with quiet(model):
+            matrices = surveyed(model, X[:8], memo=memo)[2].matrices
+        assert torch.equal(matrices["0"], model[0].weight)
+        model[0].weight.data, model[2].weight.data = model[2].weight.data, model[0].weight.data
+
+
+def test_what_new_weights_refuse_is_said() -> None:
+    class Gated(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("gate", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1 + self.gate * self.a.weight.square().sum())
+
+    model, memo, notes = Gated(), SurveyMemo(), []
+    for gate in (0.0, 1.0):
+        model.gate.fill_(gate)
+        with quiet(model):
+            notes.append(surveyed(model, X[:8], memo=memo)[2].note("a"))
+    assert notes == [None, Mark.REFUSED]
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs
