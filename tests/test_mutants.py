@@ -52,7 +52,8 @@ def built(middle: Callable[[Any, Tensor], Tensor], **parts: nn.Module | nn.Param
 
 
 def matrix(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / math.sqrt(shape[-1]))
+    draw = torch.Generator().manual_seed(1)
+    return nn.Parameter(torch.randn(shape, generator=draw, dtype=torch.float64) / math.sqrt(shape[-1]))
 
 
 def measured(model: nn.Module, x: Any = X) -> richter.Snapshot:
@@ -73,9 +74,11 @@ def correlations(model: nn.Module) -> dict[str, float]:
 
 @pytest.mark.parametrize(("W", "way", "plainly"), [
     # the axes of the result stand in an order that is not its own inverse
-    (matrix(6, 5), lambda m, h: torch.einsum("ntd,do->otn", h.view(-1, 1, 6).expand(-1, 3, -1), m.W).permute(2, 1, 0).contiguous(),
+    (matrix(6, 5),
+     lambda m, h: torch.einsum("ntd,do->otn", h.view(-1, 1, 6).expand(-1, 3, -1), m.W).permute(2, 1, 0).contiguous(),
      lambda m, h: h.view(-1, 1, 6).expand(-1, 3, -1) @ m.W),
-    (matrix(6, 5), lambda m, h: torch.einsum("ntd,do->ont", h.view(-1, 1, 6).expand(-1, 3, -1), m.W).permute(1, 2, 0).contiguous(),
+    (matrix(6, 5),
+     lambda m, h: torch.einsum("ntd,do->ont", h.view(-1, 1, 6).expand(-1, 3, -1), m.W).permute(1, 2, 0).contiguous(),
      lambda m, h: h.view(-1, 1, 6).expand(-1, 3, -1) @ m.W),
     # without an arrow the letters of the result are sorted
     (matrix(6, 5), lambda m, h: torch.einsum("ntd,do", h.view(-1, 1, 6).expand(-1, 3, -1), m.W).mT.contiguous(),
@@ -322,9 +325,11 @@ def test_what_few_examples_do_is_seen_in_a_sum_of_many(monkeypatch: pytest.Monke
 
 def test_what_is_far_off_is_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, two layers have other gradients than were captured; among all examples they have not."""
-    check = audit.Check(SimpleNamespace(n=2, x=X[:2], run=lambda **_: None), SimpleNamespace(expand=(), maps={}), {}, [], 0, 0)
-    errors = iter([{"a": 0.5, "b": 1e-3}, {}])
-    monkeypatch.setattr(audit.Check, "_run", lambda *_: None)
+    bench = SimpleNamespace(n=2, x=X[:2], run=lambda **_: None, state=SimpleNamespace(precision=torch.float64))
+    check = audit.Check(bench, SimpleNamespace(expand=(), maps={}, biases={}), {}, [], 0, audit.Audit(0))  # type: ignore[arg-type]
+    errors = iter([{"a": 0.5, "b": 1e-8}, {}])
+    monkeypatch.setattr(audit.Check, "_run", lambda *_: object())
+    monkeypatch.setattr(audit.Check, "_culprit", lambda *_: 0)
     monkeypatch.setattr(audit.Check, "_wrong", lambda *_: next(errors))
     with pytest.raises(audit.Doubt) as doubt:
         check(torch.ones(1, 2, 3), lambda *_: {})
