@@ -22,6 +22,7 @@ import zoo
 from richter import kernels
 from richter.core import CaptureError, Mark, MixingError
 from richter.instrument.capture import quiet, state_of
+from richter.instrument.captures import example_gradients
 from richter.instrument.survey import Bench, Survey, SurveyMemo, audit, survey, surveyed
 from richter.instrument.survey.amend import Amendments, amended
 from richter.testing import check_layer
@@ -336,6 +337,24 @@ def test_what_is_far_off_is_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None
     assert doubt.value.maps == ("a",)
 
 
+class Later(Two):
+    """A layer that none of the first eight examples reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(6, 6, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, on = torch.tanh(self.a(x)), (x[:, 0] < 0).nonzero()[:, 0]
+        return self.b(h.index_copy(0, on, torch.tanh(self.c(h[on]))) if len(on) else h)
+
+
+def test_a_layer_that_appears_later_is_seen_one_example_at_a_time_too() -> None:
+    values = [richter.measure(Later(), richter.Probe(MANY, torch.arange(40) % 3, chunk=chunk), ["nfc"]).value("nfc", "c")
+              for chunk in (1, 40)]
+    assert 0 < values[0] == pytest.approx(values[1], rel=1e-9)
+
+
 def amended_survey(model: nn.Module, singly: bool) -> Survey:
     """Of a doubt about layer a, at an example that is not among the first."""
     with quiet(model):
@@ -499,6 +518,21 @@ def test_a_dict_that_is_one_argument() -> None:
     model.load_state_dict(plain.state_dict())
     values = {row.layer: row.value for row in measured(model, {"first": 2 * X, "second": X}).rows}
     assert values == pytest.approx(correlations(plain), rel=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------------- draws
+
+
+def test_examples_that_are_differentiated_alone_draw_what_is_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double()
+
+    def gradients(first: int, stop: int) -> Tensor:
+        rows = slice(first, stop)
+        return example_gradients(model, X[rows], rows, lambda f, _: f.new_ones(1, *f.shape), state, ["0.weight"])["0.weight"]
+
+    with quiet(model, "train"):
+        state = state_of(model, copied=())
+        assert torch.equal(gradients(5, 9), torch.cat([gradients(i, i + 1) for i in range(5, 9)], 1))
 
 
 # ---------------------------------------------------------------------------------------------------- what a model keeps
