@@ -1,0 +1,459 @@
+"""Break one line of the instrument at a time: do the tests notice?
+
+    python tests/mutations.py                     every mutation; a table of what caught it
+    python tests/mutations.py -k recorder         those whose file or description contains this
+    python tests/mutations.py --jobs 2 --first    two at a time, and only the tests that are named with each
+
+Each mutation is applied to a copy of ``src``, which stands first on PYTHONPATH, and the quick tests run until one fails: first
+those that are named with it, then all of ``TESTS``. One that no test can notice says why in ``equivalent``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = ("audit", "uses", "splits", "recurrent", "mutants", "renewal", "chunks", "routing", "conformance", "exactness", "masks",
+         "tokens", "precision", "stateful", "threads", "costs", "bad_input", "knobs", "identity", "laws")
+ROOT = Path(__file__).parent.parent
+SECONDS = 900  # that one run of tests may take; a test that never ends has noticed
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A plausible mistake: ``text``, which stands once in the file, becomes something else."""
+
+    file: str  # below src/richter
+    text: str
+    becomes: str
+    breaks: str
+    tests: tuple[str, ...]  # the likeliest to notice: "audit" is tests/test_audit.py, "audit::x" is test_x in it
+    equivalent: str = ""  # why nothing that anybody can see is different
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {self.breaks}"
+
+    @property
+    def source(self) -> Path:
+        return ROOT / "src" / "richter" / self.file
+
+
+@dataclass(frozen=True)
+class Outcome:
+    mutation: Mutation
+    caught: str  # by which test; empty: it survived
+    seconds: float
+
+
+def mutation(file: str, breaks: str, text: str, becomes: str, *tests: str, equivalent: str = "") -> Mutation:
+    return Mutation(file, text, becomes, breaks, tests, equivalent)
+
+
+MAPS = "exactness::feature_correlations_are_those_of_the_definition"
+KERNELS = "exactness::tangent_kernels_are_products_of_jacobians"
+LAYERS = "recurrent::layers_in_parts_compute_what_torch_does"
+CAPTURE, SURVEY = "instrument/capture", "instrument/survey"
+
+MUTATIONS = [
+    # ------------------------------------------------------------------------------------------------------------ recorder
+    mutation(f"{CAPTURE}/recorder.py", "an input that is changed in place is read as it is afterwards",
+             "if self.read._version != self.version:", "if self.read._version < self.version:", "mutants", MAPS),
+    mutation(f"{CAPTURE}/recorder.py", "what a model adds to .grad in its backward pass is left out",
+             "[d + added[id(t)] if id(t) in added else d for", "[d for", "audit"),
+    mutation(f"{CAPTURE}/recorder.py", "a view that a module returns is not copied, and an in-place change of it cuts the graph",
+             "elif z._is_view():", "elif not z._is_view():", "mutants", MAPS),
+    mutation(f"{CAPTURE}/recorder.py", "the hook comes behind those of the user, which change the output",
+             "register_forward_hook(self._end, with_kwargs=True, prepend=True)",
+             "register_forward_hook(self._end, with_kwargs=True)", "identity::hooks_that_change_the_function_are_part_of_it"),
+    mutation(f"{CAPTURE}/recorder.py", "axes are put back by the permutation, not by its inverse",
+             "permute([use.order.index(i) for i in range(z.dim())])", "permute(use.order)", "mutants"),
+    mutation(f"{CAPTURE}/recorder.py", "hooks stay on the model", "handle.remove()", "handle.id",
+             "bad_input::the_watch_sees_what_is_disturbed", "identity::two_hundred_steps"),
+    mutation(f"{CAPTURE}/recorder.py", "only the last call says whether the model differentiates",
+             "self.differentiates |= func in DERIVATIVES", "self.differentiates = func in DERIVATIVES", "mutants"),
+    mutation(f"{CAPTURE}/recorder.py", "tensors kept for backward passes are counted if they are weights",
+             "if place.data_ptr() not in weights:", "if place.data_ptr() in weights:", "mutants"),
+    # --------------------------------------------------------------------------------------------------------------- state
+    mutation(f"{CAPTURE}/state.py", "aliases stay in the model", "box[attribute] = value", "value.detach()",
+             "identity::settings"),
+    mutation(f"{CAPTURE}/state.py", "what was added to .grad is counted again by the next pass",
+             "                weight.grad = None", "                pass", "audit"),
+    mutation(f"{CAPTURE}/state.py", "a parameter that the forward pass writes into is the model's own",
+             "copied is None or name in copied or", "copied is None or", "identity::settings"),
+    mutation(f"{CAPTURE}/state.py", "buffers are the model's own", "state[name] = value.detach().clone()",
+             "state[name] = value.detach()", "identity::what_a_model_remembers_is_not_of_the_probe", "identity::settings"),
+    mutation(f"{CAPTURE}/state.py", "the precision is the finest that is seen", "return max(self.seen", "return min(self.seen",
+             "mutants", "splits", "precision"),
+    mutation(f"{CAPTURE}/state.py", "the model writes into the probe", "        return x.clone()\n", "        return x\n",
+             "identity::the_probe_and_the_data_behind_it_stay_as_they_were"),
+    mutation(f"{CAPTURE}/state.py", "initial weights are those of now", "value = p.detach() if initial is None else",
+             "value = p.detach() if True else", "exactness"),
+    mutation(f"{CAPTURE}/state.py", "a dict of inputs that forward does not name is passed by keyword",
+             "by_name = all(k in accepted for k in x)", "by_name = any(True for k in x)", "mutants"),
+    # --------------------------------------------------------------------------------------------------------------- quiet
+    mutation(f"{CAPTURE}/quiet.py", "numpy's stream is not put back", "np.random.set_state(numpy_state)", "np.random.get_state()",
+             "stateful", "identity::settings"),
+    mutation(f"{CAPTURE}/quiet.py", "the seed of the measurement is forgotten", "manual_seed(mine * 1_000_003 + seed)",
+             "manual_seed(seed)", "knobs::a_knob_does_something", "mutants"),
+    mutation(f"{CAPTURE}/quiet.py", "every example draws the same", "manual_seed(mine * 1_000_003 + seed)",
+             "manual_seed(mine * 1_000_003)", "chunks", "mutants"),
+    mutation(f"{CAPTURE}/quiet.py", "torch's streams are not put back", "generator.set_state(state)", "generator.get_state()",
+             "identity::train_mode_draws_dropout_from_a_stream_of_its_own"),
+    mutation(f"{CAPTURE}/quiet.py", "autocast stays switched off", "torch.set_autocast_enabled(device, before)",
+             "torch.set_autocast_enabled(device, False)", "identity::the_surroundings_change_no_number", "mutants"),
+    mutation(f"{CAPTURE}/quiet.py", "train mode is eval mode", 'module.training = mode == "train"', "module.training = False",
+             "bad_input::batch_norm_mixes_in_train_mode_only"),
+    # ---------------------------------------------------------------------------------------------------------------- uses
+    mutation(f"{CAPTURE}/uses.py", "axes of a product are sorted the wrong way round", "role.sort(key=lambda k: -axes[k][1])",
+             "role.sort(key=lambda k: axes[k][1])", "mutants"),
+    mutation(f"{CAPTURE}/uses.py", "a padding index that is counted from the end is not one", "padding_idx % len(weight)",
+             "padding_idx", "mutants", "uses"),
+    mutation(f"{CAPTURE}/uses.py", "a copy stands for the weight after it was written into",
+             "if copy is not None and copy[1] == w._version:", "if copy is not None:", "mutants", "uses"),
+    mutation(f"{CAPTURE}/uses.py", "negative indices read nothing", "torch.where(index[0] < 0, index[0] + len(table), index[0])",
+             "index[0]", "mutants", MAPS),
+    mutation(f"{CAPTURE}/uses.py", "a copy that rounds stands for the weight",
+             "                and torch.finfo(z.dtype).eps <= torch.finfo(w.dtype).eps:", "                :", "mutants",
+             "precision"),
+    mutation(f"{CAPTURE}/uses.py", "a module's own product is seen twice",
+             "or any(getattr(self.running, m.weight, None) is p for m in self.view(self.running).values())", "or False", MAPS),
+    mutation(f"{CAPTURE}/uses.py", "rows that a table returns as they are begin with its first",
+             "first = part.offset // module.weight.stride(0)", "first = 0", "mutants", "uses", MAPS),
+    mutation(f"{CAPTURE}/uses.py", "both ways of using one matrix have one name", "            if known == key:",
+             "            if known is not None and known.offset == key.offset:", MAPS),
+    # --------------------------------------------------------------------------------------------------------------- parts
+    mutation(f"{CAPTURE}/parts.py", "axes that do not follow each other are one",
+             "if result and result[-1][1] == length * stride:", "if result and result[-1][1] >= length * stride:", "mutants"),
+    mutation(f"{CAPTURE}/parts.py", "an entry that stands twice in a part counts as two", "if stride <= reach:",
+             "if stride < reach:", "mutants", "uses"),
+    mutation(f"{CAPTURE}/parts.py", "a parameter in the middle of a larger memory is read from its beginning",
+             "w.storage_offset() + offset)", "offset)", "mutants", MAPS),
+    mutation(f"{CAPTURE}/parts.py", "every part begins where the parameter does",
+             "return key_of(m.kind, int(matrix.storage_offset()), axes", "return key_of(m.kind, 0, axes", "mutants", MAPS),
+    # ------------------------------------------------------------------------------------------------------------ products
+    mutation(f"{CAPTURE}/products.py", "an einsum without an arrow gives its letters as they come",
+             "letters = [k for k in sorted(left)", "letters = [k for k in left", "mutants", MAPS),
+    mutation(f"{CAPTURE}/products.py", "ellipses are matched from the front", 'tuple(("dot", widest - m + i)', 'tuple(("dot", i)',
+             "mutants", MAPS),
+    mutation(f"{CAPTURE}/products.py", "leading axes of a product are matched from the front",
+             "in_b = (*batch[len(batch) - max(q - 2, 0):]", "in_b = (*batch[:max(q - 2, 0)]", "mutants", MAPS),
+    mutation(f"{CAPTURE}/products.py", "a product that is multiplied by alpha is a plain one", ' or kwargs.get("alpha", 1) != 1',
+             "", "mutants", "uses"),
+    mutation(f"{CAPTURE}/products.py", "a weight on the left is not seen", "        yield self.a, self.in_a, self.b, self.in_b\n",
+             "", "uses"),
+    mutation(f"{CAPTURE}/products.py", "an axis of tensordot that is counted from the end is labelled so", '("sum", i % p)',
+             '("sum", i)', MAPS,
+             equivalent="labels are only compared with each other, both operands get this one, and torch itself refuses an "
+             "axis that is named twice"),
+    # ----------------------------------------------------------------------------------------------------------- shortcuts
+    mutation(f"{CAPTURE}/shortcuts.py", "options of an activation are forgotten", "func(x, *args[1:], **kwargs))", "func(x))",
+             "costs::derivatives_of_activations_are_computed_once", "mutants"),
+    mutation(f"{CAPTURE}/shortcuts.py", "positions with negative gradients are silent", "(positions.abs().amax(-1) != 0)",
+             "(positions.amax(-1) > 0)", "mutants"),
+    mutation(f"{CAPTURE}/shortcuts.py", "an activation in place gives a new tensor", "return not in_place and", "return",
+             "costs::an_activation_in_place_stays_in_place"),
+    mutation(f"{CAPTURE}/shortcuts.py", "weights that are computed get no gradient", "return not computed and", "return",
+             "costs::a_weight_that_is_computed_is_not_skipped"),
+    # ------------------------------------------------------------------------------------------------------------- detours
+    mutation(f"{CAPTURE}/detours.py", "the other branch is taken", "(true_fn if pred else false_fn)",
+             "(false_fn if pred else true_fn)", "uses::forward_passes_of_another_kind_are_measured"),
+    mutation(f"{CAPTURE}/detours.py", "a thread stays on the detour", "self._taken.reset(token)", "self._taken.get()",
+             "threads::a_detour_is_taken_by_some_threads_only", "mutants", "threads"),
+    mutation(f"{CAPTURE}/detours.py", "a parametrised weight is computed at every reading", "if name not in weights:", "if True:",
+             "mutants", MAPS, "recurrent"),
+    mutation(f"{CAPTURE}/detours.py", "modules keep the class of the pass", "module.__class__ = usual", "usual.mro()",
+             "threads::weights_that_a_user_caches_stay_cached", "mutants", "identity::every_model_of_the_zoo"),
+    mutation(f"{CAPTURE}/detours.py", "the first thread that leaves takes the detour away from the others",
+             "if not self._threads and getattr", "if getattr", "threads::a_detour_is_taken_by_some_threads_only"),
+    # ---------------------------------------------------------------------------------------------------------- remembered
+    mutation(f"{CAPTURE}/remembered.py", "what a forward pass registers stays", "                box.clear()",
+             "                pass", "stateful::what_a_forward_pass_registers"),
+    mutation(f"{CAPTURE}/remembered.py", "train and eval flags are left to torch", 'set(vars(nn.Module())) - {"training"}',
+             "set(vars(nn.Module()))", "identity::modes_of_submodules_are_put_back_one_by_one",
+             equivalent="all attributes of a module are put back, these too; this set says which of them hold boxes of "
+             "torch's own, and a flag is no box"),
+    mutation(f"{CAPTURE}/remembered.py", "iterators are used up", "holder.put(key, double)", "holder.keys", "stateful"),
+    mutation(f"{CAPTURE}/remembered.py", "attributes of classes are not put back", "self._add(keep_class(kind))",
+             "keep_class(kind)", "stateful::what_is_kept_in_the_class"),
+    mutation(f"{CAPTURE}/remembered.py", "of a long container nothing is put back",
+             "(self._short if len(kept.values) <= LONG else self._long).append(kept)",
+             "len(kept.values) > LONG or self._short.append(kept)", "mutants"),
+    # --------------------------------------------------------------------------------------------------------------- guard
+    mutation(f"{CAPTURE}/guard.py", "what is added to a gradient is not seen",
+             "if p.grad is not grad or (grad is not None and self.gradients[label].changed())]", "if p.grad is not grad]",
+             "stateful::what_is_written_into_the_model_is_put_back_and_said"),
+    mutation(f"{CAPTURE}/guard.py", "a new gradient stays", "            p.grad = grad\n", "",
+             "stateful::what_is_written_into_the_model_is_put_back_and_said"),
+    mutation(f"{CAPTURE}/guard.py", "what another thread trained is undone", "if self.others():", "if not self.others():",
+             "stateful::what_is_written_into_the_model_is_put_back_and_said"),
+    mutation(f"{CAPTURE}/guard.py", "buffers are not looked at", "_originals({**weights, **buffers})", "_originals(weights)",
+             "stateful::what_is_written_into_the_model_is_put_back_and_said"),
+    # --------------------------------------------------------------------------------------------------------------- audit
+    mutation(f"{SURVEY}/audit.py", "the same examples are looked at in every measurement",
+             "drawn = [b * one_in + _draw(self.number, b, one_in)", "drawn = [b * one_in + _draw(0, b, one_in)", "audit",
+             "mutants"),
+    mutation(f"{SURVEY}/audit.py", "gradients may be off by a hundred per cent", "if off > tolerance(precision) * size + noise:",
+             "if off > size + noise:", "audit"),
+    mutation(f"{SURVEY}/audit.py", "how many rows a layer wrote is not compared", 'all(c.shape[layout == "second"] == n * r',
+             'all(c.shape[layout == "second"] > 0', "audit", "mutants"),
+    mutation(f"{SURVEY}/audit.py", "other examples than those that differ are looked at",
+             "off.update(order[differs.cpu()].tolist())", "off.update(differs.cpu().nonzero()[:, 0].tolist())", "audit",
+             "mutants"),
+    mutation(f"{SURVEY}/audit.py", "a map that the first examples do not use is not missed later",
+             "survey.note(name) in (None, Mark.IDLE)]", "survey.note(name) is None]", "audit"),
+    mutation(f"{SURVEY}/audit.py", "cotangents are added up without their weights", 'torch.einsum("v,vnk->nk", mix, V)',
+             "V.sum(0)", "audit"),
+    mutation(f"{SURVEY}/audit.py", "rows are known by their sums alone", ".mul_(0.754877).cos_()", ".mul_(0).add_(1)", "audit",
+             "mutants"),
+    mutation(f"{SURVEY}/audit.py", "no examples are looked at as one sum", "return order[:self.audit.together(n)]",
+             "return order[:1]", "mutants"),
+    mutation(f"{SURVEY}/audit.py", "what is far off is forgiven if all others say the same", "if k in among or error >= flipped}",
+             "if k in among}", "mutants"),
+    # --------------------------------------------------------------------------------------------------------------- amend
+    mutation(f"{SURVEY}/amend.py", "the other uses of a weight in doubt are not read singly",
+             "kept.singly |= _sharing(maps, {*doubt.maps})", "kept.singly |= {*doubt.maps}", "audit", "mutants",
+             equivalent="describe() reads all uses of a weight singly where one of them is, and the weights that are checked "
+             "for mixing are the same"),
+    mutation(f"{SURVEY}/amend.py", "what is in doubt is not looked at again", "verify_one(one, [*missing, *doubted])",
+             "verify_one(one, [*missing])", "mutants"),
+    mutation(f"{SURVEY}/amend.py", "what was read alone already is not refused",
+             "    kept.refused |= {k: _unexplained(k) for k in failed}\n", "", "mutants"),
+    mutation(f"{SURVEY}/amend.py", "large batches may be mixed", "    _check_mixing(bench, known, doubt, kept.singly)\n", "",
+             "audit"),
+    mutation(f"{SURVEY}/amend.py", "nothing is said of what is refused", "if k not in maps} | self.refused", "if k not in maps}",
+             "mutants::what_is_in_doubt_is_looked_at_alone"),
+    # -------------------------------------------------------------------------------------------------------------- verify
+    mutation(f"{SURVEY}/verify.py", "neighbours are on one side", "[i.bit_count() % 2 == 0 for i in range(n)]",
+             "[i < n // 2 for i in range(n)]", "mutants"),
+    mutation(f"{SURVEY}/verify.py", "only one half must stay with its examples",
+             "if first[~mine].norm() <= tol * first.norm() and second[mine].norm() <= tol * second.norm():",
+             "if first[~mine].norm() <= tol * first.norm():", "mutants"),
+    mutation(f"{SURVEY}/verify.py", "gradients that are not rebuilt are accepted", "        elif error > tol:\n",
+             "        elif error > 1e9 * tol:\n", "mutants"),
+    mutation(f"{SURVEY}/verify.py", "what serves to compute a weight is refused", "if error > tol and computed and names",
+             "if False and names", "audit", "uses", "mutants"),
+    mutation(f"{SURVEY}/verify.py", "the first row of a table has no gradient", "h.reshape(-1) >= 0", "h.reshape(-1) > 0", MAPS),
+    mutation(f"{SURVEY}/verify.py", "a weight that is read singly is rebuilt from batches too",
+             " and not singly.intersection(own)}", "}", "audit"),
+    mutation(f"{SURVEY}/verify.py", "a bias that is used elsewhere too has the gradient of its layer",
+             "total.shape == exact.shape and bool((total - exact).norm() <= tol * size)", "total.shape == exact.shape",
+             "mutants"),
+    mutation(f"{SURVEY}/verify.py", "a bias that two modules share is counted twice", "first[id(aliases[bias])] == bias and ", "",
+             "mutants",
+             equivalent="parameters are asked for by the first of their names: what is described under another is not looked "
+             "up, and was verified in the same way"),
+    # ------------------------------------------------------------------------------------------------------------- examine
+    mutation(f"{SURVEY}/examine.py", "examples may mix by a per cent", "if off > max(32 * eps, 10 * rounding):",
+             "if off > max(1e-2, 10 * rounding):", "audit::models_that_mix_examples_are_refused", "audit"),
+    mutation(f"{SURVEY}/examine.py", "models that draw are said to mix, and those that mix to draw",
+             "    if torch.equal(bench.run(record=False, seed=1).f, whole.f):",
+             "    if not torch.equal(bench.run(record=False, seed=1).f, whole.f):", "chunks::all_layers_are_of_one_draw"),
+    mutation(f"{SURVEY}/examine.py", "gradients of single examples need not add up", "if loose and not result.drawn:",
+             "if False:", "mutants"),
+    mutation(f"{SURVEY}/examine.py", "layers that are called and not used are called never called",
+             "UNREACHED if module in whole.called else UNCALLED", "UNCALLED if module in whole.called else UNREACHED",
+             "bad_input::a_layer_that_is_never_called"),
+    mutation(f"{SURVEY}/examine.py", "rounding of a weight without effect is mixing", "(a.norm() + exact[id(w)].norm()) + noise:",
+             "(a.norm() + exact[id(w)].norm()):", "mutants", "uses"),
+    # ------------------------------------------------------------------------------------------------------------- layouts
+    mutation(f"{SURVEY}/layouts.py", "rows are compared absolutely", "bool((x - y).abs().max() <= tol * x.abs().max()))",
+             "bool((x - y).abs().max() <= tol))", "mutants"),
+    mutation(f"{SURVEY}/layouts.py", "double precision is taken for single", "{torch.float64: 1e-9,", "{torch.float64: 1e-3,",
+             "audit", "mutants"),
+    mutation(f"{SURVEY}/layouts.py", "an example axis is given though it changes the output",
+             "if close(trial.f, whole.f, whole.state.precision):", "if True:", "mutants", MAPS),
+    mutation(f"{SURVEY}/layouts.py", "the wrong examples are compared", "[:, 1:1 + m].reshape(y.shape)",
+             "[:, :m].reshape(y.shape)", "mutants"),
+    # ---------------------------------------------------------------------------------------------------------------- memo
+    mutation(f"{SURVEY}/memo.py", "a survey of other examples is taken for that of these", " or not _equal(entry.x, x):", ":",
+             "mutants"),
+    mutation(f"{SURVEY}/memo.py", "matrices that are copies are not read anew", " and _follow(entry.survey, model):", ":",
+             "uses"),
+    mutation(f"{SURVEY}/memo.py", "weights that were changed behind torch's back are not seen",
+             "if _equal(entry.f, _first_outputs(model, x, state, output)):", "if True:", "audit", "renewal", "mutants"),
+    mutation(f"{SURVEY}/memo.py", "train or eval mode does not matter to a survey", "type(m), m.training,", "type(m),",
+             "mutants"),
+    mutation(f"{SURVEY}/memo.py", "weights that lie elsewhere are read where they lay",
+             "_places(entry.weights) == _places(_weights(model)) and ", "", "mutants"),
+    mutation(f"{SURVEY}/memo.py", "maps that are refused with new weights are kept", "if verified.notes or not same",
+             "if not same", "mutants"),
+    mutation(f"{SURVEY}/memo.py", "notes of a measurement are kept", "notes=dict(result.notes))", "notes=result.notes)",
+             "costs::notes_are_not_kept_in_a_memo"),
+    # -------------------------------------------------------------------------------------------------------------- splits
+    mutation(f"{SURVEY}/splits.py", "the first call speaks for all", " and all(_same(first, other) for other in others)}", "}",
+             "splits"),
+    mutation(f"{SURVEY}/splits.py", "the product that follows at once is missed", "if p.after > i]", "if p.after > i + 1]",
+             "splits"),
+    mutation(f"{SURVEY}/splits.py", "outputs that no part has are lost", "v.int() == 1).all())", "v.int() <= 1).all())",
+             "mutants"),
+    mutation(f"{SURVEY}/splits.py", "queries that come last are called values", "return _disjoint(a, *pair) if",
+             "return _disjoint(*pair, a) if", "splits"),
+    # ------------------------------------------------------------------------------------------------------------ captures
+    mutation("instrument/captures.py", "positions that speak up late are dropped", "if c.g.index_select(2, silent).any():",
+             "if False:", "costs::positions_that_speak_up_late_are_heard"),
+    mutation("instrument/captures.py", "examples that are differentiated alone draw the same", "seed=rows.start + i,",
+             "seed=rows.start,", "mutants"),
+    mutation("instrument/captures.py", "every chunk draws the same", "run = passed(bench, survey, rows.start, survey.silent)",
+             "run = passed(bench, survey, 0, survey.silent)", "chunks"),
+    mutation("instrument/captures.py", "the mean over chunks of positions, not the sum", "torch.bmm(g.mT, g).sum(0)",
+             "torch.bmm(g.mT, g).mean(0)", "mutants"),
+    mutation("instrument/captures.py", "the calls of a chunk are not counted", "    check_calls(survey, bench.x, run.calls, n)\n",
+             "", "mutants"),
+    mutation("instrument/captures.py", "memory is laid out by the permutation, not by its inverse", "1 + order.index(i) for i",
+             "1 + order[i] for i", "costs::room_is_taken_once", MAPS, "mutants"),
+    mutation("instrument/captures.py", "of the positions that are kept, others are read", "(live, silent, c.h[:, live])",
+             "(live, silent, c.h[:, :len(live)])", "costs::positions_without_an_output_are_dropped", "mutants"),
+    mutation("instrument/captures.py", "of several calls only the first is compared",
+             "if len(calls) > 1 or name in self._reads or", "if name in self._reads or", "audit", MAPS),
+    # -------------------------------------------------------------------------------------------------------------- stream
+    mutation("instrument/stream.py", "the last chunk is as long as the others", "slice(i, min(i + size, n))",
+             "slice(i, i + size)", "chunks"),
+    mutation("instrument/stream.py", "the ranks take the same chunks", "return chunk % self.ranks == self.rank",
+             "return chunk % self.ranks == 0", "mutants", "extending", "laws"),
+    mutation("instrument/stream.py", "models that draw are read many examples at a time", "return 1 if drawn else", "return",
+             "chunks"),
+    mutation("instrument/stream.py", "pairs above the diagonal are counted too", "if x2 is None and c.start > r.start:",
+             "if False:", "laws::memory_changes_no_kernel", "mutants"),
+    mutation("instrument/stream.py", "products that leave single precision are made in it",
+             "if not self.wide or c.g.dtype == torch.float64:", "if True:", "range", "mutants"),
+    mutation("instrument/stream.py", "outputs of every chunk are drawn alike", "self.source.run(self.x, self.rows.start)",
+             "self.source.run(self.x, 0)", "chunks", "mutants"),
+    # -------------------------------------------------------------------------------------------------------------- tokens
+    mutation("instrument/tokens.py", "a pair is real if one of its tokens is", "some[..., None]).all(-1)",
+             "some[..., None]).any(-1)", "tokens::a_pair_is_real_if_both_tokens_are"),
+    mutation("instrument/tokens.py", "the first token is everywhere", "torch.where(tokens >= 0, mask",
+             "torch.where(tokens > 0, mask", "tokens"),
+    mutation("instrument/tokens.py", "a loop that runs back runs onward", "device=reads[0].device).flip(0)\n",
+             "device=reads[0].device)\n", "tokens::a_loop_over_tokens"),
+    mutation("instrument/tokens.py", "tokens are counted from the end, and one too far", "look.T - 1 - tokens", "look.T - tokens",
+             "tokens"),
+    mutation("instrument/tokens.py", "steps that look alike are in order", "    if onward == back:\n", "    if False:\n",
+             "tokens::a_loop_whose_steps_cannot_be_told_apart_is_refused"),
+    mutation("instrument/tokens.py", "the token that is changed first is not among those that are seen", "tokens[:, 0] >= k)",
+             "tokens[:, 0] > k)", "tokens::a_model_of_fixed_length_is_asked_by_contents"),
+    # -------------------------------------------------------------------------------------------------------------- layers
+    mutation("layers/__init__.py", "a subclass that computes something else is taken for its parent",
+             "if type(module).forward is not kind.forward and not", "if False and not", "uses"),
+    mutation("layers/attention.py", "values are read from the keys", "(query, key, value), weights", "(query, key, key), weights",
+             MAPS),
+    mutation("layers/attention.py", "queries, keys and values are the wrong thirds", '"qkv".index(which)', '"kqv".index(which)',
+             MAPS),
+    mutation("layers/attention.py", "the mask is forgotten", "attn_mask=attn_mask,", "attn_mask=None,", "mutants", MAPS),
+    mutation("layers/bilinear.py", "the two inputs are swapped", "input1.unsqueeze(-1) * input2.unsqueeze(-2)",
+             "input1.unsqueeze(-2) * input2.unsqueeze(-1)", "conformance::shipped_views_are_right", MAPS),
+    mutation("layers/conv.py", "padding of an even kernel is on the wrong side", "(t // 2, t - t // 2)", "(t - t // 2, t // 2)",
+             "mutants", MAPS),
+    mutation("layers/conv.py", "every padding is one of zeros",
+             'mode="constant" if m.padding_mode == "zeros" else m.padding_mode', 'mode="constant"',
+             "conformance::shipped_views_are_right", MAPS),
+    mutation("layers/conv.py", "dilation is forgotten", "slice(o * gap, o * gap +", "slice(o, o +",
+             "conformance::shipped_views_are_right", MAPS),
+    mutation("layers/conv.py", "padding of the axes is in the wrong order", "for pair in reversed(sides)", "for pair in sides",
+             "mutants", MAPS),
+    mutation("layers/conv_transpose.py", "padding of the axes is in the wrong order", "for p in reversed(padding)",
+             "for p in padding", "conformance::shipped_views_are_right", "mutants"),
+    mutation("layers/conv_transpose.py", "patches that no input writes are counted", "if any(more >= step for",
+             "if any(more > step for", "mutants", "uses"),
+    mutation("layers/embedding.py", "the padding index has a gradient", "torch.where(x == padding, -1, x)", "x", MAPS),
+    mutation("layers/embedding_bag.py", "an empty bag is divided by zero", ".clamp(min=1)", "", MAPS, "mutants"),
+    mutation("layers/embedding_bag.py", "weights of single entries are forgotten", 'if bag["per_sample_weights"] is not None:',
+             "if False:", MAPS, "mutants"),
+    mutation("layers/embedding_bag.py", "a padding index that is counted from the end is not one",
+             "padding + len(weight) if padding is not None and padding < 0 else padding", "padding", "mutants", MAPS),
+    mutation("layers/hf.py", "the weight is not transposed", "w.T,", "w,", MAPS),
+    mutation("layers/linear.py", "outputs of a part are all between its first and its last",
+             "if last - first + 1 == len(rows) else rows", "if True else rows", "splits"),
+    mutation("layers/linear.py", "anything as wide as a multiple of three is fused", "d_out == 3 * d_in", "d_out % 3 == 0",
+             "mutants", "splits"),
+    mutation("layers/norm.py", "a batch norm without running statistics has some",
+             "use_batch = m.training or m.running_mean is None", "use_batch = m.training", "mutants",
+             "bad_input::examples_that_are_mixed"),
+    mutation("layers/norm.py", "the epsilon of a layer norm is torch's own", "F.layer_norm(x, m.normalized_shape, eps=m.eps)",
+             "F.layer_norm(x, m.normalized_shape)", "mutants", KERNELS),
+    mutation("layers/norm.py", "groups of a group norm are one", "F.group_norm(x, m.num_groups, eps=m.eps)",
+             "F.group_norm(x, 1, eps=m.eps)", "conformance::shipped_views_are_right", KERNELS),
+    mutation("layers/recurrent.py", "the state of a GRU is mixed with the wrong sign", "n + z * (h - n)", "n + z * (h + n)",
+             LAYERS),
+    mutation("layers/recurrent.py", "the last layer has dropout too", "and i + 1 < layers:", "and i < layers:", LAYERS),
+    mutation("layers/recurrent.py", "sequences that end are put back in the wrong order",
+             "zip(state, *reversed(ended), strict=True)", "zip(state, *ended, strict=True)", LAYERS),
+    mutation("layers/recurrent.py", "a projection is looked for among the biases", "4 if biased else 2", "2", LAYERS),
+    mutation("layers/recurrent.py", "read backwards, a sequence begins from the first one's state", "s0[len(s):rows[t]]",
+             "s0[:rows[t] - len(s)]", LAYERS, "mutants"),
+]
+
+
+# -------------------------------------------------------------------------------------------------------------- running them
+
+
+def targets(tests: Sequence[str]) -> list[str]:
+    """``audit::x`` -> ``tests/test_audit.py::test_x``; files that are not there are left out."""
+    parts = [test.partition("::") for test in tests]
+    return [f"tests/test_{file}.py{separator}{'test_' if name else ''}{name}" for file, separator, name in parts
+            if (ROOT / "tests" / f"test_{file}.py").exists()]
+
+
+def run(mutation: Mutation, first: bool = False) -> Outcome:
+    """Apply it to a copy of the source and run tests until one fails; ``first``: only those that are named with it."""
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source)
+        text = mutation.source.read_text()
+        assert text.count(mutation.text) == 1, f"{mutation.name}: its text stands {text.count(mutation.text)} times in the file"
+        (source / "richter" / mutation.file).write_text(text.replace(mutation.text, mutation.becomes))
+        others = [test for test in TESTS if test not in mutation.tests]
+        caught = _failing(mutation.tests, source) or ("" if first else _failing(others, source))
+    return Outcome(mutation, caught, time.perf_counter() - begun)
+
+
+def _failing(tests: Sequence[str], source: Path) -> str:
+    """The first test that fails with this source."""
+    if not targets(tests):
+        return ""
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *targets(tests)]
+    try:
+        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no end within {SECONDS} seconds"
+    lines = ended.stdout.splitlines()
+    if ended.returncode not in (0, 1) and not any(line.startswith("ERROR") for line in lines):  # pytest itself
+        raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+    failures = [line.partition(" ")[2].partition(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return failures[0].removeprefix("tests/") if failures else ""
+
+
+def chosen(pattern: str) -> list[Mutation]:
+    return [m for m in MUTATIONS if pattern in m.name]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", default="", metavar="PATTERN", help="of file or description")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--first", action="store_true", help="only the tests that are named with each")
+    options = parser.parse_args()
+    survived = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for outcome in pool.map(lambda m: run(m, options.first), chosen(options.k)):
+            m = outcome.mutation
+            verdict = "caught  " if outcome.caught else "as said " if m.equivalent else "SURVIVED"
+            survived += verdict == "SURVIVED"
+            print(f"{verdict} {outcome.seconds:4.0f} s  {m.name}  {outcome.caught or m.equivalent}", flush=True)
+    print(f"{survived} of {len(chosen(options.k))} survived")
+    return int(survived > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
