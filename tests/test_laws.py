@@ -23,7 +23,7 @@ from richter.instrument.capture import quiet, state_of
 from richter.instrument.captures import LayerCapture, covariance, record
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.statistics import Factor, FeatureMatrix, basis, egop
-from richter.instrument.survey import survey
+from richter.instrument.survey import Bench, survey
 from richter.measures import catalogue
 from richter.measures.nfa import diagonal_pearson, pearson
 from test_linalg import with_spectrum
@@ -344,7 +344,7 @@ def captured(model: nn.Module, x: Tensor, name: str) -> LayerCapture:
         state = state_of(model)
         found = survey(model, x, state)
         asked = lambda f, rows: every_output(f)  # noqa: E731
-        recording = record(model, x, slice(0, len(x)), state, found, [name])
+        recording = record(Bench(model, x, state), slice(0, len(x)), found, [name])
         return recording.captures(asked(recording.f, slice(0, len(x))))[name]
 
 

@@ -21,8 +21,11 @@ def positions(x: Tensor) -> Tensor:
 def is_fused(name: str, module: nn.Module) -> bool:
     """Is this named like a projection to queries, keys and values, and wide enough? Whether it is one, and which outputs are
     which, is seen in what the model does with them (richter.instrument.survey.splits)."""
-    m, weight = view_of(name, module).get(""), module._parameters.get("weight")  # not one that is computed when it is read
-    if name.rpartition(".")[2] not in FUSED or m is None or m.kind != "dense" or weight is None:
+    if name.rpartition(".")[2] not in FUSED:
+        return False
+    m, own = view_of(name, module).get(""), dict(module.named_parameters(recurse=False))
+    weight = own.get("weight")  # not one that is computed when it is read
+    if m is None or m.kind != "dense" or weight is None:
         return False
     d_out, d_in = m.matrix(module, weight.detach()).shape
     return bool(d_out == 3 * d_in)

@@ -159,7 +159,7 @@ def check_same(bench: Bench, whole: Pass, order: Tensor, outputs: Tensor) -> Non
     if outputs.shape != f.shape:
         raise MixingError(f"the model's output has shape {tuple(f.shape)} for {len(f)} examples and another one for half of "
                           f"them: what one example gives depends on the others. Pick outputs that each has by itself.")
-    off = (f[order.to(f.device)] - outputs).flatten(1).abs().amax(1) / (f.abs().max() + 1e-300)
+    off = (f[order.to(f.device)] - outputs).reshape(len(f), -1).abs().amax(1) / (f.abs().max() + 1e-300)
     if off.max() > math.sqrt(torch.finfo(coarsest(bench.state, f)).eps):
         check_alone(bench, whole, int(order[off.argmax()]))
         check_alone(replace(bench, x=select(bench.x, order)), replace(whole, f=outputs), int(off.argmax()))
