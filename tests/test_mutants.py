@@ -15,16 +15,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.overrides import TorchFunctionMode
 
 import oracles
 import richter
 import zoo
 from richter import kernels
 from richter.core import CaptureError, Mark, MixingError
+from richter.instrument import stream, tokens
 from richter.instrument.capture import quiet, state_of
 from richter.instrument.captures import example_gradients
 from richter.instrument.survey import Bench, Survey, SurveyMemo, audit, survey, surveyed
 from richter.instrument.survey.amend import Amendments, amended
+from richter.layers.recurrent import recurrent_in_parts, weights_of
 from richter.testing import check_layer
 
 X = torch.stack([zoo.normal(i, 4) for i in range(12)])
@@ -247,6 +251,36 @@ def test_the_mask_of_an_attention() -> None:
         return m.attention(h, h, h, attn_mask=mask, need_weights=False)[0]
 
     assert kernel_error(built(middle, attention=nn.MultiheadAttention(2, 1, batch_first=True))) < 1e-12
+
+
+class InParts(TorchFunctionMode):
+    """Every recurrent function is taken apart."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if weights_of(func, args, kwargs):
+            return recurrent_in_parts(lambda *_: None, func, args)
+        return func(*args, **(kwargs or {}))
+
+
+def test_sequences_of_several_lengths_with_states_of_their_own() -> None:
+    layer, states = nn.GRU(4, 5, bidirectional=True).double(), torch.stack([zoo.normal(i, 3, 5) for i in range(2)])
+    x = pack_padded_sequence(torch.stack([zoo.normal(i, 3, 4) for i in range(4)]), torch.tensor([4, 2, 1]))
+    with InParts():
+        ours = layer(x, states)
+    torch.testing.assert_close((ours[0].data, ours[1]), (layer(x, states)[0].data, layer(x, states)[1]))
+
+
+def test_a_bag_without_entries() -> None:
+    def middle(m: Any, h: Tensor) -> Tensor:
+        rows = torch.where(h[:, :1] > 0, 0, (h[:, :5] * 3).long().abs() + 1)
+        return h[:, :5] + m.bag(rows)
+
+    assert kernel_error(built(middle, bag=nn.EmbeddingBag(7, 5, mode="mean", padding_idx=0))) < 1e-12
+
+
+def test_the_first_token_is_masked_like_any_other() -> None:
+    mask = torch.tensor([[False, True, True], [True, True, False]])
+    assert torch.equal(tokens.Positions(torch.arange(3)[:, None]).real(mask, 3), mask)
 
 
 def test_weights_of_the_entries_of_a_bag() -> None:
@@ -533,6 +567,33 @@ def test_examples_that_are_differentiated_alone_draw_what_is_their_own() -> None
     with quiet(model, "train"):
         state = state_of(model, copied=())
         assert torch.equal(gradients(5, 9), torch.cat([gradients(i, i + 1) for i in range(5, 9)], 1))
+
+
+def test_all_passes_of_a_chunk_draw_the_same() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double()
+    with quiet(model, "train"):
+        _, state, known = surveyed(model, X[:8])
+        for chunk in stream.chunks(stream.Source(model, state, known), X, 1, maps=["0"]):
+            assert torch.equal(chunk.outputs, chunk.recording.f)
+
+
+# ---------------------------------------------------------------------------------------------------------------- tokens
+
+
+def steps_of(reads: list[Tensor]) -> Any:
+    return SimpleNamespace(calls=[SimpleNamespace(shape=(2, 3))] * len(reads), read=lambda j: reads[j])
+
+
+def test_a_loop_over_tokens_from_the_last_to_the_first() -> None:
+    seen = [zoo.normal(i, 2, 1, 3) for i in range(5)]
+    assert tokens._steps(steps_of(seen), steps_of(seen[:3]), 5, 3)[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert tokens._steps(steps_of(seen[::-1]), steps_of(seen[:3][::-1]), 5, 3)[:, 0].tolist() == [4, 3, 2, 1, 0]
+
+
+def test_a_loop_whose_steps_are_alike_or_all_different_says_nothing() -> None:
+    seen, others = [zoo.normal(i, 2, 1, 3) for i in range(5)], [zoo.normal(i, 2, 1, 3) for i in range(5, 8)]
+    assert tokens._steps(steps_of(seen[:1] * 5), steps_of(seen[:1] * 3), 5, 3) is None
+    assert tokens._steps(steps_of(seen), steps_of(others), 5, 3) is None
 
 
 # ---------------------------------------------------------------------------------------------------- what a model keeps
