@@ -294,7 +294,9 @@ def test_weights_of_the_entries_of_a_bag() -> None:
 
 
 def test_a_bias_that_is_used_elsewhere_too() -> None:
-    assert kernel_error(built(lambda m, h: m.b(h) * m.b.bias.sin(), b=nn.Linear(6, 5))) < 1e-12
+    model = built(lambda m, h: m.b(h) * m.b.bias.sin(), b=nn.Linear(6, 5))
+    assert kernel_error(model) < 1e-12
+    assert of_first(model).biases.keys() == {"a.bias", "c.bias"}
 
 
 def test_a_bias_whose_first_owner_is_never_called() -> None:
