@@ -269,7 +269,7 @@ MUTATIONS = [
     mutation(f"{SURVEY}/layouts.py", "rows are compared absolutely", "bool((x - y).abs().max() <= tol * x.abs().max()))",
              "bool((x - y).abs().max() <= tol))", "mutants"),
     mutation(f"{SURVEY}/layouts.py", "double precision is taken for single", "{torch.float64: 1e-9,", "{torch.float64: 1e-3,",
-             "audit", "mutants"),
+             "mutants"),
     mutation(f"{SURVEY}/layouts.py", "an example axis is given though it changes the output",
              "if close(trial.f, whole.f, whole.state.precision):", "if True:", "mutants", MAPS),
     mutation(f"{SURVEY}/layouts.py", "the wrong examples are compared", "[:, 1:1 + m].reshape(y.shape)",

@@ -484,12 +484,19 @@ def test_rows_that_stand_apart_are_read_together() -> None:
 class Always(Two):
     """The weight of the first layer is used once more, and not as a matrix."""
 
+    share = 1.0
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.a.weight.square().sum()
+        return super().forward(x) * (1 + self.share * self.a.weight.square().sum())
 
 
-def test_a_gradient_that_is_not_rebuilt_is_refused_at_once() -> None:
-    assert of_first(Always()).note("a") is Mark.REFUSED
+class Slightly(Always):
+    share = 1e-5
+
+
+@pytest.mark.parametrize("make", [Always, Slightly])
+def test_a_gradient_that_is_not_rebuilt_is_refused_at_once(make: Callable[[], nn.Module]) -> None:
+    assert of_first(make()).note("a") is Mark.REFUSED
 
 
 def test_what_a_pass_keeps_is_counted_without_the_weights() -> None:
