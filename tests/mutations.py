@@ -200,7 +200,7 @@ MUTATIONS = [
              "stateful::what_is_written_into_the_model_is_put_back_and_said"),
     # --------------------------------------------------------------------------------------------------------------- audit
     mutation(f"{SURVEY}/audit.py", "the same examples are looked at in every measurement",
-             "drawn = [b * one_in + _draw(self.number, b, one_in)", "drawn = [b * one_in + _draw(0, b, one_in)", "audit",
+             "_draw(self.number, b, min(one_in, last - b * one_in))", "_draw(0, b, min(one_in, last - b * one_in))", "audit",
              "mutants"),
     mutation(f"{SURVEY}/audit.py", "gradients may be off by a hundred per cent", "if off > tolerance(precision) * size + noise:",
              "if off > size + noise:", "audit"),

@@ -234,17 +234,16 @@ def test_a_measurement_that_failed_anywhere_leaves_the_next_one_right() -> None:
     with quietly():
         watch(0), plain(0)
         moved(model), moved(plain.model)
-        expected, step, came = plain(1), 1, True
-        while came:
+        expected, came = plain(1), 0
+        for step in range(1, 40):  # an audit goes on without a pass that fails
             calls, fail_at = 0, step
-            came = watch(step) is None
+            came += watch(step) is None
             calls = fail_at = 0
             snap = watch(step)
             assert snap is not None
             assert expected is not None
             assert_close(snap, expected)
-            step += 1
-    assert step > 5
+    assert came > 3
 
 
 # ------------------------------------------------------------------------------------------------------------------ scalars

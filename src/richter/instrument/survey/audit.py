@@ -65,7 +65,8 @@ class Audit:
         """One of every ``ONE_IN`` neighbours among ``rows``, of single examples four: where they stand in it."""
         one_in = ONE_IN if rows.stop - rows.start > 1 else ONE_IN // 4
         blocks = range(rows.start // one_in, (rows.stop - 1) // one_in + 1)
-        drawn = [b * one_in + _draw(self.number, b, one_in) for b in blocks]
+        last = max(self.n, rows.stop)  # of the last neighbours there are fewer
+        drawn = [b * one_in + _draw(self.number, b, min(one_in, last - b * one_in)) for b in blocks]
         inside = [i - rows.start for i in drawn if rows.start <= i < rows.stop]
         return inside or ([_draw(self.number, 0, rows.stop)] if rows.start == 0 else [])
 
