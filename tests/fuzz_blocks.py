@@ -872,9 +872,9 @@ class Recurrent(Block):
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         T = h.shape[1]
-        lengths = token_counts(s, T) if self.packed else None
+        lengths = token_counts(s, T) if self.packed and len(s) else None  # of no example there is nothing to pack
         if by_definition():
-            return self.definition(h, int(lengths[0]) if lengths is not None and len(lengths) else T)
+            return self.definition(h, T if lengths is None else int(lengths[0]))
         x = h if self.rnn.batch_first else h.transpose(0, 1)
         if lengths is not None:
             pack = pack_padded_sequence(x, lengths, batch_first=self.rnn.batch_first, enforce_sorted=False)
