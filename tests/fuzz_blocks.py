@@ -550,7 +550,7 @@ class Loop(Around):
 
     def forward(self, h: Tensor, s: Tensor) -> Tensor:
         times = torch.where(s > self.level, 1, 2 + (s < self.level - 0.7).long())
-        for i in range(int(times.max())):
+        for i in range(int(times.max()) if len(times) else 0):
             go = times > i
             if self.way % 2:  # all are computed, some are kept
                 h = torch.where(go.reshape(-1, *[1] * (h.dim() - 1)), self.inner(h, s), h)

@@ -79,4 +79,4 @@ class Silent(torch.autograd.Function):
         weight, positions = ctx.saved_tensors[0].to(g.dtype), g.flatten(0, -2)  # autocast multiplies in a precision of its own
         live = (positions.abs().amax(-1) != 0).nonzero()[:, 0]
         to_input = g.new_zeros(len(positions), weight.shape[1]).index_copy_(0, live, positions[live] @ weight)
-        return to_input.view(*g.shape[:-1], -1), None, None  # no gradients of parameters: see Pass.backward
+        return to_input.view(*g.shape[:-1], weight.shape[1]), None, None  # no gradients of parameters: see Pass.backward
