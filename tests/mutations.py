@@ -301,8 +301,8 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------------------------------------ captures
     mutation("instrument/captures.py", "positions that speak up late are dropped", "if c.g.index_select(2, silent).any():",
              "if False:", "costs::positions_that_speak_up_late_are_heard"),
-    mutation("instrument/captures.py", "examples that are differentiated alone draw the same", "seed=rows.start + i,",
-             "seed=rows.start,", "mutants"),
+    mutation("instrument/captures.py", "examples that are differentiated alone draw the same", "seed=rows.start + i)",
+             "seed=rows.start)", "mutants"),
     mutation("instrument/captures.py", "every chunk draws the same", "run = passed(bench, survey, rows.start, survey.silent)",
              "run = passed(bench, survey, 0, survey.silent)", "chunks"),
     mutation("instrument/captures.py", "the mean over chunks of positions, not the sum", "torch.bmm(g.mT, g).sum(0)",

@@ -571,7 +571,8 @@ def test_examples_that_are_differentiated_alone_draw_what_is_their_own() -> None
 
     def gradients(first: int, stop: int) -> Tensor:
         rows = slice(first, stop)
-        return example_gradients(model, X[rows], rows, lambda f, _: f.new_ones(1, *f.shape), state, ["0.weight"])["0.weight"]
+        bench = Bench(model, X[rows], state)
+        return example_gradients(bench, rows, lambda f, _: f.new_ones(1, *f.shape), ["0.weight"])["0.weight"]
 
     with quiet(model, "train"):
         state = state_of(model, copied=())

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from richter.core import RichterError
-from richter.instrument.capture import Call, Inputs, Output, Pass, State, check_finite, count, device_of, forward, select
+from richter.instrument.capture import Call, Pass, check_finite, count, device_of, select
 from richter.instrument.survey import (
     Audit,
     Bench,
@@ -52,8 +52,6 @@ class LayerCapture:
     h0: Tensor | None = None
     g0: Tensor | None = None
     f: Tensor | None = None  # "n k"
-    calls: tuple[int, ...] = ()  # how many of the positions belong to each call
-    shapes: tuple[torch.Size, ...] = ()  # of what each call wrote, as the layer saw it
 
     def take(self, rows: slice | Tensor) -> LayerCapture:
         """The same for some of the examples."""
@@ -125,12 +123,9 @@ class Recording:
                 for name, g in stacked.items()}
 
     def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
-        calls = [self.run.calls[i] for i, _ in self.where[name]]
-        first = calls[0]
-        wrote = max(1, sum(c.shape.numel() for c in calls) // max(1, g.shape[2]))  # numbers at one position
+        first = self.run.calls[self.where[name][0][0]]
         return LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()),
-                            self.reads(name) if reads else self.f[:, :0], g, f=self.f,
-                            calls=tuple(c.shape.numel() // wrote for c in calls), shapes=tuple(c.shape for c in calls))
+                            self.reads(name) if reads else self.f[:, :0], g, f=self.f)
 
     def trimmed(self, name: str, c: LayerCapture) -> LayerCapture:
         """Without the positions from which no output can be reached (those before the last token, say). They are found in
@@ -246,16 +241,14 @@ def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
-def example_gradients(model: nn.Module, x: Inputs, rows: slice, cotangents: RowCotangents, state: State,
-                      names: Sequence[str], output: Output | None = None, accumulates: bool = False) -> dict[str, Tensor]:
+def example_gradients(bench: Bench, rows: slice, cotangents: RowCotangents, names: Sequence[str]) -> dict[str, Tensor]:
     """d <V_v, f(x_n)> / d parameter, "v n p", by plain autograd on one example after another: always right."""
     gathered: dict[str, list[Tensor]] = {name: [] for name in names}
-    for i in range(count(x)):
-        run = forward(model, select(x, slice(i, i + 1)), state, output=output, record=False, seed=rows.start + i,
-                      accumulates=accumulates)
+    for i in range(bench.n):
+        run = bench.alone(i, record=False, seed=rows.start + i)
         check_finite(run.f)
         V = cotangents(run.f.detach().reshape(1, -1), slice(rows.start + i, rows.start + i + 1))
-        places = [state[name] for name in names]
+        places = [bench.state[name] for name in names]
         gradients = [run.backward(V[v], places)[1] for v in range(len(V))]
         for j, name in enumerate(names):
             gathered[name].append(torch.stack([d[j].reshape(-1) for d in gradients]))

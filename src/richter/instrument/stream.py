@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.core.progress import progress
-from richter.instrument.capture import Inputs, Output, Pass, State, device_of, forward, to_device
+from richter.instrument.capture import Inputs, Output, Pass, State, device_of, to_device
 from richter.instrument.captures import (
     LayerCapture,
     Recording,
@@ -70,8 +70,7 @@ class Source:
 
     def run(self, x: Inputs, seed: int) -> Pass:
         """A forward pass with its graph, remembering no map."""
-        return forward(self.model, x, self.state, output=self.output, record=False, seed=seed,
-                       accumulates=self.survey.accumulates)
+        return self.bench(x).run(record=False, seed=seed)
 
 
 class Share(NamedTuple):
@@ -129,8 +128,7 @@ class Chunk:
         if not self.parameters:
             return {}
         assert self.cotangents is not None
-        gradients = example_gradients(self.source.model, self.x, self.rows, self.cotangents, self.source.state, self.parameters,
-                                      self.source.output, self.source.survey.accumulates)
+        gradients = example_gradients(self.source.bench(self.x), self.rows, self.cotangents, self.parameters)
         return {k: J.to(self.source.dtype) for k, J in gradients.items()}
 
     def captures(self, block: slice) -> dict[str, LayerCapture]:
