@@ -132,11 +132,11 @@ def test_the_default_measures_are_marked_and_first(capsys: pytest.CaptureFixture
 def test_a_check_prints_a_table_and_exits_by_it(tmp_path: Path, experiment: None, capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(capsys, "check", "--store", str(tmp_path), "--controls")
     row = next(line for line in shown.splitlines() if line.startswith("distance to the closed form"))
-    assert row.split()[-5:] == ["0", "0", "<=", "1e-09", "reproduced"]
+    assert row.split()[-5:] == ["0", "0", "<=", "1e-09", "holds"]
     assert shown.count("fails, as it must") == 2
     summary = next(p for p in (tmp_path / "experiments/nfa_tiny").iterdir() if p.name.startswith("smoke-"))
     assert {p.suffix for p in summary.iterdir()} >= {".svg", ".pdf"}
-    assert richter.runs.open(summary).claims["growth of the curve"]["verdict"] == "reproduced"
+    assert richter.runs.open(summary).claims["growth of the curve"]["verdict"] == "holds"
     rows = json.loads(printed(capsys, "check", "nfa_*", "--store", str(tmp_path), "--json"))
     assert rows[0]["claims"][0]["holds"] is True
     assert "starts" in printed(capsys, "check", "--scale", "paper", "--start", "--store", str(tmp_path))

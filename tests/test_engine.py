@@ -180,6 +180,10 @@ def test_an_experiment_is_whole(tmp_path: Path) -> None:
     ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], expect=Interval(low=1e-3)),)}, "is not >= 0.001"),
     ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], control=Control("more steps", {"steps": 31})),)},
      "where it must fail"),
+    ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], control=()),)}, "has no control"),
+    ({"claims": tiny.EXPERIMENT.claims[:1] * 2}, "the same text"),
+    ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], by="best"),)}, "known are median, mean, each"),
+    ({"claims": (dataclasses.replace(tiny.EXPERIMENT.claims[0], places=("Fig. 98",)),)}, "does not cover"),
 ])
 def test_an_experiment_that_is_not(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=said):
@@ -211,7 +215,7 @@ def test_settings_that_are_not(text: str, said: str) -> None:
 
 def record(scale: str = "paper", **changes: Any) -> dict[str, Any]:
     claim = {"text": "a number", "paper": "0.93", "source": "definitions", "expect": [0.9, None], "value": 0.95, "holds": True,
-             "verdict": "reproduced"}
+             "verdict": "holds"}
     return {"experiment": "nfa_tiny", "scale": scale, "claims": [claim | changes], "tasks": 1, "cpu_minutes": 1.5,
             "memory": 2 ** 20, "date": "2026-01-01", "revision": "abc", "hardware": {"processor": "P", "cores": 2}}
 
@@ -265,8 +269,13 @@ def test_a_record_is_of_the_claims_as_they_are(key: tuple[str, str]) -> None:
     assert kept["settings"] == json.loads(json.dumps(plain(e.settings(key[1]))))
     assert [(c["text"], c["paper"], c["source"]) for c in kept["claims"]] == [(c.text, c.paper, c.source) for c in e.claims]
     for c, claim in zip(kept["claims"], e.claims, strict=True):
-        f = running.Finding(claim, float("nan") if c["value"] is None else c["value"])
+        value = float("nan") if c["value"] is None else c["value"]
+        f = running.Finding(claim, value, kept["scale"])
+        if claim.over:
+            f = running.Finding.over(claim, {k: float("nan") if v is None else v for k, v in c["values"].items()}, kept["scale"])
+            assert f.value == pytest.approx(value, nan_ok=True)
         assert (c["expect"], c["holds"], c["verdict"]) == (f.record["expect"], f.holds, f.verdict)
+        assert (c.get("over", ""), c.get("was", ""), c.get("places", [])) == (claim.over, claim.was, list(claim.places))
     assert not str(kept["revision"]).endswith("+"), "recorded from files that were not committed"
 
 
@@ -279,5 +288,20 @@ def test_a_claim_that_is_known_to_differ_does_not_fail() -> None:
     claim = Claim("x", lambda r: 2.0, Interval(high=1.0), Control("y", {}), differs="because")
     assert running.Finding(claim, 2.0).verdict == "differs"
     assert running.Finding(claim, float("nan")).verdict == "differs"
-    assert running.Finding(claim, 0.5).verdict == "reproduced"
-    assert running.Finding(dataclasses.replace(claim, differs=""), 2.0).verdict == "FAILED"
+    assert not running.Finding(claim, 2.0).failure
+    assert running.Finding(dataclasses.replace(claim, differs=""), 2.0).verdict == "does not hold"
+    assert running.Finding(dataclasses.replace(claim, differs=""), 2.0).failure == "does not hold"
+
+
+def test_a_claim_that_is_said_to_differ_and_holds_fails(tmp_path: Path) -> None:
+    claim = Claim("x", lambda r: 2.0, Interval(high=1.0), Control("y", {}), differs="because")
+    assert running.Finding(claim, 0.5).verdict == "holds"
+    assert "remove differs=" in running.Finding(claim, 0.5).failure
+    at_paper = dataclasses.replace(claim, differs={"paper": "it is larger there"})
+    assert not running.Finding(at_paper, 0.5, "smoke").failure
+    assert "it is larger there" in running.Finding(at_paper, 0.5, "paper").failure
+    assert running.Finding(at_paper, 2.0, "paper").verdict == "differs"
+    assert running.Finding(at_paper, 2.0, "smoke").failure == "does not hold"
+    marked = dataclasses.replace(tiny.EXPERIMENT, claims=(dataclasses.replace(tiny.EXPERIMENT.claims[0], differs="it was so"),))
+    with pytest.raises(AssertionError, match=r"holds, but is marked as differing \(it was so\): remove differs"):
+        check_experiment(marked, tmp_path)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from richter.core import Prediction
 from richter.experiments import running
-from richter.experiments.frame import Experiment
+from richter.experiments.frame import SCALES, Claim, Experiment, Results
+from richter.experiments.seeds import WAYS
 from richter.instrument.capture import Call, forward, quiet, state_of
 from richter.instrument.captures import by_example
 from richter.instrument.observe import Observer
@@ -45,20 +46,35 @@ def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> N
              f"{e.name}: smoke and paper must be settings of one frozen dataclass.")
     _require(e.name.startswith(f"{e.ref.paper}_"), f"{e.name}: its name begins with its paper, {e.ref.paper}_.")
     _require(bool(e.claims), f"{e.name}: an experiment without a claim is a picture.")
+    _require(len({c.text for c in e.claims}) == len(e.claims), f"{e.name}: two claims have the same text.")
     for c in e.claims:
-        _require(math.isfinite(c.expect.low) or math.isfinite(c.expect.high), f"{e.name}: the claim {c.text!r} cannot fail.")
-        _require(bool(c.source), f"{e.name}: the claim {c.text!r} does not say where its bar comes from.")
-        _require(e.settings("smoke", **c.control.changes) != e.smoke, f"{e.name}: the control of {c.text!r} changes nothing.")
+        _check_claim(e, c)
     e.settings("paper", **e.start)
     if not run:
         return
     checked = running.check(e, "smoke", store)
     for f in checked.findings:
-        _require(f.verdict != "FAILED", f"{e.name}: {f.claim.text}: {f.value:.6g} is not {f.claim.expect}.")
-    for f in running.controls(e, "smoke", store):
-        _require(not f.holds, f"{e.name}: {f.claim.text} holds ({f.value:.6g}) on {f.claim.control.text}, where it must fail.")
+        _require(f.verdict != "does not hold", f"{e.name}: {f.claim.text}: {f.value:.6g} is not {f.claim.expect}.")
+        _require(not f.failure, f"{e.name}: {f.claim.text}: {f.value:.6g} {f.failure}.")
+    for f in running.with_controls(checked, store).against:
+        where = f"on {f.control.text if f.control else 'its control'}"
+        _require(not f.invalid, f"{e.name}: {f.claim.text} has no number {where}, so the control proves nothing.")
+        _require(not f.holds, f"{e.name}: {f.claim.text} holds ({f.value:.6g}) {where}, where it must fail.")
     for name, draw in e.figures.items():
         _require(bool(draw(checked.results).axes), f"{e.name}: the figure {name} is empty.")
+
+
+def _check_claim(e: Experiment, c: Claim) -> None:
+    _require(math.isfinite(c.expect.low) or math.isfinite(c.expect.high), f"{e.name}: the claim {c.text!r} cannot fail.")
+    _require(bool(c.source), f"{e.name}: the claim {c.text!r} does not say where its bar comes from.")
+    _require(bool(c.rivals), f"{e.name}: the claim {c.text!r} has no control, so it may hold of anything.")
+    _require(c.by in WAYS, f"{e.name}: the claim {c.text!r} is by {c.by!r}; known are {', '.join(WAYS)}.")
+    for control in c.rivals:
+        _require(e.settings("smoke", **control.changes) != e.smoke, f"{e.name}: the control of {c.text!r} changes nothing.")
+    for place in c.places:
+        _require(place in e.covers, f"{e.name}: the claim {c.text!r} is about {place}, which the experiment does not cover.")
+    for scale in SCALES if c.over else ():
+        Results(None, e.tasks(e.settings(scale)), ()).distinct(c.over)
 
 
 def check_layer(layer: nn.Module, x: Tensor, name: str = "layer") -> None:

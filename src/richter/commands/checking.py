@@ -14,7 +14,12 @@ from richter.core.text import table
 
 if TYPE_CHECKING:
     from richter.experiments.frame import Experiment
-    from richter.experiments.running import Checked, Finding
+    from richter.experiments.running import Checked
+
+SMOKE_MINUTES = 1.5  # of the processor, for one experiment and its controls; for all of them together:
+SMOKE_MINUTES_OF_ALL = 90
+OUTCOMES = {"fails": "fails, as it must", "holds": "HOLDS, and must not",
+            "invalid": "INVALID: without a number it proves nothing"}
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
@@ -47,25 +52,29 @@ def check_all(experiments: Iterable[Experiment], given: argparse.Namespace, chan
         reports.append(report)
     if given.json:
         print(as_json(reports))
+    elif with_controls:
+        minutes = sum(report.get("cpu_minutes_with_controls", 0.0) for report in reports)
+        print(f"{minutes:.1f} CPU-minutes with all controls" + (
+            f" (at smoke scale at most {SMOKE_MINUTES_OF_ALL})" if given.scale == "smoke" else ""))
     return int(failed or all("skipped" in report for report in reports))  # what was not checked has not passed
 
 
 def _checked(e: Experiment, given: argparse.Namespace, changes: Mapping[str, Any], with_controls: bool
              ) -> tuple[bool, dict[str, Any]]:
     """Whether every claim of one experiment holds (and fails on its control), and the record of it."""
+    from richter.experiments import running
     from richter.experiments.ledger import compared, keep
-    from richter.experiments.running import check, controls, summarise
     store = options.chosen_store(given)
-    checked = check(e, given.scale, store, workers=given.workers, fresh=given.fresh, changes=changes)
-    against = controls(e, given.scale, store, workers=given.workers) if with_controls else []
-    folder, ledger = summarise(checked, store), "" if changes else compared(e, checked.record)
+    checked = running.check(e, given.scale, store, workers=given.workers, fresh=given.fresh, changes=changes)
+    if with_controls:
+        checked = running.with_controls(checked, store, workers=given.workers)
+    folder, ledger = running.summarise(checked, store), "" if changes else compared(e, checked.record)
     if not given.json:
-        print(f"{_shown(checked, against)}\n{ledger}".rstrip())
+        print(f"{_shown(checked)}\n{ledger}".rstrip())
         print(f"{folder}: {', '.join(f'{k}.svg' for k in e.figures) or 'no figure'}\n")
     if given.record:
         keep(checked.record)
-    report = {**checked.record, "controls": [{**f.record, "control": f.claim.control.text} for f in against], "ledger": ledger}
-    return not (checked.failed or any(f.holds for f in against)), report
+    return not checked.failed, {**checked.record, "cpu_minutes_with_controls": checked.minutes, "ledger": ledger}
 
 
 def lacking(e: Experiment, scale: str) -> str:
@@ -76,15 +85,18 @@ def lacking(e: Experiment, scale: str) -> str:
     return f"it needs `richter data fetch {' '.join(missing)}`" if missing else ""
 
 
-def _shown(c: Checked, against: Iterable[Finding]) -> str:
-    from richter.experiments.ledger import shown
+def _shown(c: Checked) -> str:
+    from richter.experiments.ledger import number
     rows = [("claim", "paper", "ours", "bar", "verdict")]
     for f in c.findings:
-        rows.append((f.claim.text, f.claim.paper, shown(f.value), str(f.claim.expect), f.verdict))
-    for f in against:
-        rows.append((f"  control: {f.claim.control.text}", "", shown(f.value), str(f.claim.expect),
-                     "HOLDS, and must not" if f.holds else "fails, as it must"))
+        rows.append((f.claim.text, f.claim.paper, number(f.record), str(f.claim.expect),
+                     f"FAILED: {f.failure}" if f.failure else f.verdict))
+        rows += [(f"  control: {a.control.text}", "", number(a.record), str(f.claim.expect), OUTCOMES[a.as_control["outcome"]])
+                 for a in c.against if a.claim is f.claim and a.control]
     head = f"{c.experiment.name}  [{c.experiment.ref}]  {c.experiment.title}"
     tasks = f"{c.record['tasks']} task{'s' * (c.record['tasks'] != 1)}"
     cost = f"{c.scale} scale, {tasks}, {c.record['cpu_minutes']:.2f} CPU-minutes"
+    if c.against:
+        over = c.scale == "smoke" and c.minutes > SMOKE_MINUTES
+        cost += f", with its controls {c.minutes:.2f}" + f": ABOVE the {SMOKE_MINUTES:g} that smoke may take" * over
     return f"{head}\n{cost}\n{table(rows, right=(2,))}"

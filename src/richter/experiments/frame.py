@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import richter.experiments.keys as keys
 from richter.core import Interval, Ref, SelectionError, unknown
+from richter.experiments.seeds import By
 from richter.runs import Run, Writer, default_store
 
 if TYPE_CHECKING:
@@ -47,8 +48,18 @@ class Results:
             raise unknown("this experiment's results", "array", name, self.names)
         return np.stack([arrays[name] for arrays in self._returned])
 
+    def distinct(self, name: str) -> list[Any]:
+        """The values that a field of the tasks has, each once, in the order of the tasks."""
+        for task in self.tasks:
+            if not hasattr(task, name):
+                fields = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else dir(task)
+                raise unknown("a task of this experiment", "field", name, fields)
+        return list(dict.fromkeys(getattr(task, name) for task in self.tasks))
+
     def where(self, **fields: Any) -> Results:
         """The tasks with these settings only: ``results.where(depth=10)["peak"]``."""
+        for name in fields:
+            self.distinct(name)
         kept = [i for i, t in enumerate(self.tasks) if all(getattr(t, k) == v for k, v in fields.items())]
         return Results(self.settings, [self.tasks[i] for i in kept], [self._returned[i] for i in kept])
 
@@ -69,19 +80,36 @@ class Control:
 
 @dataclass(frozen=True)
 class Claim:
-    """A number read out of the results, the interval it must lie in, and a case on which it must not.
+    """A number read out of the results, the interval it must lie in, and the cases on which it must not.
 
-    ``paper`` is what the paper has; ``source`` where the interval comes from, never our own result. A claim that is known not
-    to reproduce carries ``differs``, the explanation: it is recorded, and does not fail a check."""
+    ``control``: one case or several, the rivals, and the claim must fail on each of them. ``paper`` is what the paper has;
+    ``source`` where the interval comes from, never our own result. A claim that is known not to reproduce carries ``differs``,
+    the explanation (or one for a scale, ``{"paper": "..."}``): it is recorded, and does not fail a check, unless it holds.
+
+    ``over`` names a field of the tasks, usually "seed": ``value`` is then called for the results of each seed by itself, and the
+    claim is about the median of these numbers, or the mean, or ``each`` of them, which says ``by``. With ``over=""`` the claim
+    is about one number: an identity, or one that by its text is over everything. ``was``: another bar that it once had, with
+    the number of that time, and why it changed."""
 
     text: str
     value: Callable[[Results], float]
     expect: Interval
-    control: Control
+    control: Control | tuple[Control, ...]
     paper: str = ""
     source: str = ""
-    differs: str = ""
+    differs: str | Mapping[Scale, str] = ""
     places: tuple[str, ...] = ()  # the figures it is about, if not all that the experiment covers
+    over: str = ""
+    by: By = "median"
+    was: str = ""
+
+    @property
+    def rivals(self) -> tuple[Control, ...]:
+        return self.control if isinstance(self.control, tuple) else (self.control,)
+
+    def differs_at(self, scale: Scale) -> str:
+        """Why it is known not to hold at this scale."""
+        return self.differs if isinstance(self.differs, str) else self.differs.get(scale, "")
 
 
 @dataclass(frozen=True)
@@ -93,7 +121,9 @@ class Experiment:
     paper's scale does one step, to see that it starts. ``data`` are the sets that it needs, ``more_data`` those that it needs
     at the paper's scale besides. ``reduced`` says how smoke falls short of the paper; empty if it does not. ``absent``: why it
     cannot be run where the records are made. ``places``: all figures it covers, if more than that of ``ref``. ``quick``: smoke
-    takes seconds, and is run with the tests.
+    takes seconds, and is run with the tests. ``missing``: what is not here of the panels, data and sizes that the paper has at a
+    place, ``{"Fig. 13": "five of its six data sets"}``; its verdict is then at best "reproduced in part". ``tried``: the settings
+    that were tried before these.
     """
 
     name: str
@@ -112,6 +142,8 @@ class Experiment:
     absent: str = ""
     places: tuple[str, ...] = ()
     quick: bool = False
+    missing: Mapping[str, str] = field(default_factory=dict)
+    tried: str = ""
 
     @property
     def covers(self) -> tuple[str, ...]:

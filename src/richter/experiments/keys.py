@@ -21,8 +21,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
 FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/keys.py", "experiments/ledger.py",
-         "experiments/running.py", "experiments/staleness.py"}  # they serve all experiments alike
-SHOWING = ("report", "commands", "integrations", "cli.py", "testing.py", "instrument/verdict.py")  # no number comes from there
+         "experiments/page.py", "experiments/running.py", "experiments/seeds.py", "experiments/staleness.py"}  # serve all alike
+SHOWING = ("report", "commands", "integrations", "cli.py", "testing.py", "instrument/verdict.py", "experiments/ledger.py",
+           "experiments/page.py", "experiments/seeds.py", "experiments/staleness.py")  # no result of a task comes from there
 
 
 def modules(files: Iterable[Path], root: Path = ROOT) -> dict[str, str]:
@@ -48,9 +49,8 @@ def key(digests: Mapping[str, str]) -> str:
 def rest(root: Path = ROOT) -> str:
     """A digest of everything else in Richter that numbers may come from."""
     paths = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
-    elsewhere = {*FOLLOWED, *SHOWING}
     return key({name: _read(path.read_bytes()).digest for name, path in paths.items()
-                if name in FRAME or not {name, name.partition("/")[0]} & elsewhere})
+                if (name in FRAME or name.partition("/")[0] not in FOLLOWED) and not {name, name.partition("/")[0]} & {*SHOWING}})
 
 
 class Source(NamedTuple):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from richter.core import Interval, show_bytes
 from richter.core.citations import reference
 from richter.experiments.staleness import ABSOLUTE, RELATIVE, Record, Standing, for_comparison, standing
+from richter.report.claims import over_seeds
 
 if TYPE_CHECKING:  # `richter list` reads the records, and starts at once
     from richter.experiments.frame import Experiment
@@ -127,11 +128,12 @@ def _number(c: Mapping[str, Any]) -> str:
     low, high = c["expect"]
     bar = Interval(-math.inf if low is None else low, math.inf if high is None else high)
     mark = "" if c["holds"] else ", **not so**"
-    return f"{c['text']}: {shown(c['value'])} (bar {bar}{'; paper: ' + c['paper'] if c['paper'] else ''}){mark}"
+    return f"{c['text']}: {number(c)} (bar {bar}{'; paper: ' + c['paper'] if c['paper'] else ''}){mark}"
 
 
-def shown(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.3g}"
+def number(c: Mapping[str, Any]) -> str:
+    """The number of a claim's record; of one over seeds with its interval."""
+    return "no number" if c["value"] is None else f"{c['value']:.3g}{over_seeds(c)}"
 
 
 def page(experiments: Iterable[Experiment], kept: Records) -> str:

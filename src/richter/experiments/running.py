@@ -6,14 +6,15 @@ import datetime
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from richter.core import RichterError, SelectionError
+from richter.core import Interval, RichterError, SelectionError
 from richter.engine import Outcome, sweep
 from richter.engine.sweep import name_of
-from richter.experiments.frame import Claim, Experiment, Results, Scale
+from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
+from richter.experiments.seeds import ENOUGH, SHARE, SURE, summary
 from richter.runs import Run, create
 from richter.runs.provenance import hardware, plain, revision, versions
 
@@ -24,41 +25,98 @@ class ExperimentError(RichterError, RuntimeError):
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and the number that our run gives for it."""
+    """A claim and the number that our run gives for it, or a run of one of its controls; of a claim over seeds also the numbers
+    of each, and the interval in which their median or mean is known to lie."""
 
     claim: Claim
     value: float
+    scale: Scale = "smoke"
+    control: Control | None = None
+    values: Mapping[Any, float] = field(default_factory=dict)
+    interval: Interval | None = None
+    coverage: float = 0.0
+
+    @classmethod
+    def over(cls, claim: Claim, values: Mapping[Any, float], scale: Scale = "smoke", control: Control | None = None) -> Finding:
+        """From the number of each seed."""
+        whole = summary(list(values.values()), claim.by, claim.expect)
+        return cls(claim, whole.value, scale, control, values, whole.interval, whole.coverage)
 
     @property
     def holds(self) -> bool:
+        """Is the number in the bar? Of a claim about each seed: are nine of ten?"""
+        if self.claim.over and self.claim.by == "each":
+            return self.value >= SHARE
         return math.isfinite(self.value) and self.value in self.claim.expect
 
     @property
+    def sure(self) -> bool:
+        """Is the whole interval over seeds in the bar? One number that is over everything has none."""
+        if not self.claim.over:
+            return True
+        if self.claim.by == "each":
+            return len(self.values) >= ENOUGH
+        return (self.interval is not None and self.coverage >= SURE
+                and self.interval.low in self.claim.expect and self.interval.high in self.claim.expect)
+
+    @property
     def verdict(self) -> str:
-        return "reproduced" if self.holds else "differs" if self.claim.differs else "FAILED"
+        if self.holds:
+            return "holds" if self.sure else "holds on average"
+        return "differs" if self.claim.differs_at(self.scale) else "does not hold"
+
+    @property
+    def failure(self) -> str:
+        """Why a check of this claim fails; empty if it does not."""
+        if self.verdict == "holds" and (why := self.claim.differs_at(self.scale)):
+            return f"holds, but is marked as differing ({why}): remove differs=... from the claim"
+        return "does not hold" if self.verdict == "does not hold" else ""
+
+    @property
+    def invalid(self) -> bool:
+        """Does a control prove nothing? NaN lies in no bar, and infinity in the bar fails only because it is infinite."""
+        numbers = [*self.values.values(), self.value]
+        return any(math.isnan(v) or (math.isinf(v) and v in self.claim.expect) for v in numbers)
 
     @property
     def record(self) -> dict[str, Any]:
-        low, high = (v if math.isfinite(v) else None for v in (self.claim.expect.low, self.claim.expect.high))
-        return {"text": self.claim.text, "paper": self.claim.paper, "source": self.claim.source, "expect": [low, high],
-                "value": self.value if math.isfinite(self.value) else None, "holds": self.holds, "verdict": self.verdict,
-                **({"differs": self.claim.differs} if self.claim.differs else {}),
-                **({"places": list(self.claim.places)} if self.claim.places else {})}
+        c, differs = self.claim, self.claim.differs_at(self.scale)
+        given = {"differs": differs, "places": list(c.places), "was": c.was}
+        seeds = {"over": c.over, "by": c.by, "n": len(self.values),
+                 "values": {str(seed): _finite(v) for seed, v in self.values.items()},
+                 "interval": self.interval.to_json() if self.interval else None, "coverage": self.coverage}
+        return {"text": c.text, "paper": c.paper, "source": c.source, "expect": c.expect.to_json(), "value": _finite(self.value),
+                "holds": self.holds, "verdict": self.verdict, **{k: v for k, v in given.items() if v},
+                **(seeds if c.over else {})}
+
+    @property
+    def as_control(self) -> dict[str, Any]:
+        """As the record of its claim keeps it."""
+        outcome = "invalid" if self.invalid else "holds" if self.holds else "fails"
+        return {"text": self.control.text if self.control else "", "value": _finite(self.value), "outcome": outcome}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """An experiment that was run: its results, the number of each claim, and a record of both for the ledger."""
+    """An experiment that was run: its results, the number of each claim, and a record of both for the ledger. After its controls
+    were run too, the number of each claim on each of them."""
 
     experiment: Experiment
     scale: Scale
     results: Results
     findings: tuple[Finding, ...]
     record: dict[str, Any]
+    seconds: Mapping[Path, float]  # of the processor, by task
+    against: tuple[Finding, ...] = ()
 
     @property
     def failed(self) -> bool:
-        return any(f.verdict == "FAILED" for f in self.findings)
+        return any(f.failure for f in self.findings) or any(f.holds or f.invalid for f in self.against)
+
+    @property
+    def minutes(self) -> float:
+        """Of the processor, for all tasks, those of the controls too."""
+        return sum(self.seconds.values()) / 60
 
 
 def run(e: Experiment, settings: Any, store: str | Path, workers: int = 1, fresh: bool = False) -> Results:
@@ -73,8 +131,8 @@ def summarise(c: Checked, store: str | Path) -> Path:
     folder = Path(store) / "experiments" / e.name / f"{c.scale}-{name_of(e.work, settings)[-8:]}"
     with create(folder, settings, resume=True) as run:
         run.clear()
-        for f in c.findings:
-            run.claim(f.claim.text, f.record)
+        for claim in c.record["claims"]:
+            run.claim(claim["text"], claim)
         for name, draw in e.figures.items():
             for path in save(draw(c.results), folder / name):
                 run.figure(name, path.suffix[1:], path.read_bytes())
@@ -85,23 +143,39 @@ def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, f
           changes: Mapping[str, Any] | None = None) -> Checked:
     """Run it and hold each claim against its interval."""
     results, runs = _finished(e, e.settings(scale, **(changes or {})), store, workers, fresh)
-    findings = tuple(Finding(c, float(c.value(results))) for c in e.claims)
-    about = [run.about for run in runs]
+    findings = tuple(finding(c, results, scale) for c in e.claims)
+    about, seconds = [run.about for run in runs], _seconds(runs)
     begun = datetime.datetime.fromtimestamp(max(run.sessions[-1].begun for run in runs), datetime.UTC)
     return Checked(e, scale, results, findings, {
         "experiment": e.name, "scale": scale, "paper": e.ref.paper, "place": e.ref.place, "settings": plain(results.settings),
-        "claims": [f.record for f in findings], "tasks": len(runs),
-        "cpu_minutes": round(sum(a.get("cpu_seconds", 0.0) for a in about) / 60, 3),
+        "claims": [f.record for f in findings], "tasks": len(runs), **({"tried": e.tried} if e.tried else {}),
+        "cpu_minutes": round(sum(seconds.values()) / 60, 3),
         "minutes": round(sum(a.get("seconds", 0.0) for a in about) / 60, 3),
         "memory": max((a.get("memory", 0) for a in about), default=0),
         "date": begun.date().isoformat(),
         "revision": revision(Path(__file__).parent.parent, ".", ":(exclude)experiments/records"),
-        "versions": versions(), "hardware": _hardware(), "key": e.key, "modules": e.modules})
+        "versions": versions(), "hardware": _hardware(), "key": e.key, "modules": e.modules}, seconds)
 
 
-def controls(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1) -> list[Finding]:
-    """Each claim on its control, where it must not hold."""
-    return [Finding(c, float(c.value(run(e, e.settings(scale, **c.control.changes), store, workers)))) for c in e.claims]
+def finding(c: Claim, results: Results, scale: Scale = "smoke", control: Control | None = None) -> Finding:
+    """The number of a claim: one of all results, or one for each seed."""
+    if not c.over:
+        return Finding(c, float(c.value(results)), scale, control)
+    values = {v: float(c.value(results.where(**{c.over: v}))) for v in results.distinct(c.over)}
+    return Finding.over(c, values, scale, control)
+
+
+def with_controls(checked: Checked, store: str | Path, *, workers: int = 1) -> Checked:
+    """And each claim on its controls, where it must not hold."""
+    e, scale = checked.experiment, checked.scale
+    against, seconds = list[Finding](), dict(checked.seconds)
+    for c in e.claims:
+        for control in c.rivals:
+            results, runs = _finished(e, e.settings(scale, **control.changes), store, workers, False)
+            against.append(finding(c, results, scale, control))
+            seconds |= _seconds(runs)
+    claims = [{**f.record, "controls": [a.as_control for a in against if a.claim is f.claim]} for f in checked.findings]
+    return replace(checked, against=tuple(against), seconds=seconds, record={**checked.record, "claims": claims})
 
 
 def start(e: Experiment, store: str | Path) -> None:
@@ -135,6 +209,14 @@ def _raise(e: Experiment, outcomes: Iterable[Outcome]) -> None:
     if broken:
         raise ExperimentError(f"{e.name}: {len(broken)} of {len(list(outcomes))} tasks did not finish. The first, "
                               f"{broken[0].path}: {broken[0].error}. What finished is kept; the same command goes on.")
+
+
+def _seconds(runs: Iterable[Run]) -> dict[Path, float]:
+    return {run.path: run.about.get("cpu_seconds", 0.0) for run in runs}
+
+
+def _finite(v: float) -> float | None:
+    return v if math.isfinite(v) else None
 
 
 def _hardware() -> dict[str, Any]:

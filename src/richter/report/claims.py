@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from richter.report.plotdata import flat
 
-KEYS = {"text", "paper", "source", "expect", "value", "holds", "verdict"}  # and "differs", where there is an explanation
+KEYS = {"text", "paper", "source", "expect", "value", "holds", "verdict"}
+SEEDS = {"over", "by", "n", "values", "interval", "coverage"}  # of a claim over seeds, all of them
+MORE = {"differs", "places", "was", "controls"}  # where there are any
 
 
 class Told(NamedTuple):
@@ -27,17 +29,38 @@ def told(name: str, record: Mapping[str, Any]) -> Told:
     if not _ours(record):
         return Told(name, "", "", "", "", "; ".join(f"{k}: {v}" for k, v in flat(record).items()), None)
     low, high = record["expect"]
-    value = "" if record["value"] is None else f"{record['value']:.4g}"
-    return Told(record["text"], _bar(low, high), value, record["paper"], record["verdict"], record.get("differs", ""),
-                record["holds"])
+    value = "" if record["value"] is None else f"{record['value']:.4g}{over_seeds(record)}"
+    was = f"Once: {record['was']}" if record.get("was") else ""
+    return Told(record["text"], _bar(low, high), value, record["paper"], record["verdict"],
+                ". ".join(part for part in (record.get("differs", ""), was) if part), record["holds"])
+
+
+def over_seeds(record: Mapping[str, Any]) -> str:
+    """What follows the number of a claim over seeds: " [0.91, 0.95], median of 5 seeds". Nothing for other claims."""
+    if "over" not in record:
+        return ""
+    several = f"{record['n']} {record['over']}{'s' * (record['n'] != 1)}"
+    span = "" if record["interval"] is None else f" [{record['interval'][0]:.3g}, {record['interval'][1]:.3g}]"
+    return f" of {several} in the bar,{span} of all" if record["by"] == "each" else f"{span}, {record['by']} of {several}"
 
 
 def _ours(record: Mapping[str, Any]) -> bool:
     """Does it have the keys and kinds that Finding.record has?"""
-    if set(record) - {"differs"} != KEYS or not isinstance(record["expect"], list) or len(record["expect"]) != 2:
+    if set(record) - MORE not in (KEYS, KEYS | SEEDS) or not _ends(record["expect"]):
         return False
-    return (all(v is None or _finite(v) for v in (*record["expect"], record["value"])) and isinstance(record["holds"], bool)
-            and all(isinstance(record.get(k, ""), str) for k in ("text", "paper", "source", "verdict", "differs")))
+    return ((record["value"] is None or _finite(record["value"])) and isinstance(record["holds"], bool)
+            and all(isinstance(record.get(k, ""), str) for k in ("text", "paper", "source", "verdict", "differs", "was"))
+            and ("over" not in record or _of_seeds(record)))
+
+
+def _of_seeds(record: Mapping[str, Any]) -> bool:
+    interval = record["interval"]
+    return (isinstance(record["over"], str) and isinstance(record["by"], str) and isinstance(record["n"], int)
+            and (interval is None or (_ends(interval) and None not in interval)))
+
+
+def _ends(interval: object) -> bool:
+    return isinstance(interval, list) and len(interval) == 2 and all(v is None or _finite(v) for v in interval)
 
 
 def _finite(v: object) -> bool:
