@@ -90,7 +90,8 @@ def test_a_package_is_not_used_whole_by_who_uses_a_part(package: Path, path: str
 @pytest.mark.parametrize(("path", "told"), [
     ("instrument/observe.py", True), ("kernels/infinite.py", True), ("runs/__init__.py", True), ("core/text.py", True),
     ("experiments/frame.py", True), ("report/__init__.py", False), ("commands/__init__.py", False),
-    ("instrument/verdict.py", False)])
+    ("instrument/verdict.py", False), ("experiments/running.py", True), ("experiments/ledger.py", False),
+    ("experiments/seeds.py", False), ("experiments/staleness.py", False)])
 def test_the_rest_is_in_no_key(package: Path, path: str, told: bool) -> None:
     assert changed_by(package, path, last_constant) == (set(), told)
 

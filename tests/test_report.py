@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 import re
@@ -631,6 +632,12 @@ def test_claims_are_read_as_experiments_write_them(value: float, expect: Interva
 def test_a_claim_that_differs_says_why() -> None:
     c = told("key", finding("it rises", 0.0, Interval(low=1), differs="another data set").record)
     assert (c.verdict, c.remark, c.holds) == ("differs", "another data set", False)
+
+
+def test_a_claim_about_some_figures_is_read_too() -> None:
+    claim = dataclasses.replace(finding("it rises", 0.5, Interval(low=0.2)).claim, places=("Fig. 8",), was="0.1, a guess")
+    c = told("key", Finding(claim, 0.5).record | {"controls": [{"text": "none", "value": 0.1, "outcome": "fails"}]})
+    assert (c.text, c.value, c.verdict, c.holds, c.remark) == ("it rises", "0.5", "holds", True, "Once: 0.1, a guess")
 
 
 OURS = finding("it rises", 0.5, Interval(0.2, 1.0)).record

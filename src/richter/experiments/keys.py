@@ -21,9 +21,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
 FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/keys.py", "experiments/ledger.py",
-         "experiments/page.py", "experiments/running.py", "experiments/seeds.py", "experiments/staleness.py"}  # serve all alike
-SHOWING = ("report", "commands", "integrations", "cli.py", "testing.py", "instrument/verdict.py", "experiments/ledger.py",
-           "experiments/page.py", "experiments/seeds.py", "experiments/staleness.py")  # no result of a task comes from there
+         "experiments/running.py", "experiments/seeds.py", "experiments/staleness.py"}  # they serve all experiments alike
+SHOWING = ("report", "commands", "integrations", "cli.py", "testing.py", "instrument/verdict.py", "experiments/keys.py",
+           "experiments/ledger.py", "experiments/seeds.py", "experiments/staleness.py")  # no result of a task comes from there
 
 
 def modules(files: Iterable[Path], root: Path = ROOT) -> dict[str, str]:

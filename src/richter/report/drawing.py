@@ -76,18 +76,11 @@ def label(ax: Axes, x: str, y: str, title: str = "", *, log: str = "", steps: bo
 
 
 def caption(figure: Figure, sentence: str) -> None:
-    """What to see, below the panels. Call it last, after `key`, since it takes room of its own."""
+    """What to see, above the panels; the figure grows by its lines."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(sentence, max(20, int(15 * width)))
-    room = 0.17 * len(lines) + 0.14
-    figure.set_size_inches(width, height + room)
-    share = room / (height + room)
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.set(rect=(0.0, share, 1.0, 1.0 - share))  # type: ignore[call-arg]
-    for legend in figure.legends:  # `key` has put them to the lower edge
-        legend.set_bbox_to_anchor((0.0, share, 1.0, 1.0 - share), transform=figure.transSubfigure)
-    figure.text(0.012, share / 2, "\n".join(lines), ha="left", va="center", fontsize=8.5, gid=CAPTION)
+    figure.set_size_inches(width, height + 0.17 * len(lines))
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=8.5, gid=CAPTION)
 
 
 def faults(figure: Figure) -> list[str]:
