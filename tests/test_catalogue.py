@@ -1,4 +1,4 @@
-"""The list of the papers' figures and tables is whole, and every paper that is named can be cited."""
+"""The list of the papers' figures, tables and theorems is whole, and every paper that is named can be cited."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ LAST = {
     **{("layerwise", "Fig.", chapter): n for chapter, n in
        {"1": 5, "2": 5, "3": 6, "4": 3, "5": 2, "6": 5, "7": 7, "C": 3}.items()},
     **{("layerwise", "Table", chapter): n for chapter, n in {"2": 2, "4": 2, "5": 1, "6": 1}.items()},
+}
+# theorems and the like, whose numbers have gaps: definitions, examples and remarks are counted with them
+RESULTS = {
+    "nfa": ("Prop. 2", "Prop. 3", "Prop. 4", "Prop. 8", "Sec. 5", "App. F"),
+    "signal": ("Thm. 1", "Thm. 2", "Cor. 1", "Thm. A", "Approx. 1", "Alg. 1"),
+    "layerwise": ("Alg. 1", "Prop. 2.5.1", "Prop. 2.5.2", "Prop. 2.5.3", "Thm. 1", "Lemma 1", "Cor. B.1.1", "Cor. B.1.2",
+                  "Lemma 2", "Lemma 3", "Prop. B.1.1", "Prop. B.1.2"),
 }
 MISSING: dict[tuple[str, str], str] = {}  # (paper, place): why a number within the sequence is not there
 UNNUMBERED = {("layerwise", "App. C.3, table"): "printed without a number or a caption"}
@@ -56,7 +63,7 @@ def test_places_are_unique_and_papers_stay_together() -> None:
 def test_the_numbering_has_no_gaps() -> None:
     numbers: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for entry in PLACES:
-        if (entry["paper"], entry["place"]) in UNNUMBERED:
+        if (entry["paper"], entry["place"]) in UNNUMBERED or entry["place"] in RESULTS.get(entry["paper"], ()):
             continue
         parsed = re.fullmatch(r"(Fig\.|Table) (?:([0-9A-Z])\.)?([0-9]+)", entry["place"])
         assert parsed, name(entry)
@@ -66,6 +73,8 @@ def test_the_numbering_has_no_gaps() -> None:
                                          if (paper, f"{kind} {chapter}{'.' * bool(chapter)}{n}") not in MISSING]
                 for (paper, kind, chapter), last in LAST.items()}
     assert numbers == expected  # in the order of the text too
+    for paper, results in RESULTS.items():
+        assert tuple(e["place"] for e in PLACES if e["paper"] == paper)[-len(results):] == results
     assert set(UNNUMBERED) <= {(e["paper"], e["place"]) for e in PLACES}
 
 

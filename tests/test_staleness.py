@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import tiny
-from richter import cli
+from richter import cli, experiments
 from richter.core import Ref
 from richter.experiments import keys, ledger, running
+from richter.experiments.page import page
 from richter.experiments.staleness import Standing, for_comparison, same, standing
 
 TINY = dataclasses.replace(tiny.EXPERIMENT, ref=Ref("nfa", "Fig. 1"))
@@ -80,10 +81,10 @@ def test_what_counts_as_the_same_number(a: float | None, b: float | None, equal:
 def test_a_record_from_before_modules_were_named(smoke: dict[str, Any]) -> None:
     old = {k: v for k, v in smoke.items() if k != "modules"} | {"key": "cc660282dbcb8797"}
     state = standing(TINY, old, smoke)
-    assert not state.stale
+    assert state.stale  # its key is not that of the code as it is
     assert not state.names_modules
-    assert str(state) == "made before records named their modules: whether they have changed since is not known"
-    assert standing(TINY, with_value(old, 1.0), smoke).stale
+    assert str(state) == "stale; made before records named their modules: whether they have changed since is not known"
+    assert "other numbers" in str(standing(TINY, with_value(old, 1.0), smoke))
 
 
 def test_a_record_of_the_paper_keeps_the_numbers_of_smoke(smoke: dict[str, Any], tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_a_record_of_the_paper_keeps_the_numbers_of_smoke(smoke: dict[str, Any],
 
 
 def state_on_page(kept: dict[tuple[str, str], dict[str, Any]], scale: str) -> str:
-    lines = ledger.page([TINY], kept).splitlines()
+    lines = page([TINY], kept).splitlines()
     return next(line for line in lines if line.startswith(f"| `nfa_tiny` | {scale} ")).split("|")[-2].strip()
 
 
@@ -111,29 +112,42 @@ def test_the_page_says_which_records_are_stale(smoke: dict[str, Any]) -> None:
     paper = {**smoke, "scale": "paper", "smoke": for_comparison(smoke), "date": "2026-01-01"}
     kept = {("nfa_tiny", "smoke"): smoke, ("nfa_tiny", "paper"): paper}
     assert state_on_page(kept, "smoke") == state_on_page(kept, "paper") == "as the code is"
-    assert "The record is stale" not in ledger.page([TINY], kept)
+    assert "The record is stale" not in page([TINY], kept)
     moved = {**kept, ("nfa_tiny", "smoke"): with_value(smoke, 5.0)}
     assert state_on_page(moved, "paper") == "**stale**; other numbers: distance to the closed form: was 0.0, is 5.0"
     changed = {**kept, ("nfa_tiny", "paper"): {**paper, "modules": {"tiny.py": "another"}}}
     assert state_on_page(changed, "paper") == "**stale**; changed since: tiny.py"
     assert state_on_page(changed, "smoke") == "as the code is"
-    for page in (ledger.page([TINY], moved), ledger.page([TINY], changed)):
-        assert next(line for line in page.splitlines() if line.startswith("| Fig. 1 |")).endswith(
+    for text in (page([TINY], moved), page([TINY], changed)):
+        assert next(line for line in text.splitlines() if line.startswith("| Fig. 1 |")).endswith(
             ". **The record is stale**, see below |")
 
 
 def test_the_page_does_not_pretend_to_know_old_records(smoke: dict[str, Any]) -> None:
     old = {k: v for k, v in smoke.items() if k != "modules"}
     both = {("nfa_tiny", "smoke"): old, ("nfa_tiny", "paper"): {**old, "scale": "paper"}}
-    assert state_on_page(both, "smoke") == state_on_page(both, "paper") == "not known"
+    dark = "**stale**; made before records named their modules: whether they have changed since is not known"
+    assert state_on_page(both, "smoke") == state_on_page(both, "paper") == dark
     again = {**both, ("nfa_tiny", "smoke"): smoke}
-    assert state_on_page(again, "paper") == f"not known; smoke run again on {smoke['date']}"
-    assert state_on_page({**again, ("nfa_tiny", "smoke"): {**smoke, "modules": {}}}, "paper") == "not known"
-    assert state_on_page({("nfa_tiny", "paper"): {**old, "scale": "paper"}}, "paper") == "not known"
+    assert (state_on_page(again, "paper"), state_on_page(again, "smoke")) == (dark, "as the code is")
+
+
+def test_the_page_counts_what_is_stale(smoke: dict[str, Any]) -> None:
+    old = {k: v for k, v in smoke.items() if k != "modules"}
+    kept = {("nfa_tiny", "smoke"): smoke, ("nfa_tiny", "paper"): {**old, "scale": "paper"}}
+    assert "Records at smoke scale: 1, stale: 0. Records at paper scale: 1, stale: 1." in page([TINY], kept)
+
+
+@pytest.mark.xfail(reason="records are renewed when all experiments of a change are done", strict=False)
+def test_no_record_of_smoke_is_stale() -> None:
+    kept = ledger.records()
+    stale = {name: str(state) for (name, scale), record in kept.items() if scale == "smoke"
+             and (state := ledger.state_of(record, experiments.get(name), kept)).stale}
+    assert not stale, "run `richter check NAME --controls --record` for these"
 
 
 def test_a_record_without_its_experiment(smoke: dict[str, Any]) -> None:
-    assert "| its experiment is no more |" in ledger.page([], {("nfa_tiny", "smoke"): smoke})
+    assert "| its experiment is no more |" in page([], {("nfa_tiny", "smoke"): smoke})
 
 
 @pytest.mark.parametrize(("kept", "told"), [

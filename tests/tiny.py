@@ -56,9 +56,11 @@ def expected(r: Results) -> float:
 
 
 def draw(r: Results) -> Any:
-    from matplotlib.figure import Figure
-    figure = Figure()
-    figure.add_subplot().plot(r["curve"].T)
+    from richter.report.drawing import band, caption, label, panels
+    figure, (ax,) = panels(1, across=1)
+    band(ax, np.arange(r.settings.steps), r["curve"])
+    label(ax, "step", "sum")
+    caption(figure, "Sums grow.")
     return figure
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from richter.core import Prediction
 from richter.experiments import running
 from richter.experiments.frame import SCALES, Claim, Experiment, Results
+from richter.experiments.ledger import figure_name, figures_at
 from richter.experiments.seeds import WAYS
 from richter.instrument.capture import Call, forward, quiet, state_of
 from richter.instrument.captures import by_example
@@ -33,6 +34,7 @@ from richter.layers import View, view_of
 from richter.learners.checking import check_kernel
 from richter.measures import Measure
 from richter.models import mlp
+from richter.report.drawing import faults
 from richter.theory import Theory
 
 __all__ = ["check_experiment", "check_kernel", "check_layer", "check_measure", "check_theory"]
@@ -50,6 +52,7 @@ def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> N
     for c in e.claims:
         _check_claim(e, c)
     e.settings("paper", **e.start)
+    _check_places(e)
     if not run:
         return
     checked = running.check(e, "smoke", store)
@@ -61,7 +64,21 @@ def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> N
         _require(not f.invalid, f"{e.name}: {f.claim.text} has no number {where}, so the control proves nothing.")
         _require(not f.holds, f"{e.name}: {f.claim.text} holds ({f.value:.6g}) {where}, where it must fail.")
     for name, draw in e.figures.items():
-        _require(bool(draw(checked.results).axes), f"{e.name}: the figure {name} is empty.")
+        figure = draw(checked.results)
+        _require(bool(figure.axes), f"{e.name}: the figure {name} is empty.")
+        _require(not (lacking := faults(figure)), f"{e.name}: the figure {name}: {'; '.join(lacking)}.")
+
+
+def _check_places(e: Experiment) -> None:
+    """Every place has a claim of its own and, if it is a figure, a drawing of its own, or it is said that these are missing."""
+    for place in e.missing:
+        _require(place in e.covers, f"{e.name}: missing={place!r} is not a place that the experiment covers.")
+    for place in (place for place in e.covers if place not in e.missing):
+        _require(any(place in (c.places or (e.ref.place,)) for c in e.claims),
+                 f"{e.name}: {place} has no claim of its own: give one places=({place!r},), or say in missing what is not there.")
+        _require(not place.startswith("Fig.") or bool(figures_at(place, e)),
+                 f"{e.name}: {place} has no drawing of its own: add {figure_name(e.ref.paper, place)!r} to figures, or say in "
+                 f"missing what is not there.")
 
 
 def _check_claim(e: Experiment, c: Claim) -> None:

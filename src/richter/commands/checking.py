@@ -68,13 +68,15 @@ def _checked(e: Experiment, given: argparse.Namespace, changes: Mapping[str, Any
     checked = running.check(e, given.scale, store, workers=given.workers, fresh=given.fresh, changes=changes)
     if with_controls:
         checked = running.with_controls(checked, store, workers=given.workers)
-    folder, ledger = running.summarise(checked, store), "" if changes else compared(e, checked.record)
+    summary, ledger = running.summarise(checked, store), "" if changes else compared(e, checked.record)
     if not given.json:
         print(f"{_shown(checked)}\n{ledger}".rstrip())
-        print(f"{folder}: {', '.join(f'{k}.svg' for k in e.figures) or 'no figure'}\n")
+        print(f"{summary.folder}: {', '.join(f'{k}.svg' for k in e.figures) or 'no figure'}")
+        print("".join(f"drawing to be mended: {fault}\n" for fault in summary.faults))
     if given.record:
         keep(checked.record)
-    return not checked.failed, {**checked.record, "cpu_minutes_with_controls": checked.minutes, "ledger": ledger}
+    return not checked.failed, {**checked.record, "cpu_minutes_with_controls": checked.minutes, "ledger": ledger,
+                                "faults_of_drawings": summary.faults}
 
 
 def lacking(e: Experiment, scale: str) -> str:

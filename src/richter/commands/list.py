@@ -1,4 +1,4 @@
-"""List experiments with their cost at each scale, and measures and theories with their references."""
+"""List experiments with their verdicts and their cost at each scale, and measures and theories with their references."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def do(given: argparse.Namespace) -> int:
 
 def _experiments() -> list[dict[str, Any]]:
     from richter.experiments import CATALOGUE
-    from richter.experiments.ledger import records
+    from richter.experiments.ledger import records, verdict_of
     kept = records()
     return [{"name": name, "ref": str(e["ref"]), "title": e["title"],
+             "verdict": {scale: verdict_of(kept.get((name, scale))) for scale in SCALES},
              "data": e.get("data", ()), "more_data": e.get("more_data", ()),
              "cost": {scale: {k: kept[name, scale][k] for k in ("cpu_minutes", "memory")}
                       for scale in SCALES if (name, scale) in kept}} for name, e in CATALOGUE.facts().items()]
@@ -53,12 +54,14 @@ def _theories() -> list[dict[str, Any]]:
 
 def _experiment_table(rows: list[dict[str, Any]]) -> str:
     return table([("experiment", "where", *SCALES, "data", "what"), *(
-        (e["name"], e["ref"], *(_cost(e["cost"].get(scale)) for scale in SCALES), _needs(e), e["title"]) for e in rows)])
+        (e["name"], e["ref"], *(_outcome(e, scale) for scale in SCALES), _needs(e), e["title"]) for e in rows)])
 
 
-def _cost(record: Mapping[str, Any] | None) -> str:
+def _outcome(e: Mapping[str, Any], scale: str) -> str:
+    """What became of its claims, and what that cost."""
     from richter.core import show_bytes
-    return f"{record['cpu_minutes']:.1f} min, {show_bytes(record['memory'])}" if record else "not run yet"
+    cost = e["cost"].get(scale)
+    return f"{e['verdict'][scale]}; {cost['cpu_minutes']:.1f} min, {show_bytes(cost['memory'])}" if cost else e["verdict"][scale]
 
 
 def _needs(e: Mapping[str, Any]) -> str:

@@ -20,10 +20,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
-FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/keys.py", "experiments/ledger.py",
-         "experiments/running.py", "experiments/seeds.py", "experiments/staleness.py"}  # they serve all experiments alike
-SHOWING = ("report", "commands", "integrations", "cli.py", "testing.py", "instrument/verdict.py", "experiments/keys.py",
-           "experiments/ledger.py", "experiments/seeds.py", "experiments/staleness.py")  # no result of a task comes from there
+JUDGING = {f"experiments/{name}.py" for name in ("html", "keys", "ledger", "page", "seeds", "staleness")}
+FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/running.py", *JUDGING}  # serve all experiments alike
+SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", "instrument/verdict.py", *JUDGING}  # no result is theirs
 
 
 def modules(files: Iterable[Path], root: Path = ROOT) -> dict[str, str]:
@@ -50,7 +49,7 @@ def rest(root: Path = ROOT) -> str:
     """A digest of everything else in Richter that numbers may come from."""
     paths = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
     return key({name: _read(path.read_bytes()).digest for name, path in paths.items()
-                if (name in FRAME or name.partition("/")[0] not in FOLLOWED) and not {name, name.partition("/")[0]} & {*SHOWING}})
+                if (name in FRAME or name.partition("/")[0] not in FOLLOWED) and not {name, name.partition("/")[0]} & SHOWING})
 
 
 class Source(NamedTuple):

@@ -1,48 +1,47 @@
-"""The ledger: for every figure and table of the source papers what became of it here, made from stored records alone."""
+"""The ledger: for every figure, table, theorem and algorithm of the source papers what became of it here, from stored records."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from richter.core import Interval, show_bytes
-from richter.core.citations import reference
-from richter.experiments.staleness import ABSOLUTE, RELATIVE, Record, Standing, for_comparison, standing
+from richter.core import Interval
+from richter.experiments.staleness import Record, Standing, for_comparison, standing
 from richter.report.claims import over_seeds
+from richter.runs.provenance import plain
 
 if TYPE_CHECKING:  # `richter list` reads the records, and starts at once
     from richter.experiments.frame import Experiment
 
 FOLDER = Path(__file__).parent / "records"
-VERDICTS = {"reproduced": "reproduced", "reduced": "reproduced at reduced size", "differs": "differs",
-            "absent": "not run here", "unwritten": "no experiment yet"}
-HEAD = (
-    "Made by `make claims` from the records in `src/richter/experiments/records/`; nothing here is written by hand.\n"
-    "`richter check` runs the experiments at the small scale and compares every number with its bar, and with the record; "
-    "`richter check --controls` runs the cases on which each claim must fail.")
-STATES = (
-    "A record names the modules that its numbers came from: the experiment's file, and what it imports of experiments, tasks, "
-    "models, theory, learners and controls. Its state is\n\n"
-    "- *as the code is* when these are what they were, comments and layout apart;\n"
-    "- **stale** when one of them has changed since, or when something else has, such as the instrument, so that the experiment "
-    "gives other numbers at smoke scale than it did when the record was made (by more than "
-    f"{RELATIVE:g} of the number and {ABSOLUTE:g});\n"
-    "- *not known* when it was made before records named their modules. What can be told is when the same experiment was run at "
-    "smoke scale with the code as it is.")
+VERDICTS = {  # and what they say; only the first is said of the paper's data, panels and sizes, all of them
+    "reproduced": "every claim holds, on the paper's data, panels and sizes",
+    "reproduced in part": "every claim holds; panels, data or sizes are missing, and named",
+    "holds on average": "every claim holds for the median or mean of the seeds, not for the whole interval over them",
+    "differs": "a claim does not hold",
+    "not run": "there is an experiment, but no record of it, or no claim of this place's own",
+    "no experiment yet": ""}
 
 
 class Place(NamedTuple):
-    """A figure or table, or another result that has an experiment, and what is known of it."""
+    """A figure, a table or another result of a paper, and what is known of it."""
 
     paper: str
     place: str
     title: str
     verdict: str  # a key of VERDICTS
-    numbers: str  # each with its bar, and what else has to be told
+    claims: tuple[Mapping[str, Any], ...] = ()  # their records
+    remarks: tuple[str, ...] = ()
+    experiments: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> str:
+        """Each with its bar, and what else has to be told."""
+        return ". ".join(part for part in ("; ".join(map(_number, self.claims)), *self.remarks) if part)
 
 
 Records = Mapping[tuple[str, str], Record]  # by (experiment, scale)
@@ -76,35 +75,102 @@ def compared(e: Experiment, again: Record, kept: Records | None = None) -> str:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every figure and table of the source papers."""
+    """Every figure, table, theorem, proposition and algorithm of the source papers."""
     return list(json.loads((FOLDER.parent / "catalogue.json").read_text(encoding="utf-8")))
 
 
+def changes() -> dict[str, Any]:
+    """The verdicts of an earlier ledger, and why some are others today."""
+    return dict(json.loads((FOLDER.parent / "changes.json").read_text(encoding="utf-8")))
+
+
 def places(experiments: Iterable[Experiment], kept: Records) -> list[Place]:
-    owners: dict[tuple[str, str], Experiment] = {(e.ref.paper, place): e for e in experiments for place in e.covers}
+    """One row for each result of the papers; several experiments may cover one place."""
+    owners: dict[tuple[str, str], list[Experiment]] = {}
+    for e in experiments:
+        for place in e.covers:
+            owners.setdefault((e.ref.paper, place), []).append(e)
     listed = [(c["paper"], c["place"], c["title"]) for c in catalogue()]
-    extra = [(paper, place, f"{e.title[0].upper()}{e.title[1:]}.") for (paper, place), e in owners.items()
+    extra = [(paper, place, f"{mine[0].title[0].upper()}{mine[0].title[1:]}.") for (paper, place), mine in owners.items()
              if (paper, place) not in {(p, q) for p, q, _ in listed}]
     order = list(dict.fromkeys(p for p, _, _ in [*listed, *extra]))
     everything = sorted([*listed, *extra], key=lambda entry: order.index(entry[0]))
-    return [_judged(paper, place, title, owners.get((paper, place)), kept) for paper, place, title in everything]
+    return [_judged(paper, place, title, owners.get((paper, place), []), kept) for paper, place, title in everything]
 
 
-def _judged(paper: str, place: str, title: str, e: Experiment | None, kept: Records) -> Place:
-    if e is None:
-        return Place(paper, place, title, "unwritten", "")
+def changed(rows: Iterable[Place]) -> list[tuple[Place, str, str]]:
+    """The places whose verdict is another one than in the earlier ledger: what it was, and why it changed."""
+    earlier = changes()
+    return [(row, was, earlier["why"].get(row.paper, {}).get(row.place, "")) for row in rows
+            if (was := earlier["verdicts"].get(row.paper, {}).get(row.place, row.verdict)) != row.verdict]
+
+
+def claims_at(place: str, record: Record) -> list[Mapping[str, Any]]:
+    """The claims of a record that are about this place. One that names none is about that of the experiment's reference."""
+    return [c for c in record["claims"] if place in c.get("places", [record["place"]])]
+
+
+def figure_name(paper: str, place: str) -> str:
+    """What the drawing of a place is called: nfa_fig13 for Fig. 13, layerwise_fig1_2 for Fig. 1.2, nfa_prop4 for Prop. 4."""
+    words = re.sub(r"[^a-z0-9]+", "_", place.lower()).strip("_")
+    kind, _, rest = words.partition("_")
+    return f"{paper}_{kind}{rest}" if rest[:1].isdigit() else f"{paper}_{words}"
+
+
+def figures_at(place: str, e: Experiment) -> list[str]:
+    """The names of the drawings of a place: its own name, or one that begins with it. If there is but one place, all of them."""
+    own = figure_name(e.ref.paper, place)
+    return [name for name in e.figures if len(e.covers) == 1 or name == own or name.startswith(f"{own}_")]
+
+
+def _judged(paper: str, place: str, title: str, owners: list[Experiment], kept: Records) -> Place:
+    """The verdict is the worst of those of its experiments, in this order."""
+    if not owners:
+        return Place(paper, place, title, "no experiment yet")
+    rows = [_judged_by(e, place, kept) for e in owners]
+    order = ("differs", "not run", "holds on average", "reproduced in part", "reproduced")
+    verdict = min((verdict for verdict, _, _ in rows), key=order.index)
+    return Place(paper, place, title, verdict, tuple(c for _, claims, _ in rows for c in claims),
+                 tuple(dict.fromkeys(remark for _, _, remarks in rows for remark in remarks)), tuple(e.name for e in owners))
+
+
+def _judged_by(e: Experiment, place: str, kept: Records) -> tuple[str, list[Mapping[str, Any]], list[str]]:
+    """Verdict, claims and remarks of one experiment on one place. Its record at the paper's scale counts, if there is one."""
     record = next((kept[e.name, scale] for scale in ("paper", "smoke") if (e.name, scale) in kept), None)
     if record is None:
-        return Place(paper, place, title, "absent", f"{e.absent or 'not yet run'}: `richter run {e.name} --scale paper`")
-    claims = [c for c in record["claims"] if place in c.get("places", [place])]
-    stale = ". **The record is stale**, see below" if state_of(record, e, kept).stale else ""
-    numbers = "; ".join(_number(c) for c in claims)
-    if not all(c["holds"] for c in claims):
-        why = "; ".join(c.get("differs") or "not explained yet" for c in claims if not c["holds"])
-        return Place(paper, place, title, "differs", f"{numbers}. {why}{stale}")
-    if record["scale"] == "smoke" and e.reduced:
-        return Place(paper, place, title, "reduced", f"{numbers} ({e.reduced}){stale}")
-    return Place(paper, place, title, "reproduced", f"{numbers}{stale}")
+        return "not run", [], [f"{e.absent or 'not yet run'}: `richter run {e.name} --scale paper`"]
+    claims = claims_at(place, record)
+    missing = [f"Missing: {e.missing[place]}"] if place in e.missing else []
+    if not claims:
+        return "not run", [], missing or ["no claim of its own"]
+    smaller = [f"Small scale only: {fewer}"] if record["scale"] == "smoke" and (fewer := e.reduced or _smaller(e)) else []
+    why = ["; ".join(c.get("differs") or "not explained yet" for c in claims if not c["holds"])]
+    tried = [f"Tried before: {record['tried']}"] if record.get("tried") else []
+    stale = ["**The record is stale**, see below"] if state_of(record, e, kept).stale else []
+    verdict = ("differs" if not all(c["holds"] for c in claims)
+               else "holds on average" if any(c["verdict"] == "holds on average" for c in claims)
+               else "reproduced in part" if missing or smaller else "reproduced")
+    return verdict, claims, [*filter(None, why), *missing, *smaller, *tried, *stale]
+
+
+def _smaller(e: Experiment) -> str:
+    """The settings of smoke that are not the paper's."""
+    small, full = plain(e.smoke), plain(e.paper)
+    return ", ".join(f"{name} {_short(value)} for {_short(full[name])}" for name, value in small.items() if value != full[name])
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, str) else value
+    return text if len(text) <= 40 else f"{len(value)} values" if isinstance(value, list) else f"{text[:37]}..."
+
+
+def verdict_of(record: Record | None) -> str:
+    """On all claims of an experiment, for a list: holds, holds on average, differs, or not run."""
+    if record is None:
+        return "not run"
+    if not all(c["holds"] for c in record["claims"]):
+        return "differs"
+    return "holds on average" if any(c["verdict"] == "holds on average" for c in record["claims"]) else "holds"
 
 
 def state_of(record: Record, e: Experiment, kept: Records) -> Standing:
@@ -112,54 +178,18 @@ def state_of(record: Record, e: Experiment, kept: Records) -> Standing:
     return standing(e, record, kept.get((e.name, "smoke")) if record["scale"] == "paper" else None)
 
 
-def _state(record: Record, e: Experiment | None, kept: Records) -> str:
-    """For the table of records."""
-    if e is None:
-        return "its experiment is no more"
-    state = state_of(record, e, kept)
-    if state.stale or state.names_modules:
-        return str(state).replace("stale", "**stale**", 1)
-    smoke = kept.get((e.name, "smoke"), record)
-    at_smoke = state_of(smoke, e, kept)
-    return "not known" if at_smoke.stale or not at_smoke.names_modules else f"not known; smoke run again on {smoke['date']}"
+def bar_of(c: Mapping[str, Any]) -> Interval:
+    """Of a claim's record."""
+    low, high = c["expect"]
+    return Interval(-math.inf if low is None else low, math.inf if high is None else high)
 
 
 def _number(c: Mapping[str, Any]) -> str:
-    low, high = c["expect"]
-    bar = Interval(-math.inf if low is None else low, math.inf if high is None else high)
-    mark = "" if c["holds"] else ", **not so**"
-    return f"{c['text']}: {number(c)} (bar {bar}{'; paper: ' + c['paper'] if c['paper'] else ''}){mark}"
+    bar = f"bar {bar_of(c)}{'; paper: ' + c['paper'] if c['paper'] else ''}{'; once: ' + c['was'] if c.get('was') else ''}"
+    mark = ", **not so**" if not c["holds"] else ", *on average*" if c["verdict"] == "holds on average" else ""
+    return f"{c['text']}: {number(c)} ({bar}){mark}"
 
 
 def number(c: Mapping[str, Any]) -> str:
     """The number of a claim's record; of one over seeds with its interval."""
     return "no number" if c["value"] is None else f"{c['value']:.3g}{over_seeds(c)}"
-
-
-def page(experiments: Iterable[Experiment], kept: Records) -> str:
-    """docs/claims.md."""
-    known = {e.name: e for e in experiments}
-    all_places = places(known.values(), kept)
-    counts = Counter(p.verdict for p in all_places)
-    lines = ["# What the papers claim, and what was found", "", HEAD, "",
-             "| verdict | figures, tables and results |", "|---|---|",
-             *(f"| {words} | {counts[verdict]} |" for verdict, words in VERDICTS.items()),
-             "", f"CPU-minutes spent on the records: {sum(r['cpu_minutes'] for r in kept.values()):.1f}.", ""]
-    for paper in dict.fromkeys(p.paper for p in all_places):
-        entry = reference(paper)
-        lines += [f"## `{paper}`: {entry['title']}", "", "| place | what it shows | verdict | numbers |", "|---|---|---|---|"]
-        lines += [f"| {p.place} | {_cell(p.title)} | {VERDICTS[p.verdict]} | {_cell(p.numbers)} |"
-                  for p in all_places if p.paper == paper]
-        lines.append("")
-    lines += ["## The records", "", STATES, "",
-              "| experiment | scale | tasks | CPU-minutes | memory | date | revision | hardware | state |",
-              "|---|---|---|---|---|---|---|---|---|"]
-    lines += [f"| `{r['experiment']}` | {r['scale']} | {r['tasks']} | {r['cpu_minutes']:.2f} | {show_bytes(r['memory'])} "
-              f"| {r['date']} | `{(r['revision'] or 'none')[:10]}` "
-              f"| {r['hardware'].get('processor', '')}, {r['hardware'].get('cores', '?')} cores "
-              f"| {_cell(_state(r, known.get(r['experiment']), kept))} |" for r in kept.values()]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

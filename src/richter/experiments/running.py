@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from richter.core import Interval, RichterError, SelectionError
 from richter.engine import Outcome, sweep
@@ -124,9 +124,18 @@ def run(e: Experiment, settings: Any, store: str | Path, workers: int = 1, fresh
     return _finished(e, settings, store, workers, fresh)[0]
 
 
-def summarise(c: Checked, store: str | Path) -> Path:
-    """A run of its own for the whole experiment: settings, claims and figures, also as files beside it. Returns its folder."""
+class Summary(NamedTuple):
+    """Where the run of a whole experiment lies, and what its drawings lack."""
+
+    folder: Path
+    faults: list[str]
+
+
+def summarise(c: Checked, store: str | Path) -> Summary:
+    """A run of its own for the whole experiment: settings, claims and figures, also as files beside it."""
+    from richter.report.drawing import faults
     from richter.report.figures import save
+    lacking = list[str]()
     e, settings = c.experiment, c.results.settings
     folder = Path(store) / "experiments" / e.name / f"{c.scale}-{name_of(e.work, settings)[-8:]}"
     with create(folder, settings, resume=True) as run:
@@ -134,9 +143,11 @@ def summarise(c: Checked, store: str | Path) -> Path:
         for claim in c.record["claims"]:
             run.claim(claim["text"], claim)
         for name, draw in e.figures.items():
-            for path in save(draw(c.results), folder / name):
+            figure = draw(c.results)
+            lacking += [f"{name}: {fault}" for fault in faults(figure)]
+            for path in save(figure, folder / name):
                 run.figure(name, path.suffix[1:], path.read_bytes())
-    return folder
+    return Summary(folder, lacking)
 
 
 def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, fresh: bool = False,

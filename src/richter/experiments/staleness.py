@@ -1,5 +1,5 @@
 """Does a record still say what the code does? It is stale when the modules that it came from have changed since
-(`richter.experiments.keys`), or when the experiment, run again, gives other numbers."""
+(`richter.experiments.keys`), when it does not name them, or when the experiment, run again, gives other numbers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Standing:
 
     @property
     def stale(self) -> bool:
-        return bool(self.changed or self.moved)
+        return bool(self.changed or self.moved) or not self.names_modules
 
     def __str__(self) -> str:
-        parts = ["stale"] if self.stale else ["as the code is"] if self.names_modules else []
+        parts = ["stale"] if self.stale else ["as the code is"]
         if self.changed:
             parts.append(f"changed since: {', '.join(self.changed)}")
         if self.moved:

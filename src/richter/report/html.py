@@ -23,16 +23,14 @@ from richter.report.cards import cards_of, cards_of_all
 from richter.report.looks import run_looks
 from richter.report.markup import Markup, joined, tag
 from richter.report.record import claims, cost, last_values, references, sessions, settings, verdict
-from richter.report.svg import image, picture
+from richter.report.svg import STATIC, picture, stored_picture
 from richter.runs import Run
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-STATIC = Path(__file__).parent / "static"
 LAYERS = 6  # whose matrices are shown
-PICTURE = 2 ** 20  # bytes of a stored picture
 
 
 @dataclass(frozen=True)
@@ -227,15 +225,7 @@ def _scalars(shown: Sequence[Shown], album: Album) -> Markup:
 
 
 def _stored_pictures(s: Shown) -> Markup:
-    """Pictures that were stored with the run: as images, in which nothing can run."""
-    parts = []
-    for name, kind in s.run.figures:
-        data = s.run.figure(name, kind)
-        if kind == "pdf" or len(data) > PICTURE:
-            parts.append(tag("p", f"{name}.{kind} ({len(data) / 1000:.0f} kB) lies in the run.", class_="soft"))
-            continue
-        parts.append(tag("figure", tag("div", image(kind, data, name), class_="picture"), tag("figcaption", name)))
-    return joined(parts)
+    return joined(stored_picture(s.run, name, kind) for name, kind in s.run.figures)
 
 
 def _anchor(title: str) -> str:

@@ -8,13 +8,19 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from richter.report.looks import SAVED
+from richter.report.markup import Markup, tag
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-from richter.report.looks import SAVED
-from richter.report.markup import Markup, tag
+    from richter.runs import Run
+
+STATIC = Path(__file__).parent / "static"
+STORED = 2 ** 20  # bytes of a stored picture that a page shows
 
 PAGE_FONT = 'text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif !important}'
 
@@ -40,6 +46,14 @@ def image(kind: str, data: bytes, words: str, **attributes: object) -> Markup:
     """The bytes of an SVG or PNG picture as an image whose address holds them."""
     address = f"data:image/{'svg+xml' if kind == 'svg' else kind};base64,{base64.b64encode(data).decode()}"
     return tag("img", src=address, alt=words, **attributes)
+
+
+def stored_picture(run: Run, name: str, kind: str, words: str = "") -> Markup:
+    """A picture that was stored with a run, as an image, in which nothing can run; of a large one where it lies."""
+    data = run.figure(name, kind)
+    if kind == "pdf" or len(data) > STORED:
+        return tag("p", f"{name}.{kind} ({len(data) / 1000:.0f} kB) lies in the run.", class_="soft")
+    return tag("figure", tag("div", image(kind, data, words or name), class_="picture"), tag("figcaption", words or name))
 
 
 def _smaller(element: re.Match[str]) -> str:

@@ -1,0 +1,121 @@
+"""The ledger as one HTML page: every result of the papers with its verdict, its numbers, and the figures of one's own runs.
+
+The page needs no other file and no network. Figures are those that `richter run` and `richter check` have stored; where there is
+none, the page says which command draws it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from richter.core.citations import reference
+from richter.experiments.ledger import VERDICTS, Place, Records, bar_of, changed, changes, figures_at, number, places
+from richter.experiments.page import out_of_date
+from richter.report.markup import Markup, joined, table, tag
+from richter.report.svg import STATIC, stored_picture
+from richter.runs import Run, find
+from richter.runs.provenance import plain
+
+if TYPE_CHECKING:
+    from richter.experiments.frame import Experiment
+
+CHIPS = {"reproduced": "finished", "reproduced in part": "running", "holds on average": "running", "differs": "trouble"}
+OUTCOMES = {"fails": "fails, as it must", "holds": "holds, and must not", "invalid": "no number: proves nothing"}
+
+
+def html(experiments: Iterable[Experiment], kept: Records, store: Path) -> str:
+    """The page, with the figures that lie in this store."""
+    known = {e.name: e for e in experiments}
+    rows = places(known.values(), kept)
+    shelf = {name: newest(e, store) for name, e in known.items()}
+    papers = list(dict.fromkeys(p.paper for p in rows))
+    body = joined([
+        tag("header", tag("h1", "What the papers claim, and what was found"), tag("p", _counted(rows)),
+            tag("nav", *(tag("a", paper, href=f"#{paper}") for paper in papers),
+                tag("a", "verdicts that changed", href="#changed"))),
+        tag("main", tag("section", _legend(rows), tag("p", out_of_date(known, kept))),
+            *(_paper(paper, [p for p in rows if p.paper == paper], known, shelf) for paper in papers), _changes(rows)),
+        tag("footer", "Made by `richter ledger --html` from the records of the experiments, and from the figures of your "
+                      f"own runs in {store}. The file needs no network.")], "\n")
+    page = Template((STATIC / "report.html").read_text(encoding="utf-8"))
+    return page.substitute(title="What the papers claim: Richter", body=body,
+                           style=(STATIC / "report.css").read_text(encoding="utf-8"))
+
+
+def newest(e: Experiment, store: Path) -> tuple[str, Run] | None:
+    """The last summary of an experiment in this store with the settings as they are: at the paper's scale, or else at smoke."""
+    for scale in ("paper", "smoke"):
+        wanted = json.loads(json.dumps(plain(e.settings(scale))))
+        runs = [run for run in find(Path(store) / "experiments" / e.name, depth=1)
+                if run.path.name.startswith(f"{scale}-") and run.settings == wanted and run.figures]
+        if runs:
+            return scale, max(runs, key=lambda run: run.sessions[-1].begun if run.sessions else 0.0)
+    return None
+
+
+def _counted(rows: Iterable[Place]) -> str:
+    counts = Counter(p.verdict for p in rows)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+
+
+def _legend(rows: list[Place]) -> Markup:
+    counts = Counter(p.verdict for p in rows)
+    return table(["verdict", "which says", "results"], [[verdict, words, counts[verdict]] for verdict, words in VERDICTS.items()])
+
+
+def _paper(paper: str, rows: list[Place], known: Mapping[str, Experiment], shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
+    """Its results with an experiment one by one, the others in a list."""
+    done, open_ = [p for p in rows if p.experiments], [p for p in rows if not p.experiments]
+    rest = tag("details", tag("summary", f"{len(open_)} results without an experiment yet"),
+               table(["place", "what it shows"], [[p.place, p.title] for p in open_])) if open_ else ""
+    return tag("section", tag("h2", f"{paper}: {reference(paper)['title']}"),
+               *(_place(p, [known[name] for name in p.experiments], shelf) for p in done), rest, id=paper)
+
+
+def _place(p: Place, experiments: list[Experiment], shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
+    heads = ["claim", "ours", "bar", "in the paper", "verdict"]
+    chip = tag("span", p.verdict, class_=f"chip {CHIPS.get(p.verdict, '')}".strip())
+    return joined([tag("h3", p.place, chip), tag("p", p.title),
+                   *(_figures(p.place, e, shelf[e.name]) for e in experiments),
+                   table(heads, [_claim(c) for c in p.claims]) if p.claims else "",
+                   *(tag("p", remark.replace("**", ""), class_="soft") for remark in p.remarks)])
+
+
+def _figures(place: str, e: Experiment, kept: tuple[str, Run] | None) -> Markup:
+    """The stored drawings of a place, or how they are made."""
+    names = figures_at(place, e)
+    if not names:
+        return tag("p", "No drawing of its own.", class_="soft")
+    if kept is None:
+        command = f"richter run {e.name}"
+        return tag("p", "Not drawn on this machine yet: ", tag("code", command), " takes a minute or two; ",
+                   tag("code", f"{command} --scale paper"), " has the paper's sizes.", class_="soft")
+    scale, run = kept
+    drawn = [name for name, kind in run.figures if kind == "svg" and name in names]
+    lacking = [tag("p", f"{name}: not among the drawings of this run; run it again.", class_="soft")
+               for name in names if name not in drawn]
+    words = f"{e.ref.paper} {place}, {scale} scale, from {run.path}"
+    return joined([*(stored_picture(run, name, "svg", f"{name}: {words}") for name in drawn), *lacking])
+
+
+def _claim(c: Mapping[str, Any]) -> list[object]:
+    notes = [f"Differs: {c['differs']}"] if c.get("differs") and not c["holds"] else []
+    notes += [f"Once: {c['was']}"] if c.get("was") else []
+    notes += [f"On {rival['text']}: {'no number' if rival['value'] is None else format(rival['value'], '.3g')}, "
+              f"{OUTCOMES.get(rival['outcome'], rival['outcome'])}" for rival in c.get("controls", ())]
+    text = joined([c["text"], *(part for note in notes for part in (tag("br"), tag("span", note, class_="soft")))])
+    look = "trouble" if not c["holds"] else "between" if c["verdict"] == "holds on average" else "rich"
+    return [text, number(c), str(bar_of(c)), c["paper"], tag("span", c["verdict"], class_=look)]
+
+
+def _changes(rows: Iterable[Place]) -> Markup:
+    """Every verdict that is another one than in the earlier ledger."""
+    lines = [[f"{row.paper} {row.place}", was, row.verdict, why or "not explained yet"] for row, was, why in changed(rows)]
+    since = f"Since the ledger of {changes()['date']}. {changes()['words']}"
+    return tag("section", tag("h2", "Verdicts that changed"), tag("p", since),
+               table(["place", "was", "is", "why"], lines), id="changed")
