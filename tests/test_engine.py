@@ -231,7 +231,8 @@ def record(scale: str = "paper", **changes: Any) -> dict[str, Any]:
     claim = {"text": "a number", "paper": "0.93", "source": "definitions", "expect": [0.9, None], "value": 0.95, "holds": True,
              "verdict": "holds"}
     return {"experiment": "nfa_tiny", "scale": scale, "place": "Fig. 1", "modules": FIG1.modules,
-            "claims": [claim | changes], "tasks": 1, "cpu_minutes": 1.5, "memory": 2 ** 20, "date": "2026-01-01", "revision": "abc", "hardware": {"processor": "P", "cores": 2}}
+            "claims": [claim | changes], "tasks": 1, "cpu_minutes": 1.5, "memory": 2 ** 20,
+            "date": "2026-01-01", "revision": "abc", "hardware": {"processor": "P", "cores": 2}}
 
 
 @pytest.mark.parametrize(("found", "verdict", "said"), [

@@ -609,13 +609,14 @@ def toss(s: Coin, run: Any) -> dict[str, Any]:
 def test_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     claim = Claim("share of heads", lambda r: float(r["share"].mean()), Interval(0.4, 0.6),
                   control=Control("a bent coin", {"fair": False}), paper="0.5", source="arithmetic")
-    coin = Experiment(name="nfa_coin", ref=Ref("nfa", "Fig. 0"), title="a coin falls on either side", smoke=Coin(),
+    coin = Experiment(name="nfa_coin", ref=Ref("nfa", "Sec. 0"), title="a coin falls on either side", smoke=Coin(),
                       paper=Coin(100_000), work=toss, start={"n": 1}, claims=(claim,))
     check_experiment(coin, tmp_path)
     richter.experiments.add(coin)
     try:
         assert richter.cli.main(["run", "nfa_coin", "--store", str(tmp_path)]) == 0
-        assert "reproduced" in capsys.readouterr().out
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("share of heads"))
+        assert row.endswith("  holds")
     finally:
         richter.experiments.CATALOGUE.remove("nfa_coin")
 

@@ -52,6 +52,10 @@ def test_the_page_is_whole(checked: tuple[dict[str, Any], Path]) -> None:
     assert "Small scale only: steps 30 for 60" in text
     assert "On a wrong sum: 1, fails, as it must" in text
     assert "Records at smoke scale: 1, stale: 0." in text
+    assert f"Numbers from the record of nfa_tiny at smoke scale, {record['date']}, " in text
+    assert "The record is stale" not in text
+    old = {**record, "modules": {}}
+    assert "The record is stale; changed since: tiny.py." in html.html([E], {("nfa_tiny", "smoke"): old}, store)
     assert f"{len(ledger.catalogue()) - 1} no experiment yet" in text
     assert text.count("results without an experiment yet") == len({c["paper"] for c in ledger.catalogue()})
     for paper in ("nfa", "rapid", "signal", "layerwise"):

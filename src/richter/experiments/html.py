@@ -83,7 +83,9 @@ def _place(p: Place, experiments: list[Experiment], shelf: Mapping[str, tuple[st
     return joined([tag("h3", p.place, chip), tag("p", p.title),
                    *(_figures(p.place, e, shelf[e.name]) for e in experiments),
                    table(heads, [_claim(c) for c in p.claims]) if p.claims else "",
-                   *(tag("p", remark.replace("**", ""), class_="soft") for remark in p.remarks)])
+                   *(tag("p", remark, class_="soft") for remark in p.remarks),
+                   tag("p", f"Numbers from the record of {'; '.join(p.sources)}.", class_="soft") if p.sources else "",
+                   *(tag("p", f"The record is {state}.", class_="soft trouble") for state in p.stale)])
 
 
 def _figures(place: str, e: Experiment, kept: tuple[str, Run] | None) -> Markup:
@@ -104,7 +106,7 @@ def _figures(place: str, e: Experiment, kept: tuple[str, Run] | None) -> Markup:
 
 
 def _claim(c: Mapping[str, Any]) -> list[object]:
-    notes = [f"Differs: {c['differs']}"] if c.get("differs") and not c["holds"] else []
+    notes = [f"Differs: {c.get('differs') or 'not explained yet'}"] if not c["holds"] else []
     notes += [f"Once: {c['was']}"] if c.get("was") else []
     notes += [f"On {rival['text']}: {'no number' if rival['value'] is None else format(rival['value'], '.3g')}, "
               f"{OUTCOMES.get(rival['outcome'], rival['outcome'])}" for rival in c.get("controls", ())]

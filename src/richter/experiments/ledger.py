@@ -36,12 +36,16 @@ class Place(NamedTuple):
     verdict: str  # a key of VERDICTS
     claims: tuple[Mapping[str, Any], ...] = ()  # their records
     remarks: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()  # how records that it is judged by stand to the code, if they are stale
+    sources: tuple[str, ...] = ()  # these records: scale, date and cost
     experiments: tuple[str, ...] = ()
 
     @property
     def numbers(self) -> str:
         """Each with its bar, and what else has to be told."""
-        return ". ".join(part for part in ("; ".join(map(_number, self.claims)), *self.remarks) if part)
+        why = "; ".join(c.get("differs") or "not explained yet" for c in self.claims if not c["holds"])
+        stale = "**The record is stale**, see below" if self.stale else ""
+        return ". ".join(part for part in ("; ".join(map(_number, self.claims)), why, *self.remarks, stale) if part)
 
 
 Records = Mapping[tuple[str, str], Record]  # by (experiment, scale)
@@ -127,30 +131,32 @@ def _judged(paper: str, place: str, title: str, owners: list[Experiment], kept: 
     """The verdict is the worst of those of its experiments, in this order."""
     if not owners:
         return Place(paper, place, title, "no experiment yet")
-    rows = [_judged_by(e, place, kept) for e in owners]
+    rows = [_judged_by(e, Place(paper, place, title, "not run", experiments=(e.name,)), kept) for e in owners]
     order = ("differs", "not run", "holds on average", "reproduced in part", "reproduced")
-    verdict = min((verdict for verdict, _, _ in rows), key=order.index)
-    return Place(paper, place, title, verdict, tuple(c for _, claims, _ in rows for c in claims),
-                 tuple(dict.fromkeys(remark for _, _, remarks in rows for remark in remarks)), tuple(e.name for e in owners))
+    return Place(paper, place, title, min((row.verdict for row in rows), key=order.index),
+                 tuple(c for row in rows for c in row.claims), *(
+                     tuple(dict.fromkeys(word for row in rows for word in words(row)))
+                     for words in (lambda r: r.remarks, lambda r: r.stale, lambda r: r.sources, lambda r: r.experiments)))
 
 
-def _judged_by(e: Experiment, place: str, kept: Records) -> tuple[str, list[Mapping[str, Any]], list[str]]:
-    """Verdict, claims and remarks of one experiment on one place. Its record at the paper's scale counts, if there is one."""
+def _judged_by(e: Experiment, row: Place, kept: Records) -> Place:
+    """By one experiment, the row that is so far not run. Its record at the paper's scale counts, if there is one."""
     record = next((kept[e.name, scale] for scale in ("paper", "smoke") if (e.name, scale) in kept), None)
     if record is None:
-        return "not run", [], [f"{e.absent or 'not yet run'}: `richter run {e.name} --scale paper`"]
-    claims = claims_at(place, record)
-    missing = [f"Missing: {e.missing[place]}"] if place in e.missing else []
+        return row._replace(remarks=(f"{e.absent or 'not yet run'}: `richter run {e.name} --scale paper`",))
+    claims = claims_at(row.place, record)
+    missing = [f"Missing: {e.missing[row.place]}"] if row.place in e.missing else []
     if not claims:
-        return "not run", [], missing or ["no claim of its own"]
+        return row._replace(remarks=(*missing,) or ("no claim of its own",))
     smaller = [f"Small scale only: {fewer}"] if record["scale"] == "smoke" and (fewer := e.reduced or _smaller(e)) else []
-    why = ["; ".join(c.get("differs") or "not explained yet" for c in claims if not c["holds"])]
     tried = [f"Tried before: {record['tried']}"] if record.get("tried") else []
-    stale = ["**The record is stale**, see below"] if state_of(record, e, kept).stale else []
+    state = state_of(record, e, kept)
     verdict = ("differs" if not all(c["holds"] for c in claims)
                else "holds on average" if any(c["verdict"] == "holds on average" for c in claims)
                else "reproduced in part" if missing or smaller else "reproduced")
-    return verdict, claims, [*filter(None, why), *missing, *smaller, *tried, *stale]
+    return row._replace(
+        verdict=verdict, claims=tuple(claims), remarks=(*missing, *smaller, *tried), stale=(str(state),) if state.stale else (),
+        sources=(f"{e.name} at {record['scale']} scale, {record['date']}, {record['cpu_minutes']:.3g} CPU-minutes",))
 
 
 def _smaller(e: Experiment) -> str:
