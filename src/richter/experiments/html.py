@@ -41,7 +41,7 @@ def html(experiments: Iterable[Experiment], kept: Records, store: Path) -> str:
         tag("main", tag("section", _legend(rows), tag("p", out_of_date(known, kept))),
             *(_paper(paper, [p for p in rows if p.paper == paper], known, shelf) for paper in papers), _changes(rows)),
         tag("footer", "Made by `richter ledger --html` from the records of the experiments, and from the figures of your "
-                      f"own runs in {store}. The file needs no network.")], "\n")
+                      "own runs. The file needs no network.")], "\n")
     page = Template((STATIC / "report.html").read_text(encoding="utf-8"))
     return page.substitute(title="What the papers claim: Richter", body=body,
                            style=(STATIC / "report.css").read_text(encoding="utf-8"))
@@ -101,7 +101,7 @@ def _figures(place: str, e: Experiment, kept: tuple[str, Run] | None) -> Markup:
     drawn = [name for name, kind in run.figures if kind == "svg" and name in names]
     lacking = [tag("p", f"{name}: not among the drawings of this run; run it again.", class_="soft")
                for name in names if name not in drawn]
-    words = f"{e.ref.paper} {place}, {scale} scale, from {run.path}"
+    words = f"{e.ref.paper} {place}, {scale} scale, from your run {run.path.name} of {e.name}"
     return joined([*(stored_picture(run, name, "svg", f"{name}: {words}") for name in drawn), *lacking])
 
 

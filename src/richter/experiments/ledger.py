@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from richter.core import Interval
 from richter.experiments.staleness import Record, Standing, for_comparison, standing
-from richter.report.claims import over_seeds
-from richter.runs.provenance import plain
 
 if TYPE_CHECKING:  # `richter list` reads the records, and starts at once
     from richter.experiments.frame import Experiment
@@ -161,6 +159,7 @@ def _judged_by(e: Experiment, row: Place, kept: Records) -> Place:
 
 def _smaller(e: Experiment) -> str:
     """The settings of smoke that are not the paper's."""
+    from richter.runs.provenance import plain
     small, full = plain(e.smoke), plain(e.paper)
     return ", ".join(f"{name} {_short(value)} for {_short(full[name])}" for name, value in small.items() if value != full[name])
 
@@ -198,4 +197,5 @@ def _number(c: Mapping[str, Any]) -> str:
 
 def number(c: Mapping[str, Any]) -> str:
     """The number of a claim's record; of one over seeds with its interval."""
+    from richter.report.claims import over_seeds
     return "no number" if c["value"] is None else f"{c['value']:.3g}{over_seeds(c)}"
