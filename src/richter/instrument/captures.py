@@ -34,8 +34,8 @@ from richter.instrument.survey import (
 )
 from richter.layers import Kind
 
-__all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "by_example", "check_finite", "count",
-           "covariance", "example_gradients", "grouped", "map_gradient", "record", "room_for", "select",
+__all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "by_example", "check_finite",
+           "count", "covariance", "example_gradients", "grouped", "map_gradient", "record", "room_for", "select",
            "widened"]
 
 
@@ -260,6 +260,16 @@ def widened(c: LayerCapture) -> LayerCapture:
     dtype = c.g.dtype if c.g.dtype in (torch.float32, torch.float64) else torch.float32
     h = c.h.to(dtype) if c.h.is_floating_point() else c.h
     return c if c.g.dtype == dtype and h is c.h else replace(c, W=c.W.to(dtype), h=h, g=c.g.to(dtype))
+
+
+def applied(kind: Kind, W: Tensor, h: Tensor) -> Tensor:
+    """W h at every position, "n s d_out"; of grouped maps "n s r d_out"."""
+    if kind == "lookup":
+        rows = W.T[h.clamp(min=0)]
+        return torch.where((h >= 0)[..., None], rows, torch.zeros_like(rows))
+    if kind == "diagonal":
+        return h * W
+    return h @ W.T if kind == "dense" else torch.einsum("nsri,roi->nsro", h, W)
 
 
 def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:

@@ -50,6 +50,19 @@ class Objective:
                 ids = torch.where(counted.reshape(*shape)[..., 0].to(ids.device), ids, IGNORE_INDEX)
         return cls(probe.loss, probe.y, Y, ids, counted)
 
+    def of_rows(self, keep: Tensor) -> Objective:
+        """The same of some examples."""
+        labels = (self.y, self.Y, self.ids, self.counted)
+        return Objective(self.loss, *(None if t is None else t[keep.to(t.device)] for t in labels))
+
+    @property
+    def classes(self) -> Tensor | None:
+        """Class or token ids, negative where there is none: as given, or of targets of which one is 1 and the others 0."""
+        if self.ids is not None or self.Y is None or self.Y.shape[1] < 2:
+            return self.ids
+        hot = bool(((self.Y == 0) | (self.Y == 1)).all()) and bool((self.Y.sum(1) == 1).all()) and self.counted is None
+        return self.Y.argmax(1) if hot else None
+
     def gradient(self, f: Tensor) -> Float[Tensor, "n k"]:
         """n dL/df of outputs f [n, ...]."""
         f = f.detach().to(torch.promote_types(f.dtype, torch.float32)).requires_grad_()

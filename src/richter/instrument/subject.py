@@ -20,6 +20,7 @@ from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
 from richter.instrument.shift import aligned
 from richter.instrument.statistics.frame import GROUPS
+from richter.instrument.statistics.journey import Journey
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, Audit, Doubt, SurveyMemo, surveyed
@@ -54,7 +55,7 @@ class Subject:
 
     def renew(self) -> bool:
         """Look at the model as it is now. Is anything but its numbers other than the last time?"""
-        for name in ("bases", "loss_gradient", "then"):  # what is computed once of the weights
+        for name in ("bases", "journey", "loss_gradient", "then"):  # what is computed once of the weights
             self.__dict__.pop(name, None)
         self.forwards, self.carried = [], {}
         self.measured += 1
@@ -90,7 +91,7 @@ class Subject:
         """A measurement that was given up has left nothing behind."""
         self.audit = Audit(n=self.probe.n)
         self.forwards, self.carried = [], {}
-        for name in ("bases", "loss_gradient"):
+        for name in ("bases", "journey", "loss_gradient"):
             self.__dict__.pop(name, None)
         self._read_matrices()
 
@@ -112,6 +113,11 @@ class Subject:
     def then(self) -> State | None:
         """The initial state, if it is known."""
         return None if self.initial is None else state_of(self.model, self.initial, self.copied)
+
+    @cached_property
+    def journey(self) -> Journey:
+        """From the initial network to this one, once in a measurement."""
+        return Journey(self)
 
     @property
     def groups(self) -> int:
@@ -138,7 +144,7 @@ class Subject:
     def _changed(self, how: str) -> Subject:
         other = copy.copy(self)
         other.origin = (*self.origin, how)
-        for name in ("bases", "loss_gradient", "kernel_rows"):  # what is computed once of what changes
+        for name in ("bases", "journey", "loss_gradient", "kernel_rows"):  # what is computed once of what changes
             other.__dict__.pop(name, None)
         return other
 

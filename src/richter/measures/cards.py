@@ -11,10 +11,13 @@ from richter.core import Card, Interval, Ref
 UNIT, COSINE, POSITIVE, COUNT = Interval(0.0, 1.0), Interval(-1.0, 1.0), Interval(low=0.0), Interval(low=1.0)
 
 # heading -> what to look for
-CORRELATIONS, LEARNED, TANGENT, CONVERGENCE = (
-    "Feature correlations", "What was learned, and how far the weights moved", "Tangent kernel and labels",
-    "Features at convergence")
+MOVEMENT, CORRELATIONS, LEARNED, TANGENT, CONVERGENCE, ANSWERS = (
+    "How far the network has gone", "Feature correlations", "What was learned, and how far the weights moved",
+    "Tangent kernel and labels", "Features at convergence", "What the network answers on the probe")
 PANELS: dict[str, str] = {
+    MOVEMENT:
+        "Has the network left its linearisation at initialisation, and have its features turned? Both near 0: lazy; both large: rich. "
+        "The magnitude is the first of them on a logarithmic scale: 0 where half of what the network did is not in its linearisation.",
     CORRELATIONS:
         "Do the weights of a layer amplify the directions that the outputs use? 1: exactly those. Random weights already give a "
         "value that depends on the layer's shape, so look at the change.",
@@ -27,11 +30,29 @@ PANELS: dict[str, str] = {
     CONVERGENCE:
         "With weight decay, a network that has converged has W'W = FACT in every layer, on the examples it was trained on: the "
         "correlation goes to 1 and the relative error to 0 as the gradient comes to balance the decay. Before, they say little.",
+    ANSWERS:
+        "Whether there is a training to speak of: a loss that falls, an accuracy above chance, outputs that differ from example to "
+        "example.",
 }
 OTHER, OTHER_WORDS = "Other measures", "Measures of your own, and those of other families."
 
 # by name; within a panel, reports show them in this order
 CARDS: dict[str, Card] = {
+    "magnitude": Card(
+        "magnitude",
+        "log10(G / (1 - G)) of the linearisation gap G: positive when richer, negative when lazier, a unit for a factor of about ten "
+        "in the scale of the outputs.",
+        rich="up", panel=MOVEMENT, range=Interval(-3.0, 3.0), ref=Ref("lazy", "Sec. 1")),
+    "linearisation_gap": Card(
+        "linearisation gap (G)", "The share of what the network did that is not in its linearisation: 0 exactly lazy, towards 1 rich.",
+        rich="up", typical=Interval(0.05, 0.1), panel=MOVEMENT, range=UNIT, whole=True, ref=Ref("lazy", "Sec. 1")),
+    "feature_change_cka": Card(
+        "feature change (F)", "How far what the layers read has turned since initialisation, in the layer where it turned most.",
+        rich="up", typical=Interval(0.02, 0.15), panel=MOVEMENT, range=Interval(0.0, 2.0), ref=Ref("cka", "Sec. 3")),
+    "function_change": Card(
+        "change of a layer's function", "What the change of a layer's weights does to its output, relative to what the initial weights "
+        "do: below 0.15 lazy, from 1 on rich, 0 frozen.",
+        rich="up", typical=Interval(0.15, 1.0), panel=MOVEMENT, range=POSITIVE, ref=Ref("lazy", "Sec. 1")),
     "nfc": Card(
         "feature correlation (nfc)", "How far the weights amplify the directions that the outputs use; 1: exactly those.",
         rich="up", panel=CORRELATIONS, range=UNIT, whole=True, ref=Ref("nfa", "Eq. (NFC)")),
@@ -110,6 +131,15 @@ CARDS: dict[str, Card] = {
         "gradient off the decay (0: converged)",
         "How far the gradient is from balancing the weight decay: 0 at convergence, often 10 to 1000 before.",
         panel=CONVERGENCE, range=POSITIVE, ref=Ref("fact", "Theorem (FACT)")),
+    "probe_loss": Card("loss on the probe", "The loss of the probe's examples.", panel=ANSWERS, ref=Ref("lazy", "Sec. 1")),
+    "probe_accuracy": Card(
+        "accuracy on the probe", "The share of the probe's labels that have the largest output.", panel=ANSWERS, range=UNIT,
+        whole=True, ref=Ref("lazy", "Sec. 1")),
+    "output_spread": Card(
+        "spread of outputs", "How far outputs differ from example to example: near 0 the network has collapsed.", panel=ANSWERS,
+        range=POSITIVE, ref=Ref("lazy", "Sec. 1")),
+    "output_rms": Card(
+        "size of outputs", "The root mean square of the outputs.", panel=ANSWERS, range=POSITIVE, ref=Ref("lazy", "Sec. 1")),
 }
 SHOWN_FIRST = ("nfc", "cnfc", "c_uc_ratio", "weight_change", "tangent_cka")  # by figures and dashboard, until somebody chooses
 

@@ -11,7 +11,7 @@ the model's own parameters, gradients, buffers and hooks are never touched.
 ``state``: what goes in and comes out; ``quiet``: what is put back, be it what modules keep (``remembered``, by ``kinds`` and
 ``iterators``) or weights and gradients (``guard``, ``originals``), while other threads wait (``gate``); ``detours`` around
 checkpoints, compiled code and parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module,
-which are ``products`` with ``parts`` of them; ``shortcuts`` in backward passes.
+which are ``products`` with ``parts`` of them; ``shortcuts`` in backward passes; ``tangents``: products with the Jacobian.
 """
 
 from richter.core.modules import unwrap
@@ -29,6 +29,8 @@ from richter.instrument.capture.state import (
     state_of,
     to_device,
 )
+from richter.instrument.capture.tangents import Direction, batch_statistics, pushed_forward, pushed_twice
 
-__all__ = ["Call", "Inputs", "Output", "Pass", "Product", "State", "check_finite", "copy_of", "count", "device_of",
-           "forward", "kept_for_backward", "quiet", "select", "state_of", "to_device", "unwrap", "written"]
+__all__ = ["Call", "Direction", "Inputs", "Output", "Pass", "Product", "State", "batch_statistics", "check_finite", "copy_of",
+           "count", "device_of", "forward", "kept_for_backward", "pushed_forward", "pushed_twice", "quiet", "select", "state_of",
+           "to_device", "unwrap", "written"]

@@ -46,6 +46,7 @@ class Call:
     edge: GradientEdge
     shape: torch.Size  # of what it wrote
     version: int  # of `read`: an in-place change afterwards must not go unnoticed
+    learned: bool = True  # does what it read depend on weights? The model's input does not
 
     def inputs(self, rows: Tensor | None = None) -> Tensor:
         """h [b, s, d_in] as the layer saw it (b is its own first axis, not yet the examples); of some ``rows`` of b."""
@@ -131,7 +132,7 @@ def _dense(d: Tensor) -> Tensor:
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
             seed: int = 0, accumulates: bool = False, splits: Mapping[str, Mapping[str, Tensor]] | None = None,
-            products: list[Product] | None = None) -> Pass:
+            products: list[Product] | None = None, plain: bool = False) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
@@ -139,10 +140,10 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     passes cheaper, where only gradients toward the calls are wanted: derivatives of activations are computed once, and in the
     named linear layers the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
     train mode) is the same in every pass with the same seed. ``accumulates``: see Pass. ``splits``: modules that are several
-    maps, and which outputs belong to each. ``products``: a list that gets the products of tensors with each other. Call it inside
-    ``quiet``.
+    maps, and which outputs belong to each. ``products``: a list that gets the products of tensors with each other. ``plain``:
+    attention without fused kernels, which can be differentiated but once and not forward. Call it inside ``quiet``.
     """
-    recorder = Recorder(model, state, expand or {}, silent, splits or {}, products) if record else None
+    recorder = Recorder(model, state, expand or {}, silent, splits or {}, products, plain) if record else None
     args, kwargs = arguments(model, copy_of(x))
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
@@ -202,9 +203,9 @@ class Recorder(TorchFunctionMode):
     """While it is entered, every call of every linear map of ``model`` is remembered, in the order in which they happen."""
 
     def __init__(self, model: nn.Module, state: State, expand: Mapping[str, int], silent: Collection[str] | None,
-                 splits: Mapping[str, Mapping[str, Tensor]], products: list[Product] | None) -> None:
+                 splits: Mapping[str, Mapping[str, Tensor]], products: list[Product] | None, plain: bool) -> None:
         super().__init__()
-        self.scope, self.products = Scope(model, state), products
+        self.scope, self.products, self.plain = Scope(model, state), products, plain
         for name, parts in splits.items():
             module = self.scope.modules[name]
             m = self.scope.views[module][1][""]
@@ -263,7 +264,7 @@ class Recorder(TorchFunctionMode):
         name, view = self.scope.views[module]
         reads = next(iter(view.values())).reads
         x = reads(*args, **kwargs) if reads else args[0] if args else next(iter(kwargs.values()))
-        x, n = x.detach(), self.expand.get(name)
+        learned, x, n = x.requires_grad, x.detach(), self.expand.get(name)
         if n is not None:
             z, x = _with_examples(z, n), _with_examples(x, n, lookup=True)
         elif z._is_view():
@@ -273,7 +274,7 @@ class Recorder(TorchFunctionMode):
             if weight is None or not z.requires_grad:  # a norm without affine part
                 continue
             read = m.inputs(module, x).clone() if m.kind == "diagonal" else x
-            self._add(Use(f"{name}.{suffix}" if suffix and name else name or suffix, m, module, weight, read), z)
+            self._add(Use(f"{name}.{suffix}" if suffix and name else name or suffix, m, module, weight, read), z, learned)
         return z
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -282,7 +283,9 @@ class Recorder(TorchFunctionMode):
             self.differentiates = self.transforms = True
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
-            return attention_in_parts(self._project, *args, **kwargs)
+            return self._attended(args, kwargs)
+        if self.plain and func is F.scaled_dot_product_attention:
+            return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
         if torch.is_grad_enabled() and (weights := weights_of(func, args, kwargs)) and all(
                 self._owner(f"weight_{which}", weight) for which, weight in weights.items()):
             return recurrent_in_parts(self._gates, func, args)
@@ -299,6 +302,12 @@ class Recorder(TorchFunctionMode):
             for use in self.scope.uses(func, args, kwargs, z):
                 z = self._used(use, z)
         return z
+
+    def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """nn.MultiheadAttention; where weights of attention are wanted, torch computes it without a fused kernel."""
+        if not self.plain or kwargs.get("need_weights", True):
+            return attention_in_parts(self._project, *args, **kwargs)
+        return attention_in_parts(self._project, *args, **{**kwargs, "need_weights": True})[0], None
 
     def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of nn.MultiheadAttention, called from attention_in_parts."""
@@ -320,27 +329,27 @@ class Recorder(TorchFunctionMode):
         owner = self._owner(f"weight_{which}", weight)
         assert owner is not None
         for gate, m in gates.items():
-            self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
+            self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z, read.requires_grad)
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
         """A use has returned ``z``; what the model goes on with has the same numbers."""
-        use = use._replace(read=use.read.detach())
+        learned, use = use.read.requires_grad, use._replace(read=use.read.detach())
         n = self.expand.get(self.scope.named[use.module]) if use.map.kind == "lookup" else None
         if n is not None:
             z, use = _with_examples(z, n), use._replace(read=_with_examples(use.read, n, lookup=True))
         if use.order is None:
             z = z.clone() if z._is_view() else z
-            self._add(use, z)
+            self._add(use, z, learned)
             return z
         lengths = [z.shape[i] for i in use.order]
         written = z.permute(use.order).reshape(use.shape)
         written = written.clone() if written._is_view() else written
-        self._add(use, written)
+        self._add(use, written, learned)
         return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
-    def _add(self, use: Use, z: Tensor) -> None:
+    def _add(self, use: Use, z: Tensor, learned: bool) -> None:
         self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
-                               use.read._version))
+                               use.read._version, learned))
 
 
 def _transformed() -> bool:

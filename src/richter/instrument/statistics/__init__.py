@@ -8,7 +8,18 @@ from richter.instrument.statistics.frame import GROUPS, Derived, Gathering, Miss
 from richter.instrument.statistics.gradients import WEIGHT_GRADIENT, Gradient
 from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Gram, Labels
 from richter.instrument.statistics.moments import PTK_CHANGE, PTK_COVARIANCE, Moment, Sketched
+from richter.instrument.statistics.movement import (
+    FEATURE_CHANGE,
+    FUNCTION_CHANGE,
+    LINEARISATION,
+    FeatureChange,
+    FunctionChange,
+    Gap,
+    Linearisation,
+    Turned,
+)
 from richter.instrument.statistics.operators import Operator, Products, Trace
+from richter.instrument.statistics.outputs import OUTPUTS, SPREAD, Answers, Outputs, Spread
 from richter.instrument.statistics.passes import Reading
 from richter.instrument.statistics.probes import WEIGHT_DECAY, OfProbe
 from richter.instrument.statistics.weights import (
@@ -34,9 +45,11 @@ from richter.instrument.statistics.weights import (
     feature_matrix,
 )
 
-__all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "DOUBLE_CENTRED_PAIR", "FEATURES",
-           "GROUPS", "INITIAL_WEIGHT", "LABELS", "MATRIX", "NFM", "NFM_AND_AGOP", "PTK_CENTRED_PAIR", "PTK_CHANGE",
-           "PTK_COVARIANCE", "SAME_OUTPUT", "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Derived", "Factor",
-           "FeatureMatrix", "Features", "Gathering", "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Missing", "Moment",
-           "OfProbe", "OfWeight", "Operator", "Pair", "Previous", "Products", "Reading", "Simple", "Sketched", "Statistic",
-           "Trace", "Wants", "basis", "block_diagonal", "egop", "feature_matrix", "leaves"]
+__all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "DOUBLE_CENTRED_PAIR",
+           "FEATURES", "FEATURE_CHANGE", "FUNCTION_CHANGE", "GROUPS", "INITIAL_WEIGHT", "LABELS", "LINEARISATION", "MATRIX",
+           "NFM", "NFM_AND_AGOP", "OUTPUTS", "PTK_CENTRED_PAIR", "PTK_CHANGE", "PTK_COVARIANCE", "SAME_OUTPUT", "SPREAD",
+           "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "Derived", "Factor", "FeatureChange",
+           "FeatureMatrix", "Features", "FunctionChange", "Gap", "Gathering", "Gradient", "Gram", "HeldOut", "Initial",
+           "Labels", "Linearisation", "Missing", "Moment", "OfProbe", "OfWeight", "Operator", "Outputs", "Pair", "Previous",
+           "Products", "Reading", "Simple", "Sketched", "Spread", "Statistic", "Trace", "Turned", "Wants", "basis",
+           "block_diagonal", "egop", "feature_matrix", "leaves"]

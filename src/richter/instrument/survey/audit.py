@@ -99,10 +99,10 @@ def check_calls(survey: Survey, x: Inputs, calls: Sequence[Call], n: int) -> Non
         raise Doubt(other, x, 0, "how often or for how many examples they are used depends on the data")
 
 
-def passed(bench: Bench, survey: Survey, seed: int, silent: Collection[str] | None) -> Pass:
+def passed(bench: Bench, survey: Survey, seed: int, silent: Collection[str] | None, plain: bool = False) -> Pass:
     """A pass as the survey says it is made."""
     try:
-        return bench.run(expand=dict.fromkeys(survey.expand, bench.n), silent=silent, seed=seed)
+        return bench.run(expand=dict.fromkeys(survey.expand, bench.n), silent=silent, seed=seed, plain=plain)
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
         shared = [name for name, info in survey.maps.items() if info.module in survey.expand and info.layouts]
         if not shared:

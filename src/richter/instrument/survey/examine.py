@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
 from richter.instrument.capture import Inputs, Output, Pass, State, check_finite, kept_for_backward, select
+from richter.instrument.survey.ends import given, readouts
 from richter.instrument.survey.layouts import Bench, expanded, layouts_of, rounding, tolerance
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.splits import splits
@@ -43,6 +44,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
         differentiates=whole.differentiates, accumulates=verified.accumulates, splits=bench.splits,
+        given=given(whole), readouts=readouts(whole),
         matrices=matrices_of(whole), graph=sum(kept.values()) // (m * part.f.element_size())))
     result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.state, whole.f)))
     result = _one_by_one(bench, result, verified)

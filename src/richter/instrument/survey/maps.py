@@ -58,6 +58,8 @@ class Survey:
     graph: int = 0  # numbers per example that a forward pass keeps for its backward passes
     differentiates: bool = False  # the model itself does, inside its forward pass
     accumulates: bool = False  # the model adds to .grad in its backward pass
+    given: frozenset[str] = frozenset()  # maps that read the model's input, as it is or in a form that depends on no weight
+    readouts: frozenset[str] = frozenset()  # maps whose output is the model's
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
 
     def note(self, name: str) -> Mark | None:

@@ -1,0 +1,231 @@
+"""From the initial network to this one: passes of both on the same examples, and what the change of the weights does to first order.
+
+A network is compared as it was trained. Norms that were trained with the statistics of their batches use those of fixed blocks of
+examples, because running statistics of initialisation are those of no data. A layer before a norm is taken at its initial scale,
+because its scale has no effect on the outputs. This is the one exception to the rule that a probe runs in eval mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, select, to_device
+from richter.instrument.captures import grouped, timed
+from richter.instrument.stream import fitting, steps
+from richter.instrument.survey import Bench, check_calls, passed
+
+if TYPE_CHECKING:
+    from richter.instrument.subject import Subject
+
+BLOCK = 64  # examples whose statistics a norm uses
+IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do to them where it is said to have no effect
+IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect
+COTANGENTS = 3  # random ones, from which the effect of a layer's scale is seen
+
+
+class Listener(Protocol):
+    """What is told of every block of examples."""
+
+    then: bool  # does it look at the initial network?
+    push: bool  # and at the product of its Jacobian with the change of the weights?
+
+    def take(self, stretch: Stretch) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Some examples in both networks."""
+
+    subject: Subject
+    rows: slice
+    group: Int[Tensor, " n"]  # that each example is left out with
+    now: Pass
+    then: Pass | None = None
+    change: Float[Tensor, "n k"] | None = None  # of the outputs, or of combinations of them
+    linear: Float[Tensor, "n k"] | None = None  # the same to first order
+    _calls: dict[int, dict[str, list[Call]]] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    def calls(self, run: Pass) -> dict[str, list[Call]]:
+        """By map."""
+        return self._calls.setdefault(id(run), grouped(run.calls))
+
+
+class Journey:
+    """One walk over the probe for all that compare the two networks."""
+
+    def __init__(self, subject: Subject) -> None:
+        assert subject.then is not None
+        self.subject, self.first = subject, subject.then
+        self.listeners: list[Listener] = []
+        self.push: Callable[[Stretch, Any], Stretch] | None = None  # adds ``change`` and ``linear``
+        self.walked = False
+
+    # ------------------------------------------------------------------------------------------------- the networks
+
+    @cached_property
+    def parameters(self) -> list[str]:
+        """Their names; of a shared one the first."""
+        return [name for name, p in self.subject.model.named_parameters() if p.is_floating_point()]
+
+    @cached_property
+    def norms(self) -> list[nn.Module]:
+        """Those that were trained with statistics of batches: their running ones have moved."""
+        def moved(name: str, norm: nn.Module) -> bool:
+            names = [f"{name}.{k}" if name else k for k, _ in norm.named_buffers(recurse=False)]
+            return any(not torch.equal(self.subject.state[k], self.first[k].to(self.subject.state[k])) for k in names)
+        return [m for name, m in self.subject.model.named_modules() if isinstance(m, _NormBase) and m.track_running_stats
+                and m.running_mean is not None and moved(name, m)]
+
+    @cached_property
+    def scales(self) -> dict[str, float]:
+        """|W0| / |W| of weights whose scale has no effect on the outputs, and of the biases beside them."""
+        scales: dict[str, float] = {}
+        idle = self._without_effect(self.subject.state)
+        if idle:
+            idle &= self._without_effect(self.first)
+        for weight, bias in self._layers().items():
+            size, before = self.subject.state[weight].norm().item(), self.first[weight].norm().item()
+            if weight in idle and size and before and size != before:
+                scales |= dict.fromkeys([weight, *([bias] if bias else [])], before / size)
+        return scales
+
+    @cached_property
+    def last(self) -> State:
+        """The weights of now, at their initial scale where scale has no effect."""
+        if not self.scales:
+            return self.subject.state
+        scaled: dict[int, Tensor] = {id(self.subject.state[k]): (self.subject.state[k].detach() * s).requires_grad_()
+                                     for k, s in self.scales.items()}
+        return State(self.subject.model, {k: scaled.get(id(w), w) for k, w in self.subject.state.items()})
+
+    @cached_property
+    def direction(self) -> dict[str, Tensor]:
+        """W - W0 of what has moved."""
+        changes = {k: self.last[k].detach() - self.first[k].detach() for k in self.parameters}
+        return {k: d for k, d in changes.items() if bool(d.any())}
+
+    def _layers(self) -> dict[str, str]:
+        """Weights that have moved in size, and their biases, if they have one."""
+        names = set(self.parameters)
+        biases = {k: f"{owner}.{attribute.replace('weight', 'bias')}" if (owner := k.rpartition(".")[0]) else
+                  attribute.replace("weight", "bias") for k in self.parameters for attribute in [k.rpartition(".")[2]]}
+        return {k: bias if (bias := biases[k]) in names and bias != k else "" for k in self.parameters
+                if self.first[k].dim() > 1}
+
+    def _without_effect(self, state: State) -> set[str]:
+        """Weights for which <W, df/dW> + <b, df/db> vanishes, for random combinations of the outputs of a few examples."""
+        layers, few = self._layers(), self.subject.few
+        run, other = self.run(state, few, 0, record=False), self.run(self.first, few, 0, record=False)
+        present = self.run(self.subject.state, few, 0, record=False) if state is self.first else run
+        moved = self._wide(present.f - other.f)
+        names = list(dict.fromkeys([*layers, *filter(None, layers.values())]))
+        draw = torch.Generator().manual_seed(0)
+        effects: dict[str, float] = dict.fromkeys(layers, 0.0)
+        rounding: dict[str, float] = dict.fromkeys(layers, 0.0)
+        size = 0.0
+        for _ in range(COTANGENTS):
+            V = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
+            d = dict(zip(names, run.backward(V, [state[k] for k in names])[1], strict=True))
+            size += (self._wide(V) * moved).sum().item() ** 2
+            for weight, bias in layers.items():
+                parts = [k for k in (weight, bias) if k]
+                effects[weight] += sum((self._wide(state[k]) * self._wide(d[k])).sum().item() for k in parts) ** 2
+                rounding[weight] += sum(state[k].detach().norm().item() * d[k].norm().item() for k in parts) ** 2
+        largest = max(effects.values(), default=0.0)
+        eps = 8 * torch.finfo(state.precision).eps
+        return {k for k, effect in effects.items() if math.sqrt(effect) <= IN_VAIN * math.sqrt(size)
+                + IN_VAIN_BESIDE * math.sqrt(largest) + eps * math.sqrt(rounding[k])}
+
+    def _wide(self, t: Tensor) -> Tensor:
+        return t.detach().to(self.subject.home, torch.float64)
+
+    # --------------------------------------------------------------------------------------------------- the walk
+
+    @property
+    def mixes(self) -> bool:
+        return bool(self.norms)
+
+    @cached_property
+    def blocks(self) -> list[slice]:
+        """Of examples that go through the networks together: fixed ones where they mix, whatever the size of chunks. What is left
+        at the end joins the last block, if it is less than half of one."""
+        n = self.subject.probe.n
+        if not self.mixes:
+            return steps(n, fitting(self.subject.memory // 2, self._each(), min(self.subject.probe.chunk, n),
+                                    self.subject.survey.drawn))
+        starts = list(range(0, n, BLOCK))
+        if len(starts) > 1 and n - starts[-1] < BLOCK // 2:
+            del starts[-1]
+        return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
+
+    def _each(self) -> int:
+        """Bytes of one example: its graphs in both networks with what is pushed through one, and what a layer reads."""
+        survey = self.subject.survey
+        return self.subject.itemsize * (4 * survey.graph + max((m.unfolded for m in survey.maps.values()), default=0))
+
+    def least(self) -> int:
+        """Bytes of the smallest piece of work."""
+        return self._each() * (min(BLOCK, self.subject.probe.n) if self.mixes else 1)
+
+    def examples(self, rows: slice) -> Any:
+        return to_device(select(self.subject.x, rows), self.subject.device)
+
+    @property
+    def groups(self) -> int:
+        """Of examples, for the jackknife: blocks where examples mix."""
+        return (len(self.blocks) if self.subject.errors else 1) if self.mixes else self.subject.groups
+
+    def _group(self, i: int, rows: slice) -> Tensor:
+        if self.mixes:
+            return torch.full((rows.stop - rows.start,), i % self.groups)
+        return torch.arange(rows.start, rows.stop) % self.groups
+
+    def run(self, state: State, x: Any, seed: int, record: bool = True, plain: bool = False) -> Pass:
+        """A pass of some examples, as the survey says that it is made; ``record=False``: remembering no map."""
+        subject = self.subject
+        bench = self.bench(state, x)
+        with batch_statistics(self.norms) if self.mixes else contextlib.nullcontext():
+            run = passed(bench, subject.survey, seed, None, plain) if record else bench.run(record=False, seed=seed)
+        if record:
+            check_calls(subject.survey, x, run.calls, bench.n)
+        check_finite(run.f)
+        return run
+
+    def bench(self, state: State, x: Any) -> Bench:
+        return replace(self.subject.source, state=state).bench(x)
+
+    def walk(self) -> None:
+        """Once, when the first value is asked for."""
+        if self.walked:
+            return
+        self.walked = True
+        subject = self.subject
+        then, push = (any(getattr(listener, what) for listener in self.listeners) for what in ("then", "push"))
+        pushed = self.push if push and self.direction else None
+        for i, rows in enumerate(self.blocks):
+            x = self.examples(rows)
+            with timed(subject.device) as seconds:
+                now = self.run(self.last, x, rows.start)
+            subject.forwards.append((rows.stop - rows.start, seconds()))
+            stretch = Stretch(subject, rows, self._group(i, rows), now)
+            if pushed is not None:
+                stretch = pushed(stretch, x)
+            if stretch.then is None and then:
+                stretch = replace(stretch, then=self.run(self.first, x, rows.start))
+            for listener in self.listeners:
+                listener.take(stretch)
+

@@ -1,0 +1,337 @@
+"""How far a network has gone from the initial one, on the same examples: what its outputs changed by, in all and to first order
+(LINEARISATION); whether what its layers read is still the same (FEATURE_CHANGE); and what the change of a layer's weights does to
+its output (FUNCTION_CHANGE). One journey over the probe serves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from richter.core import Mark, Remark
+from richter.instrument.capture import Pass
+from richter.instrument.captures import MapInfo, applied, by_example
+from richter.instrument.cotangents import Cotangents
+from richter.instrument.statistics.frame import APART, NO_INITIAL, Gathering, Group, Missing, Place, Simple, Statistic, Wants
+from richter.instrument.statistics.pushing import Pushing
+from richter.kernels.similarity import debiased_cka
+
+if TYPE_CHECKING:
+    from richter.instrument.statistics.journey import Journey, Stretch
+    from richter.instrument.subject import Subject
+
+FEWEST, MOST_TOKENS = 64, 2048  # rows of features that are compared
+UNTRAINED = "0/0: untrained, the weights are the initial ones"
+READOUT = ("the read-out: its output is the model's, and moves as far where the network is still its linearisation, so this says "
+           "nothing of features")
+NO_HIDDEN = "no hidden layer: every linear map reads the model's input"
+TOO_FEW = f"fewer than {FEWEST} rows to compare (examples, or real tokens where each has an output): give a larger probe"
+NOTHING_READ = ("no hidden layer reads as much of every example, or all that is read is constant, so there are no features to "
+                "compare")
+
+
+@dataclass(frozen=True)
+class _Compared(Statistic):
+    """Something of both networks."""
+
+    name: str
+    place: Place = "model"
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        return NO_INITIAL if subject.then is None else self
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        return Wants(alone=subject.journey.least(), what="one example in both networks")
+
+
+# ---------------------------------------------------------------------------------------------------------- the outputs
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Norms over the probe: of df - J0 dw, of df, of J0 dw, and of what rounding does to df."""
+
+    rest: float = 0.0
+    change: float = 0.0
+    linear: float = 0.0
+    rounding: float = 0.0
+    precision: str = ""  # that it was rounded in
+    remark: Remark = Remark()
+
+
+class Linearisation(_Compared):
+    """What the outputs changed by, and what of it is J0 dw."""
+
+    zero = UNTRAINED
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Linearisation(subject.journey)
+
+
+class _Linearisation(Simple):
+    then = push = True
+
+    def __init__(self, journey: Journey) -> None:
+        super().__init__({"examples": journey.groups})
+        self.journey, self.pushing = journey, Pushing(journey)
+        self.sums = torch.zeros(journey.groups, 3, dtype=torch.float64)
+        self.counts = torch.zeros(journey.groups)
+        journey.listeners.append(self)
+        journey.push = self.pushing
+
+    def take(self, stretch: Stretch) -> None:
+        if stretch.change is None or stretch.linear is None:
+            return
+        parts = torch.stack([t.square().sum(1) for t in (stretch.change - stretch.linear, stretch.change, stretch.linear)], 1)
+        self.sums.index_add_(0, stretch.group, parts.cpu())
+        self.counts += torch.bincount(stretch.group, minlength=len(self.counts))
+
+    def value(self, place: str, without: Group | None = None) -> Gap:
+        self.journey.walk()
+        if not self.journey.direction:
+            return Gap()
+        if not self.pushing.way:
+            raise Missing(f"the product of the initial Jacobian with the change of the weights cannot be had ("
+                          f"{self.pushing.reason})")
+        keep = torch.ones(len(self.sums), dtype=torch.bool)
+        if without is not None:
+            keep[without[1]] = False
+        rest, change, linear = self.sums[keep].sum(0).sqrt().tolist()
+        rounding = (self.pushing.rounding * self.counts[keep].sum().item()) ** 0.5
+        precision = str(self.journey.last.precision).removeprefix("torch.")
+        return Gap(rest, change, linear, rounding, precision, self.pushing.remark)
+
+
+# ---------------------------------------------------------------------------------------------------- what layers read
+
+
+@dataclass(frozen=True)
+class Turned:
+    """1 - CKA by layer, and what is to be said of it."""
+
+    layers: Mapping[str, float]
+    remark: Remark
+
+
+class FeatureChange(_Compared):
+    """1 - CKA of what each hidden layer read then and reads now, by layer."""
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _FeatureChange(subject.journey)
+
+
+class _FeatureChange(Simple):
+    then, push = True, False
+
+    def __init__(self, journey: Journey) -> None:
+        super().__init__({"examples": journey.groups})
+        self.journey, self.subject = journey, journey.subject
+        survey = self.subject.survey
+        self.hidden = {k: m for k, m in survey.batched.items() if m.kind in ("dense", "grouped") and k not in survey.given}
+        self.partial = Remark()  # what is to be said if not all rows have room
+        self.examples = self.tokens = torch.zeros(0, dtype=torch.bool)  # which of them are compared
+        self.rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] | None = None  # now, then, groups; by the first map that reads it
+        journey.listeners.append(self)
+
+    def take(self, stretch: Stretch) -> None:
+        assert stretch.then is not None
+        if self.rows is None:
+            self.rows = self._chosen(stretch)
+        for name, parts in self.rows.items():
+            now, then = (self._read(name, run, stretch) for run in (stretch.now, stretch.then))
+            if now is not None and then is not None and now[0].shape == then[0].shape:
+                parts.append((now[0], then[0], now[1]))
+
+    def _per_token(self, info: MapInfo) -> bool:
+        """Has each position of the map an output of its own?"""
+        shape = self.subject.survey.shape
+        return len(shape) == 2 and shape[0] > 1 and info.positions == shape[0]
+
+    def _chosen(self, stretch: Stretch) -> dict[str, list[tuple[Tensor, Tensor, Tensor]]]:
+        """The maps that read different things, and as many rows of them as memory allows, evenly spaced."""
+        subject, calls = self.subject, stretch.calls(stretch.now)
+        alike: dict[Any, str] = {}
+        for k in self.hidden:
+            alike.setdefault(tuple((c.read.data_ptr(), c.read.shape, c.read.stride()) for c in calls.get(k, ())), k)
+        names = [k for k in alike.values() if k in calls]
+        mask, shape = subject.probe.mask, subject.survey.shape
+        length = shape[0] if any(self._per_token(self.hidden[k]) for k in names) else 1
+        real = mask if mask is not None and mask.shape[1] == length else torch.ones(subject.probe.n, length, dtype=torch.bool)
+        tokens = min(MOST_TOKENS, int(real.sum()))
+        held = sum(2 * sum(c.read.numel() for c in calls[k]) // stretch.n * subject.itemsize * (
+            tokens // length if self._per_token(self.hidden[k]) else subject.probe.n) for k in names)
+        share = min(1.0, subject.memory / 2 / max(1, held))
+        self.examples = _evenly(torch.ones(subject.probe.n, dtype=torch.bool), int(subject.probe.n * share))
+        self.tokens = _evenly(real.cpu(), int(tokens * share))
+        if share < 1:
+            self.partial = Remark(Mark.ESTIMATED, f"from {share:.0%} of the rows: memory= holds no more")
+        return {k: [] for k in names if k not in subject.refused}
+
+    def _read(self, name: str, run: Pass, stretch: Stretch) -> tuple[Tensor, Tensor] | None:
+        """What a map read, "rows d", and the groups of the rows."""
+        info, calls, n = self.hidden[name], stretch.calls(run).get(name, []), stretch.n
+        if len(calls) != len(info.layouts) or any(c.read._version != c.version for c in calls):
+            return None
+        raw = info.unfolded > 0 and info.layouts == ("major",) and len(calls[0].read) == n
+        h = calls[0].read.flatten(1)[:, None] if raw else torch.cat(
+            [by_example(c.inputs(), n, layout).flatten(2) for c, layout in zip(calls, info.layouts, strict=True)], 1)
+        keep = None if raw else self.subject.real(name, stretch.rows, h.shape[1])
+        if name in self.subject.refused:
+            return None
+        if self._per_token(info) and h.shape[1] == self.tokens.shape[1]:
+            chosen = self.tokens[stretch.rows].to(h.device)
+            chosen = chosen if keep is None else chosen & keep.to(h.device)
+            return h[chosen].to(self.subject.source.dtype), stretch.group[:, None].expand(chosen.shape)[chosen.cpu()]
+        h = h if keep is None else h * keep.to(h)[..., None]
+        mine = self.examples[stretch.rows]
+        return h[mine.to(h.device)].flatten(1).to(self.subject.source.dtype), stretch.group[mine]
+
+    @cached_property
+    def known(self) -> list[dict[str, float]]:
+        """1 - CKA by layer: of all rows, and without each group."""
+        self.journey.walk()
+        if not self.hidden:
+            raise Missing(NO_HIDDEN)
+        changes: list[dict[str, float]] = [{} for _ in range(1 + self.journey.groups)]
+        few = False
+        for name in list(self.rows or ()):
+            assert self.rows is not None
+            parts = self.rows.pop(name)  # they are let go
+            if not parts or len({now.shape[1] for now, _, _ in parts}) > 1:
+                continue
+            now, then, group = (torch.cat([part[i] for part in parts]) for i in range(3))
+            if len(now) < FEWEST:
+                few = True
+                continue
+            for change, cka in zip(changes, debiased_cka(now, then, group, self.journey.groups), strict=True):
+                change[name] = 1.0 - min(1.0, cka) if cka == cka else cka
+        changes = [{k: v for k, v in change.items() if v == v} for change in changes]
+        if not changes[0]:
+            raise Missing(TOO_FEW if few else NOTHING_READ)
+        return changes
+
+    def value(self, place: str, without: Group | None = None) -> Turned:
+        return Turned(self.known[0 if without is None else 1 + without[1]], self.partial)
+
+
+def _evenly(real: Tensor, number: int) -> Tensor:
+    """So many of those that are True, evenly spaced."""
+    index = real.flatten().nonzero()[:, 0]
+    chosen = index[torch.linspace(0, len(index) - 1, min(number, len(index)), dtype=torch.float64).round().long()]
+    return torch.zeros(real.numel(), dtype=torch.bool).index_fill_(0, chosen, True).view(real.shape)
+
+
+# ------------------------------------------------------------------------------------------- what a layer's weights do
+
+
+@dataclass(frozen=True)
+class FunctionChange(_Compared):
+    """Norms of dW h + db and of W0 h + b0 over what each map reads now."""
+
+    place: Place = "map"
+    zero = "0/0: the initial weights of this layer make nothing of what it reads"
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _FunctionChange(subject.journey)
+
+
+class _FunctionChange(Simple):
+    then = push = False
+
+    def __init__(self, journey: Journey) -> None:
+        super().__init__({"examples": journey.groups})
+        self.journey, self.subject = journey, journey.subject
+        survey = self.subject.survey
+        self.maps = [k for k in self.subject.maps if k not in survey.readouts and k in self.subject.W0]
+        self.sums = {k: torch.zeros(journey.groups, 2, dtype=torch.float64) for k in self.maps}
+        self.reached: set[str] = set()
+        journey.listeners.append(self)
+
+    @cached_property
+    def weights(self) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+        """W - W0 and W0 of each map, one behind the other, and the same of its bias."""
+        journey, weights = self.journey, {}
+        for name in self.maps:
+            W, W0 = self.subject.W[name], self.subject.W0[name]
+            info = self.subject.survey.maps[name]
+            W = W * journey.scales.get(str(info.weight), 1.0)
+            now, then = (self._bias(name, state) for state in (journey.last, journey.first))
+            bias = None if now is None or then is None else torch.stack([now - then, then])
+            weights[name] = (W - W0, W0, bias)
+        return weights
+
+    def _bias(self, name: str, state: Mapping[str, Tensor]) -> Tensor | None:
+        """What is added to the map's output, if anything is."""
+        maps = self.subject.survey.maps
+        for bias, own in self.subject.survey.biases.items():
+            if name in own:
+                sizes = [torch.Size(maps[k].shape[:-1]).numel() for k in own]
+                return state[bias].detach().flatten().to(self.subject.W[name]).split(sizes)[own.index(name)]
+        return None
+
+    def take(self, stretch: Stretch) -> None:
+        batched = self.subject.survey.batched
+        for name in self.maps:
+            calls = stretch.calls(stretch.now).get(name, [])
+            if name not in batched or not calls:
+                continue
+            for c, layout in zip(calls, batched[name].layouts, strict=True):
+                self._add(name, by_example(c.inputs(), stretch.n, layout), stretch.rows, stretch.group)
+
+    def _add(self, name: str, h: Tensor, rows: slice, group: Tensor) -> None:
+        info = self.subject.survey.maps[name]
+        change, first, bias = self.weights[name]
+        dtype = self.subject.source.dtype
+        h = h.to(dtype) if h.is_floating_point() else h
+        keep = self.subject.real(name, rows, h.shape[1])
+        squares = []
+        for i, W in enumerate((change, first)):
+            z = applied(info.kind, W.to(h.device, dtype), h).flatten(2)
+            z = z if bias is None else z + bias[i].to(z)
+            z = z if keep is None else z * keep.to(z)[..., None]
+            squares.append(z.square().flatten(1).sum(1).cpu().double())
+        self.sums[name].index_add_(0, group, torch.stack(squares, 1))
+        self.reached.add(name)
+
+    def _one_by_one(self) -> None:
+        """Maps that can only be read of single examples."""
+        journey, subject = self.journey, self.subject
+        single = [k for k in self.maps if k not in subject.survey.batched]
+        if journey.mixes or not single:
+            return
+        for i in range(subject.probe.n):
+            rows = slice(i, i + 1)
+            run = journey.run(journey.last, journey.examples(rows), i)
+            for c in run.calls:
+                if c.name in single:
+                    h = c.inputs()
+                    self._add(c.name, h.reshape(1, -1, *h.shape[2:]), rows, torch.tensor([i % journey.groups]))
+
+    @cached_property
+    def known(self) -> dict[str, Tensor]:
+        self.journey.walk()
+        self._one_by_one()
+        return self.sums
+
+    def value(self, place: str, without: Group | None = None) -> tuple[float, float]:
+        if place not in self.subject.maps:
+            raise Missing(APART)
+        if place in self.subject.survey.readouts:
+            raise Missing(READOUT)
+        if place not in self.known or place not in self.reached:
+            raise Missing("no example of the probe reached this layer", Mark.IDLE)
+        if place in self.subject.refused:
+            raise Missing(self.subject.refused[place], Mark.REFUSED)
+        sums = self.known[place]
+        keep = [g for g in range(len(sums)) if without is None or g != without[1]]
+        change, first = sums[keep].sum(0).sqrt().tolist()
+        return change, first
+
+
+LINEARISATION = Linearisation("linearisation")
+FEATURE_CHANGE = FeatureChange("feature_change_by_layer")
+FUNCTION_CHANGE = FunctionChange("function_change_by_map")

@@ -1,0 +1,96 @@
+"""Has the network left its linearisation, have its features turned, and what does it answer? What a verdict on a training rests on."""
+
+from __future__ import annotations
+
+import math
+
+from richter.core import Interval, Mark, Ref, Remark
+from richter.instrument.statistics import (
+    FEATURE_CHANGE,
+    FUNCTION_CHANGE,
+    LINEARISATION,
+    OUTPUTS,
+    SPREAD,
+    Answers,
+    Gap,
+    Turned,
+)
+from richter.instrument.statistics.outputs import Sizes
+from richter.measures.measure import Measure, quotient
+
+FARTHEST = 3.0  # of the magnitude, on both sides
+
+
+def gap(g: Gap) -> float:
+    """G = |df - J0 dw| / (|df| + |J0 dw|), but no less than what rounding makes of it.  [lazy, Sec. 1]"""
+    whole = g.change + g.linear
+    return min(1.0, max(g.rest, g.rounding) / whole) if whole else math.nan
+
+
+def rounded(g: Gap) -> Remark:
+    """Is it below what can be seen?"""
+    if not g.rest < g.rounding or not g.change + g.linear:
+        return g.remark
+    return Remark(Mark.BOUND, f"below {gap(g):.2g}, what rounding ({g.precision}) makes of the change of the outputs")
+
+
+def magnitude(g: Gap) -> float:
+    """M = log10(G / (1 - G)), between -3 and 3."""
+    G = gap(g)
+    if math.isnan(G) or G in (0.0, 1.0):
+        return math.nan if math.isnan(G) else math.copysign(FARTHEST, G - 0.5)
+    return max(-FARTHEST, min(FARTHEST, math.log10(G / (1 - G))))
+
+
+def clipped(g: Gap) -> Remark:
+    """Is it farther than what is shown?"""
+    M = magnitude(g)
+    if abs(M) < FARTHEST or math.isnan(M):
+        return rounded(g)
+    return Remark(Mark.BOUND, f"at {M:+.0f} or beyond")
+
+
+def largest(t: Turned) -> float:
+    """The change of the layer whose features have turned most.  [cka, Sec. 3]"""
+    return max(t.layers.values(), default=math.nan)
+
+
+def ratio(sizes: tuple[float, float]) -> float:
+    """|(W - W0) h + (b - b0)| / |W0 h + b0|."""
+    change, first = sizes
+    return quotient(change, first)
+
+
+def partial(t: Turned) -> Remark:
+    return t.remark
+
+
+def loss(a: Answers) -> float:
+    return a.loss
+
+
+def accuracy(a: Answers) -> float:
+    return a.right
+
+
+def spread(s: Sizes) -> float:
+    """sqrt(mean_n |f_n - mean f|^2)."""
+    return math.sqrt(s.spread)
+
+
+def rms(s: Sizes) -> float:
+    """sqrt(mean f^2)."""
+    return math.sqrt(s.square)
+
+
+LAZY, POSITIVE = Ref("lazy", "Sec. 1"), Interval(low=0.0)
+MEASURES = (
+    Measure("linearisation_gap", gap, (LINEARISATION,), ref=LAZY, bounds=Interval(0.0, 1.0), remark=rounded),
+    Measure("magnitude", magnitude, (LINEARISATION,), ref=LAZY, bounds=Interval(-FARTHEST, FARTHEST), remark=clipped),
+    Measure("feature_change_cka", largest, (FEATURE_CHANGE,), ref=Ref("cka", "Sec. 3"), bounds=Interval(0.0, 2.0), remark=partial),
+    Measure("function_change", ratio, (FUNCTION_CHANGE,), ref=LAZY, bounds=POSITIVE),
+    Measure("probe_loss", loss, (OUTPUTS,), ref=LAZY),
+    Measure("probe_accuracy", accuracy, (OUTPUTS,), ref=LAZY, bounds=Interval(0.0, 1.0)),
+    Measure("output_spread", spread, (SPREAD,), ref=LAZY, bounds=POSITIVE),
+    Measure("output_rms", rms, (SPREAD,), ref=LAZY, bounds=POSITIVE),
+)
