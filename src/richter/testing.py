@@ -37,6 +37,7 @@ from richter.models import mlp
 from richter.report.drawing import faults
 from richter.theory import Theory
 
+EXAMPLES = 66  # on which measures are checked: features are compared on 64 at least
 __all__ = ["check_experiment", "check_kernel", "check_layer", "check_measure", "check_theory"]
 
 
@@ -181,20 +182,21 @@ def check_measure(m: Measure) -> None:
     convolution = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), mlp([64, 3], seed=1))
     for model, shape in ((mlp([6, 8, 5, 3], seed=0), (6,)), (convolution, (2, 4, 4))):
         model = model.double()
-        x = torch.randn(24, *shape, generator=draw, dtype=torch.float64)
-        y = torch.arange(24) % 3
+        x = torch.randn(EXAMPLES, *shape, generator=draw, dtype=torch.float64)
+        y = torch.arange(EXAMPLES) % 3
         start = {k: v + 0.1 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for k, v in model.state_dict().items()}
-        aside = (torch.randn(24, *shape, generator=draw, dtype=torch.float64), y)
-        snap = _second(m, model, start, Probe(x, y, weight_decay=0.1, held_out=aside))
+        aside = (torch.randn(EXAMPLES, *shape, generator=draw, dtype=torch.float64), y)
+        snap = _second(m, model, start, Probe(x, y, kernel=None, weight_decay=0.1, held_out=aside))
         _require(len(snap.rows) > 0, f"{m.name}: no layer got a row.")
         _require(any(math.isfinite(r.value) for r in snap.rows), f"{m.name}: every value is NaN ({snap.rows[0].note}).")
         for r in snap.rows:
             _require(math.isfinite(r.value) or bool(r.note), f"{m.name} of {r.layer!r} is {r.value} without a note.")
             _require(not math.isfinite(r.value) or r.value in m.bounds.widened(1e-9 * (1 + abs(r.value))),
                      f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.bounds}.")
-        order = torch.randperm(24, generator=draw)
-        for what, other in (("the size of chunks", Probe(x, y, chunk=5, weight_decay=0.1, held_out=aside)),
-                            ("the order of examples", Probe(x[order], y[order], weight_decay=0.1, held_out=aside))):
+        order = torch.randperm(EXAMPLES, generator=draw)
+        options: dict[str, Any] = {"kernel": None, "weight_decay": 0.1, "held_out": aside}
+        for what, other in (("the size of chunks", Probe(x, y, chunk=7, **options)),
+                            ("the order of examples", Probe(x[order], y[order], **options))):
             for a, b in zip(snap.rows, _second(m, model, start, other).rows, strict=True):
                 same = math.isnan(a.value) == math.isnan(b.value) and (math.isnan(a.value) or math.isclose(
                     a.value, b.value, rel_tol=1e-8, abs_tol=1e-12))

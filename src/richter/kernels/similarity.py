@@ -1,9 +1,9 @@
-"""How alike two sets of features are: centred kernel alignment of linear kernels with the debiased estimator, of all rows and with
-each group of rows left out.
+"""How alike two sets of features are: the centred kernel alignment of their linear kernels by the debiased estimator, of all rows
+and with each group of rows left out.
 
 HSIC is estimated without bias by the inner product of Gram matrices without their diagonals that are centred accordingly
-[Song et al. 2012, Eq. 5]. That is an inner product still, so the cosine is at most 1; no shift of the features changes it. With rows
-that are fewer than the features the Gram matrices are formed, else products of features, |X^T Y|^2 = sum_ij K_ij L_ij.
+[Song et al. 2012, Eq. 5]. That is an inner product still, so the cosine is at most 1; no shift of the features changes it. Where
+there are fewer rows than features the Gram matrices are formed, else products of features: |X^T Y|^2 = sum_ij K_ij L_ij.
 """
 
 from __future__ import annotations

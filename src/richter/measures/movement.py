@@ -1,20 +1,11 @@
-"""Has the network left its linearisation, have its features turned, and what does it answer? What a verdict on a training rests on."""
+"""Has the network left its linearisation, have its features turned, and what does it answer? A verdict rests on these."""
 
 from __future__ import annotations
 
 import math
 
 from richter.core import Interval, Mark, Ref, Remark
-from richter.instrument.statistics import (
-    FEATURE_CHANGE,
-    FUNCTION_CHANGE,
-    LINEARISATION,
-    OUTPUTS,
-    SPREAD,
-    Answers,
-    Gap,
-    Turned,
-)
+from richter.instrument.statistics import FEATURE_CHANGE, FUNCTION_CHANGE, LINEARISATION, OUTPUTS, SPREAD, Answers, Gap, Turned
 from richter.instrument.statistics.outputs import Sizes
 from richter.measures.measure import Measure, quotient
 
@@ -83,14 +74,15 @@ def rms(s: Sizes) -> float:
     return math.sqrt(s.square)
 
 
-LAZY, POSITIVE = Ref("lazy", "Sec. 1"), Interval(low=0.0)
+POSITIVE = Interval(low=0.0)
 MEASURES = (
-    Measure("linearisation_gap", gap, (LINEARISATION,), ref=LAZY, bounds=Interval(0.0, 1.0), remark=rounded),
-    Measure("magnitude", magnitude, (LINEARISATION,), ref=LAZY, bounds=Interval(-FARTHEST, FARTHEST), remark=clipped),
-    Measure("feature_change_cka", largest, (FEATURE_CHANGE,), ref=Ref("cka", "Sec. 3"), bounds=Interval(0.0, 2.0), remark=partial),
-    Measure("function_change", ratio, (FUNCTION_CHANGE,), ref=LAZY, bounds=POSITIVE),
-    Measure("probe_loss", loss, (OUTPUTS,), ref=LAZY),
-    Measure("probe_accuracy", accuracy, (OUTPUTS,), ref=LAZY, bounds=Interval(0.0, 1.0)),
-    Measure("output_spread", spread, (SPREAD,), ref=LAZY, bounds=POSITIVE),
-    Measure("output_rms", rms, (SPREAD,), ref=LAZY, bounds=POSITIVE),
+    Measure("linearisation_gap", gap, (LINEARISATION,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(0.0, 1.0), remark=rounded),
+    Measure("magnitude", magnitude, (LINEARISATION,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(-3.0, 3.0), remark=clipped),
+    Measure("feature_change_cka", largest, (FEATURE_CHANGE,), ref=Ref("cka", "Sec. 3"), bounds=Interval(0.0, 2.0),
+            remark=partial),
+    Measure("function_change", ratio, (FUNCTION_CHANGE,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),
+    Measure("probe_loss", loss, (OUTPUTS,), ref=Ref("lazy", "Sec. 1")),
+    Measure("probe_accuracy", accuracy, (OUTPUTS,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(0.0, 1.0)),
+    Measure("output_spread", spread, (SPREAD,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),
+    Measure("output_rms", rms, (SPREAD,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),
 )

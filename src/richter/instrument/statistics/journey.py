@@ -1,4 +1,4 @@
-"""From the initial network to this one: passes of both on the same examples, and what the change of the weights does to first order.
+"""From the initial network to this one: passes of both on the same examples.
 
 A network is compared as it was trained. Norms that were trained with the statistics of their batches use those of fixed blocks of
 examples, because running statistics of initialisation are those of no data. A layer before a norm is taken at its initial scale,

@@ -28,6 +28,7 @@ FEWEST, MOST_TOKENS = 64, 2048  # rows of features that are compared
 UNTRAINED = "0/0: untrained, the weights are the initial ones"
 READOUT = ("the read-out: its output is the model's, and moves as far where the network is still its linearisation, so this says "
            "nothing of features")
+NOTHING_TO_SAY = Remark()
 NO_HIDDEN = "no hidden layer: every linear map reads the model's input"
 TOO_FEW = f"fewer than {FEWEST} rows to compare (examples, or real tokens where each has an output): give a larger probe"
 NOTHING_READ = ("no hidden layer reads as much of every example, or all that is read is constant, so there are no features to "
@@ -60,7 +61,7 @@ class Gap:
     linear: float = 0.0
     rounding: float = 0.0
     precision: str = ""  # that it was rounded in
-    remark: Remark = Remark()
+    remark: Remark = NOTHING_TO_SAY
 
 
 class Linearisation(_Compared):
@@ -114,7 +115,7 @@ class Turned:
     """1 - CKA by layer, and what is to be said of it."""
 
     layers: Mapping[str, float]
-    remark: Remark
+    remark: Remark = NOTHING_TO_SAY
 
 
 class FeatureChange(_Compared):
@@ -132,9 +133,9 @@ class _FeatureChange(Simple):
         self.journey, self.subject = journey, journey.subject
         survey = self.subject.survey
         self.hidden = {k: m for k, m in survey.batched.items() if m.kind in ("dense", "grouped") and k not in survey.given}
-        self.partial = Remark()  # what is to be said if not all rows have room
+        self.partial = NOTHING_TO_SAY  # what is to be said if not all rows have room
         self.examples = self.tokens = torch.zeros(0, dtype=torch.bool)  # which of them are compared
-        self.rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] | None = None  # now, then, groups; by the first map that reads it
+        self.rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] | None = None  # now, then, groups, by map
         journey.listeners.append(self)
 
     def take(self, stretch: Stretch) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from richter.core import Mark, ProbeError, Remark, show_bytes
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.objective import Objective
 from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Statistic, Wants
 
 if TYPE_CHECKING:
+    from richter.instrument.objective import Objective
     from richter.instrument.statistics.passes import Reading
     from richter.instrument.subject import Subject
 
@@ -124,7 +124,7 @@ class Outputs(Statistic):
 class Answers:
     """Outputs f [n, ...] of some examples, and what they should be."""
 
-    f: Float[Tensor, "n *shape"]
+    f: Tensor
     objective: Objective
 
     @property

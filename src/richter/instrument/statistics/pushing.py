@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Plain = Callable[..., tuple[Pass, Tensor]]
 WAYS: dict[str, Plain] = {"forward mode": pushed_forward, "two backward passes": pushed_twice}
 CAPTURES = "captures"  # the way that is left
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError)  # of operations without a derivative of this kind
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError)  # of what has no such derivative
 
 
 class Pushing:

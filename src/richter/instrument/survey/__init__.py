@@ -2,7 +2,8 @@
 captured ``h`` and ``g`` rebuild autograd's gradients? A survey runs a few examples several times and answers by looking, not by
 trust.
 
-``maps``: what is learned; ``ends``: which maps read the input and write the output; ``layouts``: the examples and their axis; ``verify``: gradients rebuilt; ``examine``: the survey;
+``maps``: what is learned; ``ends``: the maps that read the input and write the output; ``layouts``: the examples and their axis;
+``verify``: gradients rebuilt; ``examine``: the survey;
 ``audit``: the same looked at throughout the probe; ``amend``: what that has taught; ``memo``: what holds for other weights too.
 """
 

@@ -9,9 +9,9 @@ from torch.autograd.function import BackwardCFunction
 from richter.instrument.capture import Pass
 
 # names of operations, as autograd has them, that only move, add up or scale numbers
-LINEAR = ("Add", "Alias", "AsStrided", "Cat", "Clone", "Div", "Expand", "Gather", "Index", "Mean", "Mul", "Neg", "Permute", "Reshape",
-          "Select", "Slice", "Split", "Squeeze", "Stack", "Sub", "Sum", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze",
-          "View")
+LINEAR = ("Add", "Alias", "AsStrided", "Cat", "Clone", "Div", "Expand", "Gather", "Index", "Mean", "Mul", "Neg", "Permute",
+          "Reshape", "Select", "Slice", "Split", "Squeeze", "Stack", "Sub", "Sum", "T", "ToCopy", "Transpose", "Unbind",
+          "UnsafeView", "Unsqueeze", "View")
 SUMS = ("Add", "Sub", "Cat", "Stack")
 
 
