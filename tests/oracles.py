@@ -624,6 +624,109 @@ def egop(target: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return G / len(x)
 
 
+# ------------------------------------------------------------------------------------------ how far a network has gone
+
+
+@contextmanager
+def batch_norms(model: nn.Module, names: list[str]) -> Iterator[None]:
+    """These norms use the statistics of the batch, and keep their own."""
+    for name in names:
+        model.get_submodule(name).train()
+        model.get_submodule(name).momentum = 0.0  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in names:
+            model.get_submodule(name).eval()
+
+
+def moved_norms(now: nn.Module, then: nn.Module) -> list[str]:
+    """Norms whose running statistics have changed."""
+    buffers, before = dict(now.named_buffers()), dict(then.named_buffers())
+    return [name for name, module in now.named_modules() if hasattr(module, "running_mean") and module.running_mean is not None
+            and not torch.equal(buffers[f"{name}.running_mean"], before[f"{name}.running_mean"])]
+
+
+def batch_jacobian(model: nn.Module, x: Batch, output: Output = None) -> tuple[Tensor, dict[str, Tensor]]:
+    """f[n,k] of a batch and {parameter: J[n,k,*shape]}, one output of one example at a time, among the others."""
+    params = dict(model.requires_grad_().named_parameters())
+    f = outputs(model, x, output)
+    rows = [_gradient(v, list(params.values())) for v in f.flatten()]
+    return f.detach(), {name: torch.stack([r[j] for r in rows]).unflatten(0, f.shape) for j, name in enumerate(params)}
+
+
+def scale_free(model: nn.Module, J: dict[str, Tensor], change: Tensor) -> set[str]:
+    """Weight matrices whose scale, with that of their bias, has no effect on the outputs: J applied to them vanishes."""
+    params = dict(model.named_parameters())
+    effects = {}
+    for name, p in params.items():
+        bias = name.replace("weight", "bias") if "weight" in name.rpartition(".")[2] else ""
+        if p.ndim > 1:
+            effects[name] = sum(torch.tensordot(J[k], params[k].detach(), params[k].ndim) for k in (name, bias) if k in params)
+    largest = max(float(e.norm()) for e in effects.values())
+    return {k for k, e in effects.items() if e.norm() <= 1e-2 * change.norm() + 1e-4 * largest}
+
+
+def to_first_scale_(now: nn.Module, then: nn.Module, x: Batch, output: Output = None) -> None:
+    """Bring every matrix whose scale has no effect, in both networks, to its initial norm; its bias goes with it."""
+    change = outputs(now, x, output).detach() - outputs(then, x, output).detach()
+    free = set.intersection(*(scale_free(m, batch_jacobian(m, x, output)[1], change) for m in (now, then)))
+    params, first = dict(now.named_parameters()), dict(then.named_parameters())
+    with torch.no_grad():
+        for name in free:
+            factor = first[name].norm() / params[name].norm()
+            for k in {name, name.replace("weight", "bias")} & params.keys():
+                params[k] *= factor
+
+
+def linearisation_gap(now: nn.Module, then: nn.Module, x: Batch, output: Output = None) -> float:
+    """|df - J0 dw| / (|df| + |J0 dw|) with the whole Jacobian. The scale of ``now`` may be changed."""
+    names = moved_norms(now, then)
+    with batch_norms(now, names), batch_norms(then, names):
+        to_first_scale_(now, then, x, output)
+        f0, J = batch_jacobian(then, x, output)
+        change = outputs(now, x, output).detach() - f0
+    first = dict(then.named_parameters())
+    linear = torch.zeros_like(change)
+    for name, p in now.named_parameters():
+        linear += torch.tensordot(J[name], (p - first[name]).detach(), p.ndim)
+    return _ratio((change - linear).norm(), change.norm() + linear.norm())
+
+
+def function_change(W: Tensor, W0: Tensor, b: Tensor, b0: Tensor, h: Tensor) -> float:
+    """|(W - W0) h + (b - b0)| / |W0 h + b0| over h[n,s,d_in], one position at a time."""
+    change = [((W - W0) @ v + (b - b0)).square().sum() for rows in h for v in rows]
+    first = [(W0 @ v + b0).square().sum() for rows in h for v in rows]
+    return _ratio(torch.stack(change).sum().sqrt(), torch.stack(first).sum().sqrt())
+
+
+def debiased_cka(X: Tensor, Y: Tensor) -> float:
+    """Centred kernel alignment with Song's unbiased estimate of HSIC, by sums over pairs, triples and quadruples of rows."""
+    n = len(X)
+    K, L = X @ X.T, Y @ Y.T
+
+    def hsic(A: Tensor, B: Tensor) -> Tensor:
+        A, B = A - torch.diag(A.diagonal()), B - torch.diag(B.diagonal())
+        one = torch.ones(n, dtype=A.dtype)
+        pairs = (A @ B).trace()
+        return (pairs + (one @ A @ one) * (one @ B @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * (one @ A @ B @ one)) / (n * (n - 3))
+
+    return _ratio(hsic(K, L), (hsic(K, K) * hsic(L, L)).sqrt())
+
+
+def reads(model: nn.Module, x: Batch, names: list[str], output: Output = None) -> dict[str, Tensor]:
+    """What each of these modules is given, all calls side by side, [n, ...]."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    handles = [model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: seen[name].append(args[0].detach()))
+               for name in names]
+    try:
+        outputs(model, x, output)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: torch.cat(parts, 1) for name, parts in seen.items()}
+
+
 # ------------------------------------------------------------------------------------------------ kernels and labels
 
 

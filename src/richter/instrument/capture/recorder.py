@@ -46,7 +46,7 @@ class Call:
     edge: GradientEdge
     shape: torch.Size  # of what it wrote
     version: int  # of `read`: an in-place change afterwards must not go unnoticed
-    learned: bool = True  # does what it read depend on weights? The model's input does not
+    given: bool = False  # did a module read what depends on no weight: the model's input? (Of other uses this is not known)
 
     def inputs(self, rows: Tensor | None = None) -> Tensor:
         """h [b, s, d_in] as the layer saw it (b is its own first axis, not yet the examples); of some ``rows`` of b."""
@@ -264,7 +264,7 @@ class Recorder(TorchFunctionMode):
         name, view = self.scope.views[module]
         reads = next(iter(view.values())).reads
         x = reads(*args, **kwargs) if reads else args[0] if args else next(iter(kwargs.values()))
-        learned, x, n = x.requires_grad, x.detach(), self.expand.get(name)
+        given, x, n = not x.requires_grad, x.detach(), self.expand.get(name)
         if n is not None:
             z, x = _with_examples(z, n), _with_examples(x, n, lookup=True)
         elif z._is_view():
@@ -274,7 +274,7 @@ class Recorder(TorchFunctionMode):
             if weight is None or not z.requires_grad:  # a norm without affine part
                 continue
             read = m.inputs(module, x).clone() if m.kind == "diagonal" else x
-            self._add(Use(f"{name}.{suffix}" if suffix and name else name or suffix, m, module, weight, read), z, learned)
+            self._add(Use(f"{name}.{suffix}" if suffix and name else name or suffix, m, module, weight, read), z, given)
         return z
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -329,27 +329,27 @@ class Recorder(TorchFunctionMode):
         owner = self._owner(f"weight_{which}", weight)
         assert owner is not None
         for gate, m in gates.items():
-            self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z, read.requires_grad)
+            self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
         """A use has returned ``z``; what the model goes on with has the same numbers."""
-        learned, use = use.read.requires_grad, use._replace(read=use.read.detach())
+        use = use._replace(read=use.read.detach())
         n = self.expand.get(self.scope.named[use.module]) if use.map.kind == "lookup" else None
         if n is not None:
             z, use = _with_examples(z, n), use._replace(read=_with_examples(use.read, n, lookup=True))
         if use.order is None:
             z = z.clone() if z._is_view() else z
-            self._add(use, z, learned)
+            self._add(use, z)
             return z
         lengths = [z.shape[i] for i in use.order]
         written = z.permute(use.order).reshape(use.shape)
         written = written.clone() if written._is_view() else written
-        self._add(use, written, learned)
+        self._add(use, written)
         return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
-    def _add(self, use: Use, z: Tensor, learned: bool) -> None:
+    def _add(self, use: Use, z: Tensor, given: bool = False) -> None:
         self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
-                               use.read._version, learned))
+                               use.read._version, given))
 
 
 def _transformed() -> bool:

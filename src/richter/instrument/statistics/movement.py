@@ -267,10 +267,14 @@ class _FunctionChange(Simple):
 
     def _bias(self, name: str, state: Mapping[str, Tensor]) -> Tensor | None:
         """What is added to the map's output, if anything is."""
-        maps = self.subject.survey.maps
-        for bias, own in self.subject.survey.biases.items():
-            if name in own:
-                sizes = [torch.Size(maps[k].shape[:-1]).numel() for k in own]
+        maps, module = self.subject.survey.maps, self.subject.survey.maps[name].module
+        known = dict(self.subject.survey.biases)
+        alone = f"{module}.bias" if module else "bias"
+        if [k for k, info in maps.items() if info.module == module] == [name]:
+            known.setdefault(alone, (name,))  # of a layer that is read one example at a time
+        for bias, own in known.items():
+            sizes = [torch.Size(maps[k].shape[:-1]).numel() for k in own]
+            if name in own and bias in state and state[bias].numel() == sum(sizes):
                 return state[bias].detach().flatten().to(self.subject.W[name]).split(sizes)[own.index(name)]
         return None
 

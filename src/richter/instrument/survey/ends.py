@@ -17,7 +17,7 @@ SUMS = ("Add", "Sub", "Cat", "Stack")
 
 def given(run: Pass) -> frozenset[str]:
     """Maps none of whose calls read anything that depends on weights."""
-    return frozenset(c.name for c in run.calls) - {c.name for c in run.calls if c.learned}
+    return frozenset(c.name for c in run.calls) - {c.name for c in run.calls if not c.given}
 
 
 def readouts(run: Pass) -> frozenset[str]:
