@@ -708,8 +708,8 @@ def debiased_cka(X: Tensor, Y: Tensor) -> float:
     def hsic(A: Tensor, B: Tensor) -> Tensor:
         A, B = A - torch.diag(A.diagonal()), B - torch.diag(B.diagonal())
         one = torch.ones(n, dtype=A.dtype)
-        pairs = (A @ B).trace()
-        return (pairs + (one @ A @ one) * (one @ B @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * (one @ A @ B @ one)) / (n * (n - 3))
+        pairs, a, b = (A * B).sum(), A @ one, B @ one
+        return (pairs + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (a @ b)) / (n * (n - 3))
 
     return _ratio(hsic(K, L), (hsic(K, K) * hsic(L, L)).sqrt())
 

@@ -100,6 +100,7 @@ def test_feature_correlations_are_those_of_the_definition(name: str, device: str
         expected |= {(measure, layer): v for measure, v in oracles.nfa_measures(W, W0, J, J0).items()}
         expected["nfc_sqrt", layer] = oracles.nfc_sqrt(W, J)
     of_outputs = {m.name for m in richter.measures.catalogue().values() if not m.of_kernels and m.cotangents is every_output}
+    of_outputs -= set(richter.measures.MOVEMENT)  # those are in test_movement.py
     assert {measure for measure, _ in expected} == of_outputs
     assert not disagreements({key: snap.value(*key) for key in expected}, expected)
 
