@@ -1,4 +1,4 @@
-"""Which architectures are measured, and how well: every number of the default set beside brute force.
+"""Which architectures are measured, and how well: every correlation and kernel of the default set beside brute force.
 
     python docs/architectures.py            # writes docs/architectures.md: a minute
     python docs/architectures.py bert kan   # prints the lines of these
@@ -14,12 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import richter  # noqa: E402
-from assessing import EXAMPLES, Assessment, assess  # noqa: E402
+from assessing import ASSESSED, EXAMPLES, Assessment, assess  # noqa: E402
 from zoo_architectures import CASES  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"
-MEASURES = richter.measures.DEFAULT
+MEASURES = ASSESSED
 
 
 def line(a: Assessment) -> str:
@@ -62,7 +61,8 @@ def page(assessments: list[Assessment]) -> str:
     return f"""# Architectures
 
 Written by `make zoo`; do not edit. Each model is small, has random weights and another random state as its initial one, and is
-measured with the default set on {EXAMPLES} examples in float64. Every number is compared with brute force: the Jacobian of each
+measured with the default set (but for the measures of movement, which tests/test_movement.py compares) on {EXAMPLES} examples in
+float64. Every number is compared with brute force: the Jacobian of each
 example alone, in every parameter and in what every product of a parameter writes (`tests/assessing.py`). The models are in
 `tests/zoo_architectures.py`.
 

@@ -1,4 +1,4 @@
-"""What the instrument says of an architecture beside what brute force says: every number of the default set.
+"""What the instrument says of an architecture beside what brute force says: every correlation and kernel of the default set.
 
 The Jacobian of each example is taken alone, in every parameter, and in a zero that is added to whatever a parameter's product
 writes. Products are seen where torch computes them (`Products`), whichever module or function asks for them; nothing of
@@ -32,6 +32,7 @@ from richter.instrument.survey import survey
 from zoo_architectures import Architecture
 
 EXAMPLES = 14
+ASSESSED = tuple(m for m in richter.measures.DEFAULT if m not in richter.measures.MOVEMENT)
 CORRELATIONS = ("nfc", "cnfc", "c_uc_ratio", "weight_change")
 TANGENT = ("tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
 PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__, Tensor.__rmatmul__}
@@ -312,7 +313,7 @@ def assess(case: Architecture) -> Assessment:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what cannot be measured is in the notes
-            snap = richter.measure(model, richter.Probe(x, y), initial=initial, output=case.output)
+            snap = richter.measure(model, richter.Probe(x, y), ASSESSED, initial=initial, output=case.output)
     except Exception as error:
         result.error = f"{type(error).__name__}: {error}"
         result.missing = dict.fromkeys(result.matrices, "the whole model is refused")

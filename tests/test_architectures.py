@@ -1,4 +1,4 @@
-"""Architectures of `transformers` and hand-made ones: every number of the default set is that of brute force."""
+"""Architectures of `transformers` and hand-made ones: correlations and kernels are those of brute force."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ READOUT = ("the read-out: its output is the model's, and moves as far where the 
 NOTHING_TO_SAY = Remark()
 NO_HIDDEN = "no hidden layer: every linear map reads the model's input"
 TOO_FEW = f"fewer than {FEWEST} rows to compare (examples, or real tokens where each has an output): give a larger probe"
+NO_ROOM = f"memory= has no room for {FEWEST} rows of what the layers read; give more"
 NOTHING_READ = ("no hidden layer reads as much of every example, or all that is read is constant, so there are no features to "
                 "compare")
 
@@ -212,7 +213,7 @@ class _FeatureChange(Simple):
                 change[name] = 1.0 - min(1.0, cka) if cka == cka else cka
         changes = [{k: v for k, v in change.items() if v == v} for change in changes]
         if not changes[0]:
-            raise Missing(TOO_FEW if few else NOTHING_READ)
+            raise Missing(NO_ROOM if few and self.partial.text else TOO_FEW if few else NOTHING_READ)
         return changes
 
     def value(self, place: str, without: Group | None = None) -> Turned:
