@@ -1,4 +1,4 @@
-"""How far a network has gone from the initial one: every number against its definition, and where a shorter way would be wrong."""
+"""How far a network has gone from the initial one: every number against its definition, and where a shorter way is wrong."""
 
 from __future__ import annotations
 
