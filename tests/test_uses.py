@@ -212,6 +212,47 @@ def nfc_of_one_lookup(model: nn.Module, x: Any, layer: str) -> float:
 # ------------------------------------------------------------------------------------------------------ names and notes
 
 
+class Residual(nn.Module):
+    """A block that uses the weight of its own layer once more, outside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(5, 5)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.tanh(self.map(h)) + torch.tanh(F.linear(h, self.map.weight))
+
+
+class TiedBlocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.first, self.second, self.c = nn.Linear(4, 5), nn.Linear(5, 5), Residual(), nn.Linear(5, 3)
+        self.second.map.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.second(torch.tanh(self.first(torch.tanh(self.a(x))))))
+
+
+def test_a_use_of_a_tied_weight_belongs_to_the_block_that_uses_it() -> None:
+    """Not to the module that has it by its first name: that of ``second`` counts what ``second`` reads, in both places."""
+    model, x = built(TiedBlocks), zoo.normal(0, 6, 4)
+    snap = measured(model, x)
+    assert {row.layer for row in snap.rows} >= {"first", "second.map"}
+    with torch.no_grad():
+        h = torch.tanh(model.first(torch.tanh(model.a(x))))  # type: ignore[operator]
+    W, tail = model.first.weight.detach(), model.c  # type: ignore[union-attr]
+    gradients = []
+    for row in h:
+        u = row.clone().requires_grad_()  # what the first and the second read, each with its own leaf
+        v = row.clone().requires_grad_()
+        z = torch.tanh(F.linear(u, W, model.second.map.bias)) + torch.tanh(F.linear(v, W))  # type: ignore[union-attr, arg-type]
+        f = tail(z)  # type: ignore[operator]
+        gradients += [torch.autograd.grad(f[k], (u, v), retain_graph=True) for k in range(3)]
+    agop = sum(torch.outer(g, g) for pair in gradients for g in pair)
+    nfm = W.T @ W
+    assert snap.value("nfc", "second.map") == pytest.approx(float((nfm * agop).sum() / nfm.norm() / agop.norm()), rel=1e-10)  # type: ignore[union-attr]
+
+
 def test_a_use_that_is_not_seen_is_told_and_the_kernel_stays_exact() -> None:
     """W is a matrix here, and added up there: the matrix alone does not rebuild its gradient."""
 

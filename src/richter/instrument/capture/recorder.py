@@ -321,8 +321,10 @@ class Recorder(TorchFunctionMode):
         if getattr(running, attribute, None) is weight:
             name = next((k for k, module in self.scope.modules.items() if module is running), "")
             return running, ".".join(filter(None, (name, attribute.removeprefix("weight").removeprefix("_"))))
-        parameter = self.scope.names.get(id(weight))
-        return None if parameter is None else (self.scope.modules[parameter.rpartition(".")[0]], parameter)
+        if id(weight) not in self.scope.names:
+            return None
+        parameter = self.scope.nearest(weight)
+        return self.scope.modules[parameter.rpartition(".")[0]], parameter
 
     def _gates(self, which: str, gates: View, read: Tensor, weight: Tensor, z: Tensor) -> None:
         """One weight of a recurrent layer, at all steps, called from recurrent_in_parts."""

@@ -41,10 +41,10 @@ class Scope:
         self.model = model
         self.modules = dict(model.named_modules())
         self.named = {module: name for name, module in self.modules.items()}
-        self.names: dict[int, str] = {}  # id of a weight -> the first of its names
+        self.names: dict[int, list[str]] = {}  # id of a weight -> its names, the first one first
         for name, weight in state.items():
-            if weight.requires_grad:
-                self.names.setdefault(id(weight), name)
+            if weight.requires_grad and name.rpartition(".")[0] in self.modules:  # a module with two names is known by the first
+                self.names.setdefault(id(weight), []).append(name)
         self.views: dict[nn.Module, tuple[str, View]] = {}  # modules that are known to be linear maps
         for name, module in self.modules.items():
             if module not in self.views and (view := view_of(name, module)):
@@ -196,13 +196,24 @@ class Scope:
             yield Use(name, m, self._owner(part.parameter)[0], part.parameter, read, order, shape)
 
     def _owner(self, parameter: Tensor) -> tuple[nn.Module, str]:
-        """Module and attribute: of the module whose forward is running, if it has the parameter, or of the first that has it."""
+        """Module and attribute: of the module whose forward is running, if it has the parameter, or of the first that has it
+        inside the innermost running module: a tied weight belongs to the block that uses it."""
         if self.running is not None:
             for attribute in self.running._parameters:
                 if getattr(self.running, attribute) is parameter:
                     return self.running, attribute
-        owner, _, attribute = self.names[id(parameter)].rpartition(".")
+        owner, _, attribute = self.nearest(parameter).rpartition(".")
         return self.modules[owner], attribute
+
+    def nearest(self, parameter: Tensor) -> str:
+        """Of the names of a parameter the first inside the innermost running module that has it; else the first."""
+        names = self.names[id(parameter)]
+        for module in reversed(self.path if len(names) > 1 else ()):
+            inside = f"{self.named.get(module, '')}."
+            for name in names:
+                if name.startswith(inside):
+                    return name
+        return names[0]
 
     def _name(self, part: Part, key: Key) -> str | None:
         """``block.proj`` for a raw parameter, ``block.proj.2`` and ``block.proj.0:4`` for parts of it; a weight that is called
