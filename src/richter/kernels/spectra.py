@@ -31,7 +31,10 @@ def alignment(K: ArrayLike, y: ArrayLike) -> float:
 
 def centre(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """C K C with C = I - 11^T/n."""
-    return K - K.mean(0, keepdim=True) - K.mean(1, keepdim=True) + K.mean()
+    rows = K.mean(0, keepdim=True)
+    centred = K - rows
+    centred -= K.mean(1, keepdim=True) - rows.mean()
+    return centred
 
 
 def cka(K: ArrayLike, L: ArrayLike) -> float:

@@ -371,10 +371,11 @@ def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | 
 def centred_kernel(K: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel:
     K, y, _ = flat(K, labels)
     Kc, y = centre(K), None if y is None else y - y.mean()
-    if Kc.norm() <= 1e-13 * K.norm():  # a constant kernel: what is left is rounding
+    size = Kc.norm().item()
+    if size <= 1e-13 * K.norm():  # a constant kernel: what is left is rounding
         return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0)
     labelled = None if y is None else ((y @ Kc @ y).item(), (y @ y).item())
-    return CentredKernel(frame.finite(Kc.norm().item()), labelled, top_eigenvalue(Kc))
+    return CentredKernel(frame.finite(size), labelled, top_eigenvalue(Kc))
 
 
 def centred_kernel_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CentredKernel]:
