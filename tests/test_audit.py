@@ -149,8 +149,20 @@ class ReversibleWithParameters(Two):
         return self.b(torch.tanh(WithParameters.apply(self.a(x), self.c, *self.c.parameters())))
 
 
+class ReversibleLater(Two):
+    """A reversible block of its own graph, that none of the first eight examples reaches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, on = torch.tanh(self.a(x)), (x[:, 0] < 0).nonzero()[:, 0]
+        z = self.b(h)
+        if not len(on):
+            return z
+        start = torch.tanh(x[on, :1] * torch.arange(1, 9)).requires_grad_()
+        return z.index_add(0, on, self.b(Recomputed.apply(start, self.c)))
+
+
 EXACT: list[Callable[[], nn.Module]] = [Sorted, Swapped, SwappedLate, EarlyExit, Again, Later, Unpadded, Elsewhere, Reversible,
-                                        ReversibleWithParameters]
+                                        ReversibleWithParameters, ReversibleLater]
 
 
 def by_backward(model: nn.Module) -> dict[str, Tensor]:
@@ -364,13 +376,34 @@ def test_operators_of_models_that_add_to_grad_are_refused() -> None:
 
     summed = Measure("summed", lambda A: float(A(torch.ones(A.size, dtype=torch.float64)).sum()),
                              needs=(Operator("gauss_newton", gauss_newton),))
-    row = richter.measure(Reversible(), richter.Probe(X, Y), [summed]).row("summed")
-    assert math.isnan(row.value)
-    assert "adds to .grad" in row.note
+    for make in (Reversible, ReversibleLater):
+        row = richter.measure(make(), richter.Probe(X, Y), [summed]).row("summed")
+        assert math.isnan(row.value)
+        assert "adds to .grad" in row.note
     model = ReversibleWithParameters()
     gradients = torch.autograd.grad(model(X).square().sum() / len(X), list(model.parameters()))
     value = richter.measure(model, richter.Probe(X, Y), [summed]).value("summed")
     assert value == pytest.approx(sum(d.sum().item() for d in gradients), rel=1e-10)
+
+
+class UpToThreeTimes(Two):
+    """As many passes through a layer as the most patient example of a batch needs; the last of the probe needs one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, times = torch.tanh(self.a(x)), torch.where(x[:, 1] > 0, 3, 1)
+        for i in range(int(times.max())):
+            h = torch.where((times > i)[:, None], torch.tanh(self.c(h)), h)
+        return self.b(h)
+
+
+def test_a_last_chunk_of_one_example_may_use_a_layer_less_often() -> None:
+    model, x = UpToThreeTimes(), X[:33].clone()
+    x[:8, 1], x[-1, 1] = 1.0, -1.0
+    snap = richter.measure(model, richter.Probe(x, Y[:33], chunk=32, kernel=None), ["nfc", "tangent_cka"])
+    K = torch.stack(list(oracles.tangent_kernels(model, x).values())).sum(0)
+    exact = oracles.tangent_cka(K, torch.nn.functional.one_hot(Y[:33], 3).double())
+    assert snap.value("tangent_cka", "*") == pytest.approx(exact, rel=1e-8)
+    assert math.isfinite(snap.value("nfc", "c"))
 
 
 class SortedWhereNegative(Two):

@@ -6,11 +6,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
@@ -78,8 +80,7 @@ class Pass:
     state: State
     skips: bool = False  # what backward passes to the calls do not need: there are no gradients of weights
     differentiates: bool = False  # the model itself does, inside its forward pass
-    accumulates: bool = False  # the model adds to .grad in its backward pass: all of it must run to know any gradient
-    adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad it did so
+    adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad the model's own backward passes have added
     transforms: bool = False  # the model differentiates, or maps over an axis, by torch.func
     called: Collection[nn.Module] = ()  # modules whose forward ran
 
@@ -89,19 +90,31 @@ class Pass:
         return {k: v for k, v in self.state.items() if v.requires_grad}
 
     def leaves(self) -> list[Tensor]:
-        """All tensors from which the outputs are computed: weights, and what a model made to be differentiated. Only when all of
-        them are asked for, all of a backward pass runs."""
-        leaves: dict[int, Tensor] = {}
+        """All tensors from which the outputs are computed: weights, and what a model made to be differentiated."""
+        return [variable for node in self._nodes() if (variable := getattr(node, "variable", None)) is not None]
+
+    @cached_property
+    def _hidden(self) -> list[Tensor]:
+        """All leaves, if an autograd.Function of the model's own is among the outputs' graph: it may add to .grad in its backward
+        pass, and only when all leaves are asked for, all of a backward pass runs."""
+        return self.leaves() if any(isinstance(node, BackwardCFunction) for node in self._nodes()) else []
+
+    @cached_property
+    def accumulates(self) -> bool:
+        """Does the model add to .grad in a backward pass of its own?"""
+        if self._hidden:
+            self.backward(torch.ones_like(self.f), self._hidden)
+        return bool(self.adds)
+
+    def _nodes(self) -> Iterator[Any]:
+        """Of the graph behind the outputs."""
         seen, todo = set(), [self.f.grad_fn]
         while todo:
             node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if (variable := getattr(node, "variable", None)) is not None:
-                leaves[id(variable)] = variable
-            todo += [following for following, _ in node.next_functions]
-        return list(leaves.values())
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield node
+                todo += [following for following, _ in node.next_functions]
 
     def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
         """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused.
@@ -113,8 +126,8 @@ class Pass:
         if not places:
             return [], []
         cut, end = len(self.calls), len(places)
-        if also and self.accumulates:
-            places += self.leaves()
+        if also:
+            places += self._hidden
         with self.state.in_place():
             gradients = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
                                             retain_graph=True, allow_unused=True)
@@ -131,7 +144,7 @@ def _dense(d: Tensor) -> Tensor:
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
-            seed: int = 0, accumulates: bool = False, splits: Mapping[str, Mapping[str, Tensor]] | None = None,
+            seed: int = 0, splits: Mapping[str, Mapping[str, Tensor]] | None = None,
             products: list[Product] | None = None, plain: bool = False) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
@@ -139,9 +152,9 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     the output is given an example axis, so that each example gets a gradient of its own. ``silent`` makes many backward
     passes cheaper, where only gradients toward the calls are wanted: derivatives of activations are computed once, and in the
     named linear layers the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
-    train mode) is the same in every pass with the same seed. ``accumulates``: see Pass. ``splits``: modules that are several
-    maps, and which outputs belong to each. ``products``: a list that gets the products of tensors with each other. ``plain``:
-    attention without fused kernels, which can be differentiated but once and not forward. Call it inside ``quiet``.
+    train mode) is the same in every pass with the same seed. ``splits``: modules that are several maps, and which outputs belong
+    to each. ``products``: a list that gets the products of tensors with each other. ``plain``: attention without fused kernels,
+    which can be differentiated but once and not forward. Call it inside ``quiet``.
     """
     recorder = Recorder(model, state, expand or {}, silent, splits or {}, products, plain) if record else None
     args, kwargs = arguments(model, copy_of(x))
@@ -157,7 +170,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.requires_grad:
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
-    run = Pass(f, [], state, silent is not None, accumulates=accumulates)
+    run = Pass(f, [], state, silent is not None)
     return run if recorder is None else replace(
         run, calls=recorder.calls, differentiates=recorder.differentiates, transforms=recorder.transforms,
         called=recorder.scope.called)

@@ -24,7 +24,7 @@ from torch import Tensor
 from richter.core import WHOLE, Mark, Remark
 from richter.instrument.captures import check_finite
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import GROUPS, Gathering, Group, Place, Simple, Statistic, Wants
+from richter.instrument.statistics.frame import GROUPS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.stream import chunks, fitting
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class Products:
         for chunk in chunks(subject.source, subject.x, size, title="products"):
             f = chunk.graph.f.reshape(chunk.n, -1)
             check_finite(f)
+            if chunk.graph.accumulates:  # on later examples only
+                raise Missing(HIDDEN)
             if subject.counted is not None:  # outputs that do not count are constants, as their labels are
                 f = torch.where(subject.counted[chunk.rows].to(f.device), f, 0.0)
             Y = None if subject.Y is None else subject.Y[chunk.rows].to(f)

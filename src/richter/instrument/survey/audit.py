@@ -92,8 +92,6 @@ def check_calls(survey: Survey, x: Inputs, calls: Sequence[Call], n: int) -> Non
     new = [name for name in seen if name not in survey.maps and survey.note(name) in (None, Mark.IDLE)]
     if new:
         raise Doubt(new, x, 0, "they are used for some examples only, and not for the first ones")
-    if n == 1:
-        return
     other = [name for name, info in survey.batched.items() if not _as_surveyed(info.layouts, info.rows, seen.get(name, []), n)]
     if other:
         raise Doubt(other, x, 0, "how often or for how many examples they are used depends on the data")

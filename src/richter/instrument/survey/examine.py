@@ -40,7 +40,6 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     m = bench.inner.stop - 1
     whole, layouts, expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
     verified = verify(bench, whole, layouts, drawn)
-    bench = replace(bench, accumulates=verified.accumulates)
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
         differentiates=whole.differentiates, accumulates=verified.accumulates, splits=bench.splits,

@@ -28,7 +28,6 @@ class Bench:
     x: Inputs
     state: State
     output: Output | None = None
-    accumulates: bool = False  # see Pass
     splits: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # modules that are several maps
 
     @cached_property
@@ -49,8 +48,7 @@ class Bench:
     def run(self, rows: slice = slice(None), **options: Any) -> Pass:
         """A forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
         x = self.x if rows == slice(None) else select(self.x, rows)
-        return forward(self.model, x, self.state, output=self.output, accumulates=self.accumulates, splits=self.splits,
-                       **options)
+        return forward(self.model, x, self.state, output=self.output, splits=self.splits, **options)
 
     def alone(self, i: int, **options: Any) -> Pass:
         """A forward pass of one example."""
