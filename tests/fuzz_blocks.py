@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from oracles import by_definition, wrote
 
@@ -598,7 +598,8 @@ class Checkpointed(Around):
         if by_definition():
             return self.inner(h, s)
         h = h if h.requires_grad else h.detach().requires_grad_()
-        return checkpoint(self.inner, h, s, use_reentrant=self.way == 0)
+        with set_checkpoint_early_stop(False):  # a compiled function would not let the exception pass by which it stops
+            return checkpoint(self.inner, h, s, use_reentrant=self.way == 0)
 
 
 class Recomputed(torch.autograd.Function):

@@ -370,6 +370,11 @@ def test_features_that_ask_nothing_of_a_layer_are_looked_at_too() -> None:
         assert richter.measure(model, richter.Probe(X, Y), [reads]).value("mean_square", "c") == pytest.approx(exact, rel=1e-10)
 
 
+def test_a_layer_that_later_examples_call_out_of_sight_is_not_said_to_be_never_called() -> None:
+    snap = richter.measure(ReversibleLater(), richter.Probe(X, Y, chunk=8), ["nfc"])
+    assert snap.notes["c"].startswith("used, but not as a linear map")
+
+
 def test_operators_of_models_that_add_to_grad_are_refused() -> None:
     def gauss_newton(f: Tensor, Y: Any, parameters: Any, vectors: Any) -> Any:
         return torch.autograd.grad(f.square().sum(), parameters, allow_unused=True)

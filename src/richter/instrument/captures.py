@@ -27,6 +27,7 @@ from richter.instrument.survey import (
     check_same,
     grouped,
     joined,
+    note_called,
     map_gradient,
     passed,
     prints,
@@ -159,6 +160,7 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
         survey.differentiates = True
         run = passed(bench, survey, rows.start, None)
     check_calls(survey, bench.x, run.calls, n)
+    note_called(bench, survey, run)
     groups = grouped(run.calls)
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []

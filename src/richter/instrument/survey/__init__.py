@@ -20,12 +20,12 @@ from richter.instrument.survey.audit import (
            prints,
            suspects,
 )
-from richter.instrument.survey.examine import SURVEYED, check_same, survey
+from richter.instrument.survey.examine import SURVEYED, check_same, note_called, survey
 from richter.instrument.survey.layouts import Bench, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.instrument.survey.memo import SurveyMemo, surveyed
 from richter.instrument.survey.verify import map_gradient
 
 __all__ = ["MOST_DOUBTS", "SURVEYED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout", "MapInfo", "Prints", "Survey",
-           "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined", "map_gradient", "passed",
-           "prints", "survey", "surveyed", "suspects", "tolerance"]
+           "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined", "map_gradient",
+           "note_called", "passed", "prints", "survey", "surveyed", "suspects", "tolerance"]

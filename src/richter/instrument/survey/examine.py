@@ -213,11 +213,20 @@ def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
     places = [whole.aliases[name] for name, _ in silent.values()]
     with whole.state.in_place():
         gradients = torch.autograd.grad(whole.f.sum(), places, retain_graph=True, allow_unused=True) if places else ()
-    whole.state.accumulated()  # is let go: what a model adds to .grad was seen when gradients were rebuilt
+    whole.state.accumulated()  # is let go: whether a model adds to .grad is asked of the pass
     for (label, (_, module)), alias, gradient in zip(silent.items(), places, gradients, strict=True):
-        used = gradient is not None or id(alias) in whole.adds
+        used = gradient is not None or (whole.accumulates and id(alias) in whole.adds)
         remarks[label] = UNKNOWN if used else UNREACHED if module in whole.called else UNCALLED
     return remarks
+
+
+def note_called(bench: Bench, survey: Survey, run: Pass) -> None:
+    """Layers that none of the first examples has called and these do, though not as a linear map: their remark is another one."""
+    idle = [label for label, remark in survey.notes.items() if remark == UNCALLED]
+    called = {bench.modules.get(id(module)) for module in run.called} if idle else ()
+    if any(label in called or label.rpartition(".")[0] in called for label in idle):
+        others = {label: remark for label, remark in survey.notes.items() if label not in idle}
+        survey.notes.update(_idle(bench.model, replace(survey, notes=others), bench.run()))
 
 
 def _matrix(attribute: str, p: Tensor) -> bool:
