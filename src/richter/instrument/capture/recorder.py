@@ -128,7 +128,7 @@ class Pass:
         cut, end = len(self.calls), len(places)
         if also:
             places += self._hidden
-        with self.state.in_place():
+        with self.state.in_place(), checkpoints_called():
             gradients = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
                                             retain_graph=True, allow_unused=True)
         added = self.state.accumulated()

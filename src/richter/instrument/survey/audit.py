@@ -9,7 +9,7 @@ captured of them must rebuild autograd's gradient. What does not is a ``Doubt``:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +48,7 @@ class Audit:
     n: int = 0  # examples in all
     done: set[tuple[Any, ...]] = field(default_factory=set)  # state, which examples, which maps
     parts: dict[str, Audit] = field(default_factory=dict)
+    seen: set[tuple[int, str]] = field(default_factory=set)  # state and map: some gradient that is not zero was compared
 
     def part(self, name: str) -> Audit:
         """The same of other examples, which have numbers of their own."""
@@ -178,20 +179,33 @@ class Check:
         mix = torch.randn(len(V), generator=torch.Generator().manual_seed(self.audit.number)).to(V)
         cotangents = torch.einsum("v,vnk->nk", mix, V)
         doubted: dict[str, int] = {}
-        flipped = EXACT if self.bench.state.precision == torch.float64 else FLIPPED
         for rows in [*([self._together()] if self.bench.n > 1 else []), *([i] for i in self.examples)]:
-            index = torch.tensor(rows, device=V.device)
-            h_and_g = captured(index, mix)
-            run = self._run(rows)
-            apart = self._among(index, cotangents, h_and_g) if run is None else self._wrong(run, cotangents[index], h_and_g)
-            if run is not None and self.bench.n > 1 and any(error < flipped for error in apart.values()):
-                among = self._among(index, cotangents, h_and_g)  # rounding may have turned a unit on when they were apart
-                apart = {k: error for k, error in apart.items() if k in among or error >= flipped}
-            doubted.update(dict.fromkeys(apart, self._culprit(rows, apart, cotangents, captured, mix) if apart else rows[0]))
+            doubted |= self._doubted(rows, cotangents, captured, mix)
+        for name in self.unseen(self.audit, self.bench, self.calls):  # a gradient of zero is no evidence
+            sizes = captured(torch.arange(self.bench.n, device=V.device), mix)[name][1].flatten(1).norm(dim=1)
+            if name in self.unseen(self.audit, self.bench, self.calls) and sizes.max() > 0:
+                doubted |= self._doubted([int(sizes.argmax())], cotangents, captured, mix)
         if doubted:
             biases = [k for k in doubted if k in self.survey.biases]
             raise Doubt([k for k in doubted if k not in biases], self.bench.x, next(iter(doubted.values())),
                         "they do not rebuild the gradients of single examples", biases)
+
+    @staticmethod
+    def unseen(audit: Audit, bench: Bench, maps: Iterable[str]) -> list[str]:
+        """Those of these maps of which no gradient but zeros was compared in this measurement."""
+        return [name for name in maps if (id(bench.state), name) not in audit.seen]
+
+    def _doubted(self, rows: list[int], cotangents: Tensor, captured: Captured, mix: Tensor) -> dict[str, int]:
+        """Maps (and biases) that do not rebuild the gradient of these examples, and one of these by which they do not."""
+        flipped = EXACT if self.bench.state.precision == torch.float64 else FLIPPED
+        index = torch.tensor(rows, device=cotangents.device)
+        h_and_g = captured(index, mix)
+        run = self._run(rows)
+        apart = self._among(index, cotangents, h_and_g) if run is None else self._wrong(run, cotangents[index], h_and_g)
+        if run is not None and self.bench.n > 1 and any(error < flipped for error in apart.values()):
+            among = self._among(index, cotangents, h_and_g)  # rounding may have turned a unit on when they were apart
+            apart = {k: error for k, error in apart.items() if k in among or error >= flipped}
+        return dict.fromkeys(apart, self._culprit(rows, apart, cotangents, captured, mix) if apart else rows[0])
 
     def _among(self, index: Tensor, cotangents: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
         """The same for examples that stay among the others, of which nothing is asked."""
@@ -248,6 +262,7 @@ class Check:
             g = [h_and_g[name][1] for name in self.survey.biases[k]]
             rest = torch.cat([part.flatten(2).sum((0, 1)) for part in g]).to(exact[key]) - exact[key].reshape(-1)
             compared[key], users[key] = (float(rest.norm()), float(exact[key].norm())), [k]
+        self.audit.seen.update((id(run.state), k) for key, own in users.items() if compared[key][1] > 0 for k in own)
         noise = rounding(precision) * max((size for _, size in compared.values()), default=0.0)
         wrong: dict[str, float] = {}
         for key, (off, size) in compared.items():
