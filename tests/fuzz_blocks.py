@@ -892,8 +892,8 @@ class Recurrent(Block):
                      lambda m: getattr(m, f"weight_{side}_l0")[i * d : (i + 1) * d].detach().clone())
 
     def definition(self, h: Tensor, length: int) -> Tensor:
-        """One example, [1,T,a]."""
-        state = cell = h.new_zeros(1, self.rnn.hidden_size)
+        """One example, [1,T,a], or what a block around it made of one."""
+        state = cell = h.new_zeros(len(h), self.rnn.hidden_size)
         rows = []
         for t in range(h.shape[1]):
             if t >= length:

@@ -5,13 +5,17 @@ in a raw error."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 import oracles
 import richter
@@ -373,6 +377,40 @@ def test_features_that_ask_nothing_of_a_layer_are_looked_at_too() -> None:
 def test_a_layer_that_later_examples_call_out_of_sight_is_not_said_to_be_never_called() -> None:
     snap = richter.measure(ReversibleLater(), richter.Probe(X, Y, chunk=8), ["nfc"])
     assert snap.notes["c"].startswith("used, but not as a linear map")
+
+
+class ReversibleCheckpoint(Two):
+    """A reversible block that checkpoints what it runs again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(Recomputed.apply(self.a(x), lambda h: checkpoint(self.c, h, use_reentrant=True))))
+
+
+class Prepared(Two):
+    """A layer of which nothing is asked but by one example, beside a product that computes its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, on = torch.tanh(self.a(x)), (x[:, 0] < -1.5).nonzero()[:, 0]
+        size = (F.linear(torch.ones(8, dtype=x.dtype), self.c.weight)).norm()
+        return self.b(h.index_add(0, on, F.linear(h[on], self.c.weight.tanh() / size)))
+
+
+def test_a_checkpoint_inside_a_reversible_block() -> None:
+    model = ReversibleCheckpoint()
+    exact = by_backward(model)
+    for name, K in richter.kernels.ntk(model, X, per_layer=True).items():
+        torch.testing.assert_close(K, exact[name], rtol=1e-8, atol=1e-12)
+
+
+def test_gradients_that_are_zero_are_no_evidence() -> None:
+    """None of the first examples, and few of those that are drawn, say anything of a layer: one that does is looked at."""
+    x = X.abs()
+    x[29, 0] = -2.0
+    for number in range(20):
+        with mock.patch("richter.instrument.survey.audit._measurements", iter(range(number, 1000))), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            snap = richter.measure(Prepared(), richter.Probe(x, Y, chunk=7), ["nfc"])
+        assert not any(math.isfinite(row.value) for row in snap.rows if row.layer == "c")
 
 
 def test_operators_of_models_that_add_to_grad_are_refused() -> None:
