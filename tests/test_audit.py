@@ -205,6 +205,25 @@ def test_kernels_and_correlations_of_all_examples(make: Callable[[], nn.Module])
         assert row.value == pytest.approx(oracles.cosine(oracles.nfm(W), oracles.agop(W, J)), rel=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:layer .c.*")
+@pytest.mark.parametrize("make", EXACT)
+def test_the_linearisation_of_all_examples(make: Callable[[], nn.Module]) -> None:
+    """|df - J0 dw| / (|df| + |J0 dw|), beside central differences."""
+    model, draw = make(), torch.Generator().manual_seed(1)
+    initial = {k: v.clone() for k, v in model.state_dict().items()}
+    change = {k: 0.3 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for k, v in initial.items()}
+
+    def outputs(t: float) -> Tensor:
+        model.load_state_dict({k: initial[k] + t * change[k] for k in initial})
+        return model(X).detach()
+
+    linear, whole = (outputs(1e-5) - outputs(-1e-5)) / 2e-5, outputs(1.0) - outputs(0.0)
+    outputs(1.0)
+    snap = richter.measure(model, richter.Probe(X, Y, chunk=16), ["linearisation_gap"], initial=initial)
+    expected = (whole - linear).norm() / (whole.norm() + linear.norm())
+    assert snap.value("linearisation_gap") == pytest.approx(float(expected), rel=1e-7)
+
+
 def test_training_a_reversible_network_is_not_disturbed() -> None:
     trained = []
     for watched in (False, True):

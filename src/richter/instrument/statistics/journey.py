@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 BLOCK = 64  # examples whose statistics a norm uses
 IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do to them where it is said to have no effect
 IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect
+FEW = 16  # examples on which a way is tried, and effects of scales are seen
 COTANGENTS = 3  # random ones, from which the effect of a layer's scale is seen
 
 
@@ -118,6 +119,13 @@ class Journey:
         changes = {k: self.last[k].detach() - self.first[k].detach() for k in self.parameters}
         return {k: d for k, d in changes.items() if bool(d.any())}
 
+    @cached_property
+    def few(self) -> Any:
+        """Some examples from all over the probe."""
+        n = self.subject.probe.n
+        return self.examples(slice(None)) if n <= FEW else to_device(
+            select(self.subject.x, torch.linspace(0, n - 1, FEW).long()), self.subject.device)
+
     def _layers(self) -> dict[str, str]:
         """Weights that have moved in size, and their biases, if they have one."""
         names = set(self.parameters)
@@ -128,7 +136,7 @@ class Journey:
 
     def _without_effect(self, state: State) -> set[str]:
         """Weights for which <W, df/dW> + <b, df/db> vanishes, for random combinations of the outputs of a few examples."""
-        layers, few = self._layers(), self.subject.few
+        layers, few = self._layers(), self.few
         run, other = self.run(state, few, 0, record=False), self.run(self.first, few, 0, record=False)
         present = self.run(self.subject.state, few, 0, record=False) if state is self.first else run
         moved = self._wide(present.f - other.f)
@@ -147,8 +155,8 @@ class Journey:
                 rounding[weight] += sum(state[k].detach().norm().item() * d[k].norm().item() for k in parts) ** 2
         largest = max(effects.values(), default=0.0)
         eps = 8 * torch.finfo(state.precision).eps
-        return {k for k, effect in effects.items() if math.sqrt(effect) <= IN_VAIN * math.sqrt(size)
-                + IN_VAIN_BESIDE * math.sqrt(largest) + eps * math.sqrt(rounding[k])}
+        return {k for k, effect in effects.items() if rounding[k] > 0 and math.sqrt(effect) <= IN_VAIN * math.sqrt(size)
+                + IN_VAIN_BESIDE * math.sqrt(largest) + eps * math.sqrt(rounding[k])}  # a weight that is not used says nothing
 
     def _wide(self, t: Tensor) -> Tensor:
         return t.detach().to(self.subject.home, torch.float64)

@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import Mark, Remark, RichterError
-from richter.instrument.capture import Pass, State, pushed_forward, pushed_twice
+from richter.instrument.capture import Pass, State, pushed_forward, pushed_twice, select
 from richter.instrument.captures import applied
 from richter.instrument.cotangents import Cotangents, every_output
+from richter.instrument.statistics.frame import Missing
 from richter.instrument.stream import Chunk
 from richter.instrument.survey import tolerance
 
@@ -67,10 +68,13 @@ class Pushing:
         return CAPTURES, ""
 
     def _agrees(self, product: Plain) -> bool:
-        """<V, J v> = <J^T V, v> on a few examples."""
-        journey, few = self.journey, self.subject.few
-        _, tangent = self._plain(product, few, 0)
-        run = journey.run(journey.first, few, 0, record=False)
+        few = self.journey.few
+        return self._as_backward(few, self._plain(product, few, 0)[1], 0)
+
+    def _as_backward(self, x: Any, tangent: Tensor, seed: int) -> bool:
+        """<V, J v> = <J^T V, v> for a random V on these examples?"""
+        journey = self.journey
+        run = journey.run(journey.first, x, seed, record=False)
         V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
         names = list(journey.direction)
         terms = list(zip(run.backward(V, [journey.first[k] for k in names])[1], journey.direction.values(), strict=True))
@@ -78,6 +82,17 @@ class Pushing:
         size = sum(d.norm().item() * v.norm().item() for d, v in terms)
         seen = (self._wide(V) * self._wide(tangent)).sum().item()
         return abs(seen - expected) <= tolerance(journey.first.precision) * size
+
+    def _holds(self, stretch: Stretch, x: Any, tangent: Tensor) -> bool:
+        """The same of a few among these examples, others in every measurement; where examples mix, of all, in one block."""
+        audit, n = self.subject.audit, stretch.n
+        if audit is None or n == 1:
+            return audit is None or self._as_backward(x, tangent, stretch.rows.start)
+        if self.journey.mixes:
+            return stretch.rows != self.journey.blocks[audit.number % len(self.journey.blocks)] or \
+                self._as_backward(x, tangent, stretch.rows.start)
+        some = audit.order(n)[:audit.together(n)]
+        return self._as_backward(select(x, some), tangent[some.to(tangent.device)], stretch.rows.start)
 
     def _plain(self, product: Plain, x: Any, seed: int) -> tuple[Pass, Tensor]:
         journey = self.journey
@@ -93,6 +108,11 @@ class Pushing:
         if self.way == CAPTURES:
             return self._captured(stretch, x)
         then, tangent = self._plain(WAYS[self.way], x, stretch.rows.start)
+        if not self._holds(stretch, x, tangent):
+            if self.journey.mixes or not self.cotangents.exact:
+                raise Missing(f"the product of the initial Jacobian with the change of the weights cannot be had: on some "
+                              f"examples of the probe, {self.way} is not what the backward pass says")
+            return self._captured(stretch, x)
         return replace(stretch, then=then, change=self._counted(self._wide(stretch.now.f) - self._wide(then.f), stretch),
                        linear=self._counted(self._wide(tangent), stretch))
 
@@ -124,7 +144,7 @@ class Pushing:
         names = list(dict.fromkeys([*maps, *(k for own in biases.values() for k in own)]))
         loose = [k for k in v if k not in biases and k not in survey.structured]
         V = subject.rowwise(self.cotangents, "mean")
-        chunk = Chunk(replace(subject.initial_source, audit=None), x, stretch.rows, names, V, loose)
+        chunk = Chunk(subject.initial_source, x, stretch.rows, names, V, loose)
         f = chunk.recording.f
         linear = f.new_zeros(len(chunk.V), stretch.n)
         for i in range(len(chunk.V)):
@@ -144,7 +164,7 @@ class Pushing:
     def rounding(self) -> float:
         """The mean square, over a few examples, of what rounding does to the change of an example's outputs: what it does to
         the outputs if every weight is moved in its last place, twice because two networks are subtracted."""
-        journey, few = self.journey, self.subject.few
+        journey, few = self.journey, self.journey.few
         eps, draw = torch.finfo(journey.last.precision).eps, torch.Generator().manual_seed(2)
         moved: dict[int, Tensor] = {}
         for k in journey.parameters:
