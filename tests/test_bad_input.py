@@ -384,9 +384,11 @@ def test_a_model_without_a_weight_layer(richter: ModuleType) -> None:
         richter.measure(model, richter.Probe(X, Y))
     with refused("no trainable parameter", model=model):
         richter.kernels.ntk(model, X)
-    snap = richter.measure(Gain(trained=True), richter.Probe(X, Y))  # it has a tangent kernel, and nothing else
+    snap = richter.measure(Gain(trained=True), richter.Probe(X, Y))  # it has a tangent kernel and outputs, and nothing else
     assert snap.layers == ["", "*"]
-    assert snap.measures == ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation"]
+    assert snap.measures == ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation",
+                             "linearisation_gap", "magnitude", "feature_change_cka",
+                             "probe_loss", "probe_accuracy", "output_spread", "output_rms"]
 
 
 @pytest.mark.parametrize("model", many(
@@ -551,7 +553,7 @@ class WithWholeNumbers(nn.Module):
 def test_whole_numbers_beside_weights(richter: ModuleType) -> None:
     model = WithWholeNumbers()
     table = model.table.double()
-    plain = richter.measure(model.net, richter.Probe(X, Y), output=lambda z: z + z @ table)
+    plain = richter.measure(model.net, richter.Probe(X, Y), output=lambda z: z + torch.arange(3) + z @ table)
     with undisturbed(model):
         snap = richter.measure(model, richter.Probe(X, Y))
     assert snap.layers == ["net.0", "net.2", "net.4", "*"]
@@ -590,9 +592,9 @@ def test_a_frozen_layer_is_measured_and_marked(richter: ModuleType) -> None:
     assert snap.value("tangent_cka") != pytest.approx(free.value("tangent_cka"))  # the whole is that of the others
     model.requires_grad_(False)
     snap = richter.measure(model, richter.Probe(X, Y))
-    assert snap.layers == ["0", "2", "4"]
+    assert snap.layers == ["0", "2", "4", "*"]
     assert {"nfc"} <= set(snap.measures)
-    assert all("frozen" in snap.notes[layer] for layer in snap.layers)
+    assert all("frozen" in snap.notes[layer] for layer in snap.layers[:-1])
 
 
 class Spare(Two):
@@ -793,7 +795,7 @@ def test_layers_that_do_not_exist(richter: ModuleType, layers: Any, sentence: st
 @pytest.mark.parametrize(("measures", "sentence"), many(
     ("a typing error", ["nfcc"], r"there is no measure 'nfcc'\. Did you mean nfc, cnfc\? Known are: nfc, cnfc, "),
     ("a string", "tangent_alignmnt", r"no measure 'tangent_alignmnt'\. Did you mean tangent_alignment"),
-    ("far from all", ["accuracy"], r"there is no measure 'accuracy'\. Known are: nfc, .*tangent_cka"),
+    ("far from all", ["sharpness"], r"there is no measure 'sharpness'\. Known are: nfc, .*tangent_cka"),
     ("a number in a list", [3], "measures= takes names or richter.measures.Measure objects, not int"),
     ("a number", 3, "measures= takes names or richter.measures.Measure objects, not int"),
     ("none at all", [], "measures= is empty: leave it out for the default set"),

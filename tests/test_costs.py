@@ -803,26 +803,28 @@ def test_layers_of_several_precisions() -> None:
 
 
 def test_no_activation_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moments and kernels of the default set: one forward pass of each example, beside the survey of a few."""
+    """Moments and kernels of the default set: one forward pass of each example, beside the survey of a few. What
+    compares with the initial network has passes of its own."""
     torch.manual_seed(0)
+    measures = [m for m in richter.measures.DEFAULT if m not in richter.measures.MOVEMENT]
     model, x = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)), torch.randn(40, 1, 6, 6)
     start = {k: v + 0.1 for k, v in model.state_dict().items()}
     seen: list[int] = []
     model.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
     probe = richter.Probe(x, torch.arange(40) % 3, chunk=16, kernel=8)
     monkeypatch.setattr(richter.instrument.survey.audit, "_measurements", itertools.repeat(3))
-    richter.measure(model, probe, initial=start)
+    richter.measure(model, probe, measures, initial=start)
     audited = Counter(seen)
     monkeypatch.setattr(Audit, "due", lambda *_: False)
     seen.clear()
-    richter.measure(model, probe, initial=start)
+    richter.measure(model, probe, measures, initial=start)
     assert [n for n in seen if n > richter.instrument.survey.SURVEYED] == [16, 16]
     assert sum(seen[-3:]) == 40
     audited -= Counter(seen)  # chunks of 16, 16 and 8 in halves; some examples of each together; three alone
     assert audited == {8: 4, 4: 2, 6: 2, 3: 1, 1: 3}
     passes: list[int] = []
     real = torch.autograd.grad
-    measurement = Measurement(model, richter.Probe(x, torch.arange(40) % 3, chunk=40, kernel=8), initial=start)
+    measurement = Measurement(model, richter.Probe(x, torch.arange(40) % 3, chunk=40, kernel=8), measures, initial=start)
     measurement.take()
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(1) or real(*a, **k))
     measurement.take()

@@ -17,8 +17,9 @@ import oracles
 import richter
 import zoo
 from richter.core import WHOLE, Mark, Row
+from richter.instrument.observe import Measurement
 from richter.instrument.statistics import pushing
-from richter.kernels.similarity import debiased_cka
+from richter.kernels.similarity import Rows, debiased_cka
 from richter.measures import MOVEMENT
 
 EVERY_CASE = pytest.mark.parametrize("name", zoo.CASES)
@@ -110,12 +111,15 @@ def test_the_alignment_of_features_is_that_of_the_definition(d: int) -> None:
     X = 3 + torch.randn(70, d, generator=draw, dtype=torch.float64)
     Y = X.tanh() + 0.3 * torch.randn(70, d, generator=draw, dtype=torch.float64)
     group = torch.arange(70) % 4
-    got = debiased_cka(X, Y, group, 4)
+
+    def cka(X: Tensor, Y: Tensor) -> list[float]:
+        return debiased_cka(*(Rows(Z, group, 4) for Z in (X, Y)))
+    got = cka(X, Y)
     kept = [torch.ones(70, dtype=torch.bool), *(group != g for g in range(4))]
     assert got == pytest.approx([oracles.debiased_cka(X[k], Y[k]) for k in kept], rel=1e-9)
-    assert debiased_cka(X, X.clone(), group, 4) == pytest.approx([1.0] * 5, rel=1e-12)
-    assert debiased_cka(X, 2 - 5 * X, group, 4) == pytest.approx([1.0] * 5, rel=1e-9)
-    assert math.isnan(debiased_cka(X, torch.full_like(X, 3.0), group, 4)[0])
+    assert cka(X, X.clone()) == pytest.approx([1.0] * 5, rel=1e-12)
+    assert cka(X, 2 - 5 * X) == pytest.approx([1.0] * 5, rel=1e-9)
+    assert math.isnan(cka(X, torch.full_like(X, 3.0))[0])
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn_modes", "groupnorm", "resnet"])
@@ -545,3 +549,45 @@ def test_less_memory_is_fewer_rows() -> None:
     assert less.mark is Mark.ESTIMATED
     assert "of the rows" in less.note
     assert less.value == pytest.approx(whole.value, rel=0.3)
+
+
+class Sorted(nn.Module):
+    """Sorts its examples on the way, but only if a large one is among them, as none of the first is."""
+
+    def __init__(self, sorts: bool) -> None:
+        super().__init__()
+        self.layers, self.sorts = plain(6, 8, 8, 3), sorts
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort() if self.sorts and bool((x[:, 0] > 1.5).any()) else torch.arange(len(x))
+        return self.layers(x[order])[order.argsort()]  # type: ignore[no-any-return]
+
+
+def test_rows_that_later_examples_mix_up_are_seen() -> None:
+    """A model that puts examples elsewhere is read one example at a time, or not at all; never in the wrong order."""
+    x, y = data(80)
+    x[:8, 0] = x[:8, 0].clamp(max=1.0)
+    model, same = Sorted(sorts=True), Sorted(sorts=False)
+    then = nudged(model)
+    nudged(same)
+    probe = richter.Probe(x, y)
+    row = richter.measure(model, probe, [TURNED, LAYER], initial=then).row(TURNED)
+    expected = richter.measure(same, probe, [TURNED, LAYER], initial=then).value(TURNED)
+    assert math.isnan(row.value) or row.value == pytest.approx(expected, rel=1e-9)
+    snap, plainly = (richter.measure(m, probe, [GAP, LAYER], initial=then) for m in (model, same))
+    assert [r.value for r in snap.rows] == pytest.approx([r.value for r in plainly.rows], rel=1e-9, nan_ok=True)
+
+
+def test_what_it_costs_in_passes() -> None:
+    """One pass of each network beside what looks at a few examples, and no backward pass of the whole probe."""
+    model = plain(6, 8, 8, 3)
+    then = nudged(model)
+    x, y = data(80)
+    seen: list[int] = []
+    measurement = Measurement(model, richter.Probe(x, y, chunk=40), list(MOVEMENT[:4]), initial=then)
+    measurement.take()
+    nudged(model)
+    handle = model.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
+    measurement.take()
+    handle.remove()
+    assert [n for n in seen if n > 8] == [40, 40, 40, 40]

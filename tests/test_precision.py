@@ -30,9 +30,11 @@ def test_half_precision_gives_numbers(dtype: torch.dtype, device: str) -> None:
     model = moved(mlp()).to(device)
     double = richter.measure(model, richter.Probe(x, y), initial=state(mlp()))
     half = richter.measure(model.to(dtype), richter.Probe(x.to(dtype), y), initial=state(mlp()))
+    assert {r.measure for r in double.rows if math.isnan(r.value)} == {"function_change", "feature_change_cka"}
     for r in half.rows:
-        assert math.isfinite(r.value), r
-        assert r.value == pytest.approx(double.value(r.measure, r.layer), rel=0.2, abs=0.05), r
+        expected = double.value(r.measure, r.layer)
+        assert math.isfinite(r.value) or math.isnan(expected), r  # of the read-out, and of features on so few examples
+        assert math.isnan(expected) or r.value == pytest.approx(expected, rel=0.2, abs=0.05), r
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from richter.instrument.survey import (
 from richter.layers import Kind
 
 __all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "by_example", "check_finite",
-           "count", "covariance", "example_gradients", "grouped", "map_gradient", "record", "room_for", "select",
+           "count", "covariance", "example_gradients", "grouped", "map_gradient", "record", "remade", "room_for", "select",
            "widened"]
 
 
@@ -272,6 +272,15 @@ def applied(kind: Kind, W: Tensor, h: Tensor) -> Tensor:
     if kind == "diagonal":
         return h * W
     return h @ W.T if kind == "dense" else torch.einsum("nsri,roi->nsro", h, W)
+
+
+def remade(c: Call, W: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a call would have written with another matrix and no bias, in its own layout "b s ..."."""
+    W = W.to(c.read.device, dtype)
+    if c.map.apply is not None and c.read._version == c.version:
+        return c.map.outputs(c.module, c.map.apply(c.module, c.read.to(dtype), W))
+    h = c.inputs()
+    return applied(c.map.kind, W, h.to(dtype) if h.is_floating_point() else h)
 
 
 def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:

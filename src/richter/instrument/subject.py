@@ -23,11 +23,10 @@ from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.journey import Journey
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
-from richter.instrument.survey import SURVEYED, Audit, Doubt, SurveyMemo, surveyed
+from richter.instrument.survey import SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.planning import Unit, units_of
 
-UNTRUSTED = 16  # without errors, one measurement in so many is audited
 MAP_KINDS = ("dense", "grouped", "lookup")
 Layers = Sequence[str] | Callable[[str], bool] | None
 

@@ -75,15 +75,11 @@ class Rows:
         return self.products(other) + k.sum(0) * l.sum(0) / ((n - 1) * (n - 2)) - 2 / (n - 2) * (k * l).sum(0)
 
 
-def debiased_cka(X: Float[Tensor, "n d"], Y: Float[Tensor, "n p"], group: Int[Tensor, " n"], groups: int) -> list[float]:
+def debiased_cka(a: Rows, b: Rows, own: Float[Tensor, " left"] | None = None) -> list[float]:
     """CKA of two sets of features of the same rows: of all rows, then without each group of them. NaN where one is constant.
-    [Kornblith et al. 2019]"""
-    if X.shape == Y.shape and torch.equal(X, Y):
-        Y = X
-    a = Rows(X, group, groups)
-    b = a if Y is X else Rows(Y, group, groups)
+    ``own``: b.hsic(b), if it is known already.  [Kornblith et al. 2019]"""
     if a.wide != b.wide:
-        raise ValueError(f"features of {X.shape[1]} and {Y.shape[1]} numbers are compared in two ways; give them one")
-    size = a.hsic(a) * b.hsic(b)
+        raise ValueError(f"features of {a.X.shape[1]} and {b.X.shape[1]} numbers are compared in two ways; give them one")
+    size = a.hsic(a) * (b.hsic(b) if own is None else own)
     scale = (a.squares.sum() * b.squares.sum()).item() ** 2
     return [v / math.sqrt(s) if s > 1e-24 * scale else math.nan for v, s in zip(a.hsic(b).tolist(), size.tolist(), strict=True)]

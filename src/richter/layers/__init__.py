@@ -44,6 +44,8 @@ class LinearMap:
     kind: Kind = "dense"
     weight: str = "weight"  # the module's attribute that holds the weight
     reads: Callable[..., Tensor] | None = None  # what it reads, from all arguments of the module's forward; None: the first
+    apply: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None  # (module, what it read, matrix) -> what it would return
+    # without bias, where that is quicker than to unfold what it read
 
 
 View = dict[str, LinearMap]

@@ -44,6 +44,12 @@ def patches(m: nn.Module, x: Tensor) -> Tensor:
     return unfold(x, m.kernel_size, m.stride, m.dilation)
 
 
+def convolved(m: nn.Module, x: Tensor, w: Tensor) -> Tensor:
+    """The convolution of what the layer read with another matrix."""
+    assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    return m._conv_forward(x, w.reshape(m.out_channels, m.in_channels // m.groups, *m.kernel_size), None)
+
+
 def pixels(z: Tensor, axes: int) -> Tensor:
     """[n, c, *space] -> [n, positions, c]."""
     if z.dim() == axes + 1:
@@ -85,12 +91,13 @@ def view(name: str, m: nn.Module) -> View:
     assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     axes, r = len(m.kernel_size), m.groups
     if r == 1:
-        return {"": LinearMap(matrix=lambda m, w: w.flatten(1), inputs=patches, outputs=lambda m, z: pixels(z, axes))}
+        return {"": LinearMap(matrix=lambda m, w: w.flatten(1), inputs=patches, outputs=lambda m, z: pixels(z, axes),
+                              apply=convolved)}
     return {"": LinearMap(
         matrix=lambda m, w: w.reshape(r, w.shape[0] // r, -1),
         inputs=lambda m, x: patches(m, x).unflatten(2, (r, -1)),
         outputs=lambda m, z: pixels(z, axes).unflatten(2, (r, -1)),
-        kind="grouped")}
+        kind="grouped", apply=convolved)}
 
 
 for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):

@@ -21,8 +21,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, select, to_device
 from richter.instrument.captures import grouped, timed
-from richter.instrument.stream import fitting, steps
-from richter.instrument.survey import Bench, check_calls, passed
+from richter.instrument.stream import chunks, fitting, steps
+from richter.instrument.survey import UNTRUSTED, Bench, check_calls, passed
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -31,6 +31,7 @@ BLOCK = 64  # examples whose statistics a norm uses
 IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do to them where it is said to have no effect
 IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect
 FEW = 16  # examples on which a way is tried, and effects of scales are seen
+FAR_FROM_IDLE = 0.03  # of the same: if every layer's scale does so much, no norm follows a layer, and nobody looks again
 COTANGENTS = 3  # random ones, from which the effect of a layer's scale is seen
 
 
@@ -94,15 +95,15 @@ class Journey:
     @cached_property
     def scales(self) -> dict[str, float]:
         """|W0| / |W| of weights whose scale has no effect on the outputs, and of the biases beside them."""
-        scales: dict[str, float] = {}
+        layers = self._layers()
+        sizes = {k: (self.first[k].norm().item(), self.subject.state[k].norm().item()) for k in layers}
+        grown = {k: before / size for k, (before, size) in sizes.items() if before and size and before != size}
+        if not grown or self.subject.kept.get("no scale is idle"):
+            return {}
         idle = self._without_effect(self.subject.state)
         if idle:
             idle &= self._without_effect(self.first)
-        for weight, bias in self._layers().items():
-            size, before = self.subject.state[weight].norm().item(), self.first[weight].norm().item()
-            if weight in idle and size and before and size != before:
-                scales |= dict.fromkeys([weight, *([bias] if bias else [])], before / size)
-        return scales
+        return {name: grown[k] for k in grown if k in idle for name in (k, layers[k]) if name}
 
     @cached_property
     def last(self) -> State:
@@ -127,7 +128,7 @@ class Journey:
             select(self.subject.x, torch.linspace(0, n - 1, FEW).long()), self.subject.device)
 
     def _layers(self) -> dict[str, str]:
-        """Weights that have moved in size, and their biases, if they have one."""
+        """Weight matrices, and their biases, if they have one."""
         names = set(self.parameters)
         biases = {k: f"{owner}.{attribute.replace('weight', 'bias')}" if (owner := k.rpartition(".")[0]) else
                   attribute.replace("weight", "bias") for k in self.parameters for attribute in [k.rpartition(".")[2]]}
@@ -154,6 +155,7 @@ class Journey:
                 effects[weight] += sum((self._wide(state[k]) * self._wide(d[k])).sum().item() for k in parts) ** 2
                 rounding[weight] += sum(state[k].detach().norm().item() * d[k].norm().item() for k in parts) ** 2
         largest = max(effects.values(), default=0.0)
+        self.subject.kept["no scale is idle"] = min(effects.values(), default=0.0) > FAR_FROM_IDLE ** 2 * largest
         eps = 8 * torch.finfo(state.precision).eps
         return {k for k, effect in effects.items() if rounding[k] > 0 and math.sqrt(effect) <= IN_VAIN * math.sqrt(size)
                 + IN_VAIN_BESIDE * math.sqrt(largest) + eps * math.sqrt(rounding[k])}  # a weight that is not used says nothing
@@ -216,6 +218,16 @@ class Journey:
     def bench(self, state: State, x: Any) -> Bench:
         return replace(self.subject.source, state=state).bench(x)
 
+    def _look(self) -> None:
+        """Where no other pass of this measurement has looked whether maps are read as they should be, in a first measurement."""
+        subject = self.subject
+        if subject.audit is None or subject.audit.done or subject.measured % UNTRUSTED != 1:
+            return
+        survey, most = subject.survey, min(subject.probe.chunk, subject.probe.n)
+        size = fitting(subject.memory // 2, 2 * subject.itemsize * survey.graph, most, survey.drawn)
+        for chunk in chunks(subject.source, subject.x, size, maps=list(survey.batched)):
+            chunk.recording.look()
+
     def walk(self) -> None:
         """Once, when the first value is asked for."""
         if self.walked:
@@ -224,6 +236,7 @@ class Journey:
         subject = self.subject
         then, push = (any(getattr(listener, what) for listener in self.listeners) for what in ("then", "push"))
         pushed = self.push if push and self.direction else None
+        self._look()
         for i, rows in enumerate(self.blocks):
             x = self.examples(rows)
             with timed(subject.device) as seconds:

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from richter.core import Mark, Remark
-from richter.instrument.capture import Pass
-from richter.instrument.captures import MapInfo, applied, by_example
+from richter.instrument.capture import Call, Pass
+from richter.instrument.captures import Layout, MapInfo, by_example, remade
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import APART, NO_INITIAL, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.statistics.pushing import Pushing
-from richter.kernels.similarity import debiased_cka
+from richter.kernels.similarity import Rows, debiased_cka
 
 if TYPE_CHECKING:
     from richter.instrument.statistics.journey import Journey, Stretch
     from richter.instrument.subject import Subject
 
 FEWEST, MOST_TOKENS = 64, 2048  # rows of features that are compared
+NEAR = 32  # roots of the precision: rounding has never made so much of a gap
 UNTRAINED = "0/0: untrained, the weights are the initial ones"
 READOUT = ("the read-out: its output is the model's, and moves as far where the network is still its linearisation, so this says "
            "nothing of features")
@@ -103,9 +104,10 @@ class _Linearisation(Simple):
         if without is not None:
             keep[without[1]] = False
         rest, change, linear = self.sums[keep].sum(0).sqrt().tolist()
-        rounding = (self.pushing.rounding * self.counts[keep].sum().item()) ** 0.5
-        precision = str(self.journey.last.precision).removeprefix("torch.")
-        return Gap(rest, change, linear, rounding, precision, self.pushing.remark)
+        precision = self.journey.last.precision
+        near = rest <= NEAR * torch.finfo(precision).eps ** 0.5 * (change + linear)  # else rounding cannot matter
+        rounding = (self.pushing.rounding * self.counts[keep].sum().item()) ** 0.5 if near else 0.0
+        return Gap(rest, change, linear, rounding, str(precision).removeprefix("torch."), self.pushing.remark)
 
 
 # ---------------------------------------------------------------------------------------------------- what layers read
@@ -209,12 +211,22 @@ class _FeatureChange(Simple):
             if len(now) < FEWEST:
                 few = True
                 continue
-            for change, cka in zip(changes, debiased_cka(now, then, group, self.journey.groups), strict=True):
+            for change, cka in zip(changes, self._compared(name, now, then, group), strict=True):
                 change[name] = 1.0 - min(1.0, cka) if cka == cka else cka
         changes = [{k: v for k, v in change.items() if v == v} for change in changes]
         if not changes[0]:
             raise Missing(NO_ROOM if few and self.partial.text else TOO_FEW if few else NOTHING_READ)
         return changes
+
+    def _compared(self, name: str, now: Tensor, then: Tensor, group: Tensor) -> list[float]:
+        """CKA of all rows, and without each group. The features of the initial network are those of the last measurement, and so
+        is their size."""
+        a, b = (Rows(X, group, self.journey.groups) for X in (now, then))
+        sizes = self.subject.kept.setdefault("initial features", {})
+        key = (name, self.journey.groups, self.journey.mixes, len(now))
+        if key not in sizes:
+            sizes[key] = b.hsic(b)
+        return debiased_cka(a, b, sizes[key])
 
     def value(self, place: str, without: Group | None = None) -> Turned:
         return Turned(self.known[0 if without is None else 1 + without[1]], self.partial)
@@ -255,7 +267,7 @@ class _FunctionChange(Simple):
 
     @cached_property
     def weights(self) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
-        """W - W0 and W0 of each map, one behind the other, and the same of its bias."""
+        """W - W0 and W0 of each map, and both of its bias."""
         journey, weights = self.journey, {}
         for name in self.maps:
             W, W0 = self.subject.W[name], self.subject.W0[name]
@@ -286,17 +298,16 @@ class _FunctionChange(Simple):
             if name not in batched or not calls:
                 continue
             for c, layout in zip(calls, batched[name].layouts, strict=True):
-                self._add(name, by_example(c.inputs(), stretch.n, layout), stretch.rows, stretch.group)
+                self._add(c, layout, stretch.rows, stretch.group)
 
-    def _add(self, name: str, h: Tensor, rows: slice, group: Tensor) -> None:
-        info = self.subject.survey.maps[name]
-        change, first, bias = self.weights[name]
-        dtype = self.subject.source.dtype
-        h = h.to(dtype) if h.is_floating_point() else h
-        keep = self.subject.real(name, rows, h.shape[1])
+    def _add(self, c: Call, layout: Layout, rows: slice, group: Tensor) -> None:
+        """What a call would have written with the change of the weights, and with the initial ones."""
+        name, n = c.name, len(group)
+        *matrices, bias = self.weights[name]
         squares = []
-        for i, W in enumerate((change, first)):
-            z = applied(info.kind, W.to(h.device, dtype), h).flatten(2)
+        for i, W in enumerate(matrices):
+            z = by_example(remade(c, W, self.subject.source.dtype), n, layout).flatten(2)
+            keep = self.subject.real(name, rows, z.shape[1])
             z = z if bias is None else z + bias[i].to(z)
             z = z if keep is None else z * keep.to(z)[..., None]
             squares.append(z.square().flatten(1).sum(1).cpu().double())
@@ -314,8 +325,7 @@ class _FunctionChange(Simple):
             run = journey.run(journey.last, journey.examples(rows), i)
             for c in run.calls:
                 if c.name in single:
-                    h = c.inputs()
-                    self._add(c.name, h.reshape(1, -1, *h.shape[2:]), rows, torch.tensor([i % journey.groups]))
+                    self._add(c, "major", rows, torch.tensor([i % journey.groups]))
 
     @cached_property
     def known(self) -> dict[str, Tensor]:

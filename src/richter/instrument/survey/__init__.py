@@ -10,6 +10,7 @@ trust.
 from richter.instrument.survey.amend import Amendments, amended
 from richter.instrument.survey.audit import (
            MOST_DOUBTS,
+           UNTRUSTED,
            Audit,
            Check,
            Doubt,
@@ -26,6 +27,6 @@ from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.instrument.survey.memo import SurveyMemo, surveyed
 from richter.instrument.survey.verify import map_gradient
 
-__all__ = ["MOST_DOUBTS", "SURVEYED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout", "MapInfo", "Prints", "Survey",
-           "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined", "map_gradient",
-           "note_called", "passed", "prints", "survey", "surveyed", "suspects", "tolerance"]
+__all__ = ["MOST_DOUBTS", "SURVEYED", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout", "MapInfo",
+           "Prints", "Survey", "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined",
+           "map_gradient", "note_called", "passed", "prints", "survey", "surveyed", "suspects", "tolerance"]

@@ -23,6 +23,7 @@ from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import coarsest, map_gradient
 
 ONE_IN = 32  # examples
+UNTRUSTED = 16  # of measurements that are not looked at every time (without errors, or of outputs alone), one in so many is
 EXACT = 1e-6  # the same in double precision, where it hardly happens
 FLIPPED = 0.03  # what a unit that is turned on or off by rounding may change a gradient by, relative
 TOGETHER = 16  # examples at least of a probe whose gradients are looked at as one sum
