@@ -103,6 +103,7 @@ class Journey:
         idle = self._without_effect(self.subject.state)
         if idle:
             idle &= self._without_effect(self.first)
+        del self._few_runs  # their graphs
         return {name: grown[k] for k in grown if k in idle for name in (k, layers[k]) if name}
 
     @cached_property
@@ -135,12 +136,15 @@ class Journey:
         return {k: bias if (bias := biases[k]) in names and bias != k else "" for k in self.parameters
                 if self.first[k].dim() > 1}
 
+    @cached_property
+    def _few_runs(self) -> tuple[Pass, Pass]:
+        """A few examples in the network of now, and in the initial one."""
+        return self.run(self.subject.state, self.few, 0, record=False), self.run(self.first, self.few, 0, record=False)
+
     def _without_effect(self, state: State) -> set[str]:
         """Weights for which <W, df/dW> + <b, df/db> vanishes, for random combinations of the outputs of a few examples."""
-        layers, few = self._layers(), self.few
-        run, other = self.run(state, few, 0, record=False), self.run(self.first, few, 0, record=False)
-        present = self.run(self.subject.state, few, 0, record=False) if state is self.first else run
-        moved = self._wide(present.f - other.f)
+        layers, runs = self._layers(), self._few_runs
+        run, moved = runs[state is self.first], self._wide(runs[0].f - runs[1].f)
         names = list(dict.fromkeys([*layers, *filter(None, layers.values())]))
         draw = torch.Generator().manual_seed(0)
         effects: dict[str, float] = dict.fromkeys(layers, 0.0)

@@ -198,7 +198,7 @@ class _FeatureChange(Simple):
     def known(self) -> list[dict[str, float]]:
         """1 - CKA by layer: of all rows, and without each group."""
         self.journey.walk()
-        if not self.hidden:
+        if all(k in self.subject.survey.given for k in self.subject.survey.maps):
             raise Missing(NO_HIDDEN)
         changes: list[dict[str, float]] = [{} for _ in range(1 + self.journey.groups)]
         few = False
