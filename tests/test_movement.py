@@ -585,10 +585,10 @@ def test_what_it_costs_in_passes() -> None:
     then = nudged(model)
     x, y = data(80)
     seen: list[int] = []
+    model.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
     measurement = Measurement(model, richter.Probe(x, y, chunk=40), list(MOVEMENT[:4]), initial=then)
     measurement.take()
     nudged(model)
-    handle = model.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
+    seen.clear()
     measurement.take()
-    handle.remove()
     assert [n for n in seen if n > 8] == [40, 40, 40, 40]
