@@ -95,7 +95,8 @@ def test_the_verdict_needs_only_the_ends(tmp_path: Path) -> None:
     run = Run(make(tmp_path / "run", steps=7))
     assert [s.step for s in run.ends] == [0, 6]
     assert [s.rows for s in run.ends] == [run.snapshots[0].rows, run.snapshots[-1].rows]
-    assert diagnose(SimpleNamespace(snapshots=run.ends)) == diagnose(run)
+    logged = {name: getattr(run, name) for name in ("names", "scalar", "last", "failures")}
+    assert diagnose(SimpleNamespace(snapshots=run.ends, **logged)) == diagnose(run)
     assert Run(make(tmp_path / "empty", steps=0)).ends == []
     with create(tmp_path / "rows") as writer:  # written without snapshots
         for step in (3, 1, 2):

@@ -1,4 +1,4 @@
-"""Say whether a run is lazy or rich, which layers learn, and what to turn."""
+"""Say whether a run learned, is lazy or rich, which layers learn, and what to turn."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ def do(given: argparse.Namespace) -> int:
     from richter.instrument.verdict import diagnose
     from richter.runs import Run
     verdict = diagnose(Run(given.run))
-    if given.json:
-        print(as_json({"verdict": verdict.verdict, "evidence": verdict.evidence, "advice": verdict.advice,
-                       "layers": {v.layer: {"verdict": v.verdict, **v.evidence} for v in verdict.layers}}))
-    else:
-        print(verdict)
+    print(as_json(verdict.to_json()) if given.json else verdict)
     return 0
 
 

@@ -16,8 +16,8 @@ from richter.core.errors import (
 )
 from richter.core.failures import Failure
 from richter.core.sizes import parse_bytes, show_bytes
-from richter.core.values import WHOLE, Card, Interval, Mark, Prediction, Ref, Remark, Row, matches
+from richter.core.values import WHOLE, Card, Interval, Labels, Mark, Prediction, Ref, Remark, Row, matches
 
-__all__ = ["WHOLE", "CaptureError", "Card", "DataError", "DisturbedError", "DivergedError", "Failure", "Interval", "Mark",
-           "MemoryBudgetError", "MixingError", "Prediction", "ProbeError", "Ref", "Remark", "RichterError", "Row",
+__all__ = ["WHOLE", "CaptureError", "Card", "DataError", "DisturbedError", "DivergedError", "Failure", "Interval", "Labels",
+           "Mark", "MemoryBudgetError", "MixingError", "Prediction", "ProbeError", "Ref", "Remark", "RichterError", "Row",
            "SelectionError", "StoreError", "matches", "parse_bytes", "show_bytes", "unknown"]

@@ -97,6 +97,39 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """What guessing gives on the class labels of a probe."""
+
+    count: int  # labels: of examples, or of tokens
+    classes: int  # that the outputs tell apart
+    frequent: float  # the share of the most frequent class: what an output that is always the same gets right
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of the better guess: at random, or always the most frequent class."""
+        return max(1 / self.classes, self.frequent)
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of an accuracy at chance."""
+        return math.sqrt(self.chance * (1 - self.chance) / self.count)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept with a run."""
+        return {"count": self.count, "classes": self.classes, "frequent": self.frequent}
+
+    @classmethod
+    def from_json(cls, record: Any) -> Labels | None:
+        """What ``to_json`` wrote; None for anything else: runs come from strangers, and older ones have none."""
+        if not isinstance(record, dict):
+            return None
+        count, classes, frequent = (record.get(k) for k in ("count", "classes", "frequent"))
+        if type(count) is not int or type(classes) is not int or not isinstance(frequent, (int, float)):
+            return None
+        return cls(count, classes, float(frequent)) if count > 0 and classes > 1 and 0 < frequent < 1 else None
+
+
+@dataclass(frozen=True)
 class Card:
     """What people read about a measure, wherever it is shown: in reports, on the dashboard, in lists and in verdicts."""
 

@@ -6,12 +6,15 @@ import atexit
 import contextlib
 import errno
 import sqlite3
+import sys
 import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,6 +26,7 @@ from richter.instrument.snapshot import Snapshot
 from richter.runs import Writer
 from richter.runs.format import refused_by_disk
 from richter.runs.provenance import plain_text, whole_step
+from richter.runs.reader import Series
 
 if TYPE_CHECKING:
     import pandas
@@ -31,6 +35,8 @@ BLOCK = 10_000  # scalars that are written at once when the disk has room again
 PATIENCE = 20  # a refused write is tried again after so many times the seconds that it took: it stays below 5 % of the time
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS}
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in torch's words
+DEVICE_LOST = ("CUDA error", "cuDNN error", "CUBLAS", "HIP error", "NCCL")  # after these nothing more can be computed there
+PACKAGE = str(Path(__file__).parents[1])
 
 
 class Keeping:
@@ -140,7 +146,7 @@ class Keeping:
 
     # ------------------------------------------------------------------------------------------------------ failures
 
-    def failed(self, step: Any, what: str, why: BaseException, depth: int) -> None:
+    def failed(self, step: Any, what: str, why: BaseException) -> None:
         """Note it, here and in the run; warn, if this reason has not been seen before."""
         reason = f"{what} ({type(why).__name__}: {why})"
         note_failure(self.failures, step, reason)
@@ -152,9 +158,27 @@ class Keeping:
             self._warned.add(alike(reason))
             warnings.warn(f"step {step}: {reason}. Training goes on, and it is tried again when the next measurement is due; "
                           f"watch.failures has what failed. With on_error='raise' this is an error.", RichterWarning,
-                          stacklevel=depth + 1)
+                          stacklevel=_calls_above())
 
     # ------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def names(self) -> list[str]:
+        """Of the scalars."""
+        known = [] if self.writer is None else self.writer.run.names
+        waiting = [r.measure for r in self.rows] + [name for call in self.calls for name in call if name != "step"]
+        return list(dict.fromkeys([*known, *waiting]))
+
+    def curve(self, name: str) -> Series:
+        """One scalar over time; a later value of a step replaces an earlier one."""
+        values: dict[int, float] = {}
+        if self.writer is not None and name in self.writer.run.names:
+            known = self.writer.run.scalar(name)
+            values = dict(zip(known.step.tolist(), known.value.tolist(), strict=True))
+        values |= {int(r.step or 0): r.value for r in self.rows if r.measure == name}
+        values |= {int(call["step"]): call[name] for call in self.calls if name in call}
+        steps = sorted(values)
+        return Series(np.array(steps, np.int64), np.array([values[s] for s in steps], np.float64), np.full(len(steps), np.nan))
 
     @property
     def table(self) -> pandas.DataFrame:
@@ -171,6 +195,14 @@ class Keeping:
         return later.combine_first(known)[names].rename_axis(columns=None).reset_index()
 
 
+def _calls_above() -> int:
+    """From the function that warns up to the first line that is none of ours: the one a warning names."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def passes_by(why: BaseException) -> bool:
     """Is it of the moment (a run that diverged, a full disk, no memory left), and not of what was asked for?"""
     if isinstance(why, (DisturbedError, DivergedError, sqlite3.Error, torch.cuda.OutOfMemoryError)) or refused_by_disk(why):
@@ -180,3 +212,11 @@ def passes_by(why: BaseException) -> bool:
     if isinstance(why, OSError):
         return why.errno in EXHAUSTED
     return isinstance(why, RuntimeError) and any(words in str(why) for words in NO_MEMORY)
+
+
+def survives(why: BaseException | None) -> bool:
+    """Can a model still be measured after its loop ended so? Not when memory or the device gave out, and not while the
+    interpreter takes the loop down; an interrupt from the keyboard is how many trainings end."""
+    if isinstance(why, (SystemExit, GeneratorExit, MemoryError, torch.cuda.OutOfMemoryError)):
+        return False
+    return not isinstance(why, RuntimeError) or not any(words in str(why) for words in (*NO_MEMORY, *DEVICE_LOST))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import ProbeError
+from richter.core import Labels, ProbeError
 from richter.instrument.probe import IGNORE_INDEX, Probe
 
 # losses that compare each output with a target of its own
@@ -62,6 +62,15 @@ class Objective:
             return self.ids
         hot = bool(((self.Y == 0) | (self.Y == 1)).all()) and bool((self.Y.sum(1) == 1).all()) and self.counted is None
         return self.Y.argmax(1) if hot else None
+
+    @property
+    def labels(self) -> Labels | None:
+        """What guessing would get right on the classes; None where the labels are none."""
+        ids = self.classes
+        if ids is None or self.Y is None:
+            return None
+        real, classes = ids[ids >= 0], self.Y.numel() // ids.numel()
+        return Labels(len(real), classes, real.bincount().max().item() / len(real)) if len(real) and classes > 1 else None
 
     def gradient(self, f: Tensor) -> Float[Tensor, "n k"]:
         """n dL/df of outputs f [n, ...]."""

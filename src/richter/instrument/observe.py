@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from richter.core import WHOLE, Failure, Row, SelectionError, StoreError, parse_bytes
+from richter.core import WHOLE, Failure, Row, SelectionError, StoreError, parse_bytes, unknown
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_initial, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
 from richter.instrument.evaluate import Evaluation, Plan, plan
-from richter.instrument.keeping import Keeping, passes_by
+from richter.instrument.keeping import Keeping, passes_by, survives
 from richter.instrument.opening import open_run
 from richter.instrument.probe import Probe
 from richter.instrument.schedule import When, schedule
@@ -28,6 +28,7 @@ from richter.instrument.subject import Subject
 from richter.instrument.survey import MOST_DOUBTS, Doubt
 from richter.measures.measure import Measure, resolve
 from richter.runs import Writer
+from richter.runs.reader import Series
 
 if TYPE_CHECKING:
     import pandas
@@ -69,7 +70,7 @@ class Measurement:
             work, rows = self._evaluated(step, matrices)
         seconds = time.perf_counter() - begun
         return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
-                        work.arrays)
+                        work.arrays, self.subject.labels)
 
     def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
         """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the
@@ -122,7 +123,9 @@ class Observer:
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``,
     ``richter.epochs(loader)``); the first call always measures. ``budget``: the share of wall time that measuring may
     take after the first measurement; a step that is due and has no budget is put off until there is some, and the room of
-    one measurement is kept for ``watch.now(step)``, which measures regardless, e.g. after the last step. None: no limit.
+    one measurement is kept for the end. ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the end of
+    ``with Observer(...) as watch``, if the last step that was seen has not been measured (and not when memory or the device gave
+    out): a verdict is of the network as training left it. None: no limit.
     ``watch.share`` is the share that was taken. (Scalars are the user's own logging and come on top: some 50 microseconds a call
     with a run, so that none is lost.)
 
@@ -173,6 +176,8 @@ class Observer:
         self._first: float | None = None  # seconds of this process's first measurement; a resumed run has earlier ones
         self._last: float | None = None  # of the last, if it is another
         self._drawn: int | None = None  # the last step whose matrices were kept
+        self._seen: int | None = None  # the last step of a call
+        self._last_try: int | None = None  # the last step at which it was measured, or failed to be
         self._owns = not isinstance(run, Writer)
         if run is None and (settings is not None or resume):
             raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
@@ -186,7 +191,7 @@ class Observer:
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
         with self._guard:
-            first, self._called = not self._called, True
+            first, self._called, self._seen = not self._called, True, step
             self._begun = time.perf_counter() if self._begun is None else self._begun
             if scalars:
                 self._keep(step, scalars, first)
@@ -235,13 +240,12 @@ class Observer:
         except Exception as why:
             self._tolerated(step, "not written", why, first)
 
-    def _tolerated(self, step: int | None, what: str, why: Exception, first: bool, depth: int = 4) -> None:
-        """Note the failure, or raise it: if that is asked for, and in a first call if its arguments are to blame.
-        ``depth``: of calls below the user's own line, which a warning names."""
+    def _tolerated(self, step: int | None, what: str, why: Exception, first: bool) -> None:
+        """Note the failure, or raise it: if that is asked for, and in a first call if its arguments are to blame."""
         if self.on_error == "raise" or (first and not passes_by(why)):
             raise why
         with self._guard:
-            self._keeping.failed(step, what, why, depth)
+            self._keeping.failed(step, what, why)
 
     def _attempted(self, step: int, matrices: int | None) -> Snapshot | None:
         """``matrices``: of layers with at most so many inputs; None: only if this step is due."""
@@ -250,6 +254,7 @@ class Observer:
             with self._guard:
                 due = matrices is not None or self._is_due(step)
                 self._tried = True
+                self._last_try = step if due else self._last_try
             return self._measured(step, self._draws(step) if matrices is None else matrices, first) if due else None
         except Exception as why:
             self._tolerated(step, "not measured", why, first)
@@ -284,7 +289,7 @@ class Observer:
             self._keeping.snapshot(snap, state)
             self._drawn = snap.step if matrices else self._drawn
         except Exception as why:
-            self._tolerated(snap.step, "not written", why, first, depth=6)
+            self._tolerated(snap.step, "not written", why, first)
         snap = snap if self.writer is None else replace(snap, arrays={})  # they are on disk
         others = [s for s in self.snapshots if s.step != snap.step]  # a step that is measured again replaces
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
@@ -352,12 +357,32 @@ class Observer:
         with self._guard:
             return self._keeping.table
 
+    @property
+    def names(self) -> list[str]:
+        """Of the scalars."""
+        with self._guard:
+            return self._keeping.names
+
+    def scalar(self, name: str) -> Series:
+        """One scalar over time: steps and values."""
+        with self._guard:
+            if name not in (known := self._keeping.names):
+                raise unknown("this Observer", "scalar", name, known)
+            return self._keeping.curve(name)
+
+    @property
+    def last(self) -> int | None:
+        """The last step of a call or a measurement."""
+        steps = [self._seen, *(s.step for s in self.snapshots[-1:])]
+        return max((int(s) for s in steps if s is not None), default=None)
+
     def curve(self, name: str, layer: str = WHOLE) -> tuple[list[int], list[float]]:
         """Steps and values of one measure of one layer."""
         return [s.step or 0 for s in self.snapshots], [s.value(name, layer) for s in self.snapshots]
 
     def close(self) -> None:
-        """Finish the run on disk, if it is the Observer's own. The end of the process does so too."""
+        """Measure, if the last step that was seen has not been; then finish the run on disk, if it is the Observer's own. The
+        end of the process finishes it too, without measuring."""
         self._end(None, None, None)
 
     def __enter__(self) -> Observer:
@@ -366,8 +391,26 @@ class Observer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end(kind, error, trace)
 
+    def _measure_last(self, error: BaseException | None) -> None:
+        """Once, if nothing was tried at the last step that was seen. After an error of the loop a failure here is noted only: it
+        must not stand in the place of the error."""
+        step = self._seen
+        if step is None or step == self._last_try or not survives(error) or (self.writer is not None and self.writer.closed):
+            return
+        policy, self.on_error = self.on_error, self.on_error if error is None else "warn"
+        try:
+            self.now(step)
+        finally:
+            self.on_error = policy
+
     def _end(self, *error: Any) -> None:
-        """Write what waits, then end the run as the loop ended."""
+        """Measure what the loop left, write what waits, then end the run as the loop ended."""
+        try:
+            self._measure_last(error[1])
+        finally:
+            self._finish(*error)
+
+    def _finish(self, *error: Any) -> None:
         if self.writer is None:
             return
         last, finish = self.snapshots[-1].step if self.snapshots else None, self.writer.__exit__

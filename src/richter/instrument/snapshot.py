@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from richter.core import WHOLE, Mark, Row, unknown
+from richter.core import WHOLE, Labels, Mark, Row, unknown
 from richter.core.text import table
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Snapshot:
     examples: int = 0
     passes: float = math.nan  # what it cost, in forward-backward passes of the probe (each as long as three forward passes)
     arrays: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)  # by (layer, name): nfm, agop; if asked for
+    labels: Labels | None = None  # what guessing would get right, if the probe has class labels
 
     @property
     def layers(self) -> list[str]:

@@ -1,26 +1,55 @@
-"""Is my network lazy or rich, which layers learn, and what should I turn? A verdict with its evidence."""
+"""Is my network lazy or rich, which layers learn, and what should I turn? A verdict with its evidence.
+
+First whether there is a training to speak of (training.py), then lazy, probably lazy, uncertain, amplified or rich from
+``linearisation_gap`` and ``feature_change_cka`` of the last measurement, and each layer from its ``function_change`` (regime.py).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from richter.core import WHOLE, Card, Interval, Mark, Row, SelectionError
-from richter.instrument.snapshot import Snapshot
-from richter.measures.cards import CARDS
+from richter.core import WHOLE, Mark, Row, SelectionError
+from richter.instrument.evidence import changes, converged, numbers
+from richter.instrument.regime import GAP, MOVED, TURN, Margin, layer_regime, regime, regime_margin
+from richter.instrument.snapshot import Snapshot, shown
+from richter.instrument.training import Course, Failed, course, failed, row_of
 
-SHARE = "c_uc_ratio"  # its card says up to where a layer is lazy and from where on it is rich
-WORDS = {"rich": "learned features", "between": "learned in part", "lazy": "lazy: stayed near its initial features",
-         "unknown": "cannot be told"}
+LAYER_WORDS = {"rich": "learned features", "probably rich": "probably learned features", "uncertain": "between lazy and rich",
+               "lazy": "lazy: stayed near its initial function", "frozen": "frozen: did not move",
+               "read-out": "read-out: not judged", "unknown": "cannot be told"}
+BESIDE = ("weight_change", "c_uc_ratio", "nfc", "cnfc")  # of a layer: evidence, no verdict
+REGIMES = {
+    "lazy": "the network still is its linearisation at the start, and its features did not turn: it works like a fixed kernel",
+    "probably lazy": "the network is near its linearisation at the start, and its features hardly turned",
+    "uncertain": "the numbers lie between those of lazy and of rich trainings",
+    "amplified": "the network left its linearisation, but its features are the initial ones: what was there grew",
+    "rich": "the network left its linearisation, and its features turned",
+}
 
 
 class Watched(Protocol):
-    """An Observer or a Run: something with measurements. A Run also has ``ends``, the first and the last of them."""
+    """An Observer or a Run: something with measurements. It may also have ``ends`` (the first and the last of them), ``names``
+    and ``scalar(name)`` (what was logged), ``last`` (the step it has come to) and ``failures``."""
 
     @property
     def snapshots(self) -> Sequence[Snapshot]: ...
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """log10(G / (1 - G)) of the linearisation gap G: 0 where half of what the network did is not in its linearisation."""
+
+    value: float
+    error: float | None
+    bound: bool  # it is at least as far out as that
+    step: int | None
+
+    def __str__(self) -> str:
+        sign = "" if not self.bound else "at least " if self.value > 0 else "at most "
+        return sign + shown(Row(self.step, WHOLE, "magnitude", self.value, math.nan if self.error is None else self.error))
 
 
 @dataclass(frozen=True)
@@ -28,7 +57,7 @@ class LayerVerdict:
     """What one layer did, and the numbers that say so."""
 
     layer: str
-    verdict: str  # "rich", "between", "lazy", "unknown"
+    verdict: str  # a key of LAYER_WORDS
     evidence: dict[str, float]
 
     def __str__(self) -> str:
@@ -36,132 +65,201 @@ class LayerVerdict:
 
     @property
     def words(self) -> str:
-        return WORDS[self.verdict]
+        return LAYER_WORDS[self.verdict]
 
     @property
     def numbers(self) -> str:
-        return ", ".join(f"{k} {v:.3g}" for k, v in self.evidence.items() if math.isfinite(v))
+        return ", ".join(f"{k} {v:.3g}" for k, v in self.evidence.items())
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A verdict for the whole model and for each layer, with evidence and advice. ``print`` it."""
+    """A verdict for the whole model and for each layer, with evidence and advice. ``print`` it.
 
-    verdict: str
+    ``word``: diverged, untrained, collapsed, not learning, early or stale, if one of these ended it; else lazy, probably lazy,
+    uncertain, amplified, rich; or unknown, where the numbers it needs are missing."""
+
+    word: str
+    verdict: str  # the word and a sentence
+    step: int | None  # of the measurement that it is of
+    magnitude: Magnitude | None  # only of a training that did not fail
+    margin: Margin | None  # how near another verdict is; None: the rule has no edge
     layers: tuple[LayerVerdict, ...]
+    remarks: tuple[str, ...]  # what else is to be known: a given start, frozen layers, how old the measurement is
+    unknown: tuple[str, ...]  # what it cannot tell
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
-    step: int | None  # of the last measurement
 
     def __str__(self) -> str:
         width = max((len(v.layer) for v in self.layers), default=0)
-        return "\n".join([f"Verdict: {self.verdict}",
+        return "\n".join([f"Verdict: {self.verdict}", f"  {self.measured}",
                           *(f"  {v.layer.ljust(width)}  {v}" for v in self.layers),
-                          *(f"Evidence: {e}" for e in self.evidence), *(f"Advice: {a}" for a in self.advice)])
+                          *(f"{title}: {line}" for title, lines in self.sections for line in lines)])
+
+    @property
+    def measured(self) -> str:
+        """When, how much, how sure, in a line."""
+        parts = ["a measurement without a step" if self.step is None else f"measured at step {self.step:,}",
+                 *([f"magnitude {self.magnitude}"] if self.magnitude else []),
+                 *([f"margin: {self.margin}"] if self.margin else [])]
+        return "; ".join(parts)
+
+    @property
+    def sections(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """What stands below the verdict, in the order in which it is read."""
+        return ("Remark", self.remarks), ("Cannot tell", self.unknown), ("Evidence", self.evidence), ("Advice", self.advice)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines. ``magnitude`` and ``margin`` are None where there is none."""
+        m, edge = self.magnitude, self.margin
+        return {"word": self.word, "verdict": self.verdict, "step": self.step, "measured": self.measured,
+                "magnitude": None if m is None else {"value": m.value, "error": m.error, "bound": m.bound, "text": str(m)},
+                "margin": None if edge is None else {
+                    "number": edge.number, "value": edge.value, "edge": edge.edge, "distance": edge.distance,
+                    "errors": edge.errors, "beyond": edge.other, "text": str(edge)},
+                "remarks": list(self.remarks), "unknown": list(self.unknown), "evidence": list(self.evidence),
+                "advice": list(self.advice),
+                "layers": {v.layer: {"verdict": v.verdict, **v.evidence} for v in self.layers}}
 
 
 def diagnose(subject: Snapshot | Watched) -> Diagnosis:
-    """Read a Snapshot (measured with ``initial=``), an Observer or a Run: verdict, evidence, advice."""
+    """Read a Snapshot (measured with ``initial=``), an Observer or a Run: verdict, evidence, advice.
+
+    Whether anything was learned is read from the probe's labels in the first and the last measurement, and from the scalar that
+    is the training's loss: ``loss``, ``train_loss``, ``training_loss`` or ``loss_train``, also spelt as ``train/loss``."""
     snapshots = [subject] if isinstance(subject, Snapshot) else getattr(subject, "ends", None)  # of a Run: others are not read
     if snapshots is None and (snapshots := getattr(subject, "snapshots", None)) is None:
         raise SelectionError(f"diagnose takes a Snapshot, an Observer or a Run, not {type(subject).__name__}.")
+    failures = [str(failure) for failure in getattr(subject, "failures", ())]  # what could not be measured or written
     if not snapshots:
         raise SelectionError(". ".join(["nothing has been measured yet: call the Observer in the training loop first",
-                                        *_failures(subject)]) + ".")
-    last = snapshots[-1]
-    layers = tuple(_layer(last, name) for name in last.layers if name != WHOLE and _has(last, "nfc", name))
-    known = [v for v in layers if v.verdict != "unknown"]
-    evidence = (*_evidence(snapshots[0], last), *_converged(last), *_failures(subject))
-    return Diagnosis(_overall(known, layers), layers, evidence, tuple(_advice(known)), last.step)
+                                        *failures]) + ".")
+    c = course(subject, snapshots)
+    failure = failed(c)
+    layers = tuple(_layer(c.last, name) for name in _judged(c.last))
+    evidence = [*numbers(c, failure), *changes(c), *converged(c.last), *failures]
+    word, sentence, margin, advice = _failure(failure) if failure is not None else _regime(c, layers)
+    magnitude = None if failure is not None or word == "unknown" else _magnitude(c.last)
+    return Diagnosis(word, sentence, c.last.step, magnitude, margin, layers, tuple(_remarks(c, layers, word, margin)),
+                     tuple(_unknown(c, word)), tuple(evidence), tuple(advice))
 
 
-def _has(snap: Snapshot, measure: str, layer: str) -> bool:
-    return any(r.measure == measure and r.layer == layer for r in snap.rows)
+# ------------------------------------------------------------------------------------------------------------- the model
+
+Judged = tuple[str, str, Margin | None, list[str]]
+
+
+def _failure(f: Failed) -> Judged:
+    return f.word, f.sentence, f.margin, list(f.advice)
+
+
+def _regime(c: Course, layers: Sequence[LayerVerdict]) -> Judged:
+    gap, turn = row_of(c.last, GAP), row_of(c.last, TURN)
+    if gap is None or turn is None or not (math.isfinite(gap.value) and math.isfinite(turn.value)):
+        return "unknown", f"cannot be told: {_missing(c.last)}", None, []
+    word = regime(gap.value, turn.value)
+    margin = regime_margin(gap.value, turn.value, gap.error, turn.error)
+    given = ", relative to the given start" if c.begun_trained else ""
+    sentence = f"{word}{given}. {REGIMES[word].capitalize()} ({GAP} {gap.value:.3g}, {TURN} {turn.value:.3g})."
+    return word, sentence, margin, _advice(c, word, layers)
+
+
+def _missing(snap: Snapshot) -> str:
+    """Why there is no verdict: each number that is missing, with its reason."""
+    reasons = []
+    for name in (GAP, TURN):
+        row = row_of(snap, name)
+        if row is None:
+            reasons.append(f"{name} was not measured")
+        elif not math.isfinite(row.value):
+            reasons.append(f"there is no {name}{f' ({row.note})' if row.note else ''}")
+    known = {r.measure for r in snap.rows if math.isfinite(r.value)} & {"weight_change", "c_uc_ratio"}
+    hint = (". How far the weights moved is below, but weights may move far in a lazy network and little in a rich one" if known
+            else ". The weights at initialisation are needed: pass initial=state_dict to richter.measure, or watch from the "
+                 "first step with an Observer")
+    return " and ".join(reasons) + hint + "."
+
+
+def _magnitude(snap: Snapshot) -> Magnitude | None:
+    row = row_of(snap, "magnitude")
+    if row is None or not math.isfinite(row.value):
+        return None
+    return Magnitude(row.value, row.error if math.isfinite(row.error) else None, row.mark is Mark.BOUND, snap.step)
+
+
+def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
+    """What fits the case: a given start has no initial scale to turn, and a frozen layer none at all."""
+    large = ["the initial outputs are large: scale the initial weights, or the last layer's, down."] if c.large_outputs else []
+    if word == "rich":
+        return [*large, "nothing to turn for richness; to go lazier, scale the output up and the learning rate down."]
+    if word == "uncertain":
+        return [*large, "train longer, or measure on a larger probe, before you turn anything."]
+    if layers and all(v.verdict in ("frozen", "read-out") for v in layers):
+        return [*large, "only the read-out was trained: to learn features, let other layers train too."]
+    frozen = ["let the frozen layers train too."] if any(v.verdict == "frozen" for v in layers) else []
+    if c.begun_trained:
+        return [*frozen, "to learn more features than the given ones, use a larger learning rate or train longer; the initial "
+                         "scale is what was given, and is not to be turned."]
+    if word == "amplified":
+        return [*large, *frozen, "to turn the features, scale the initial output down, or train longer."]
+    return [*frozen, "to learn features, start smaller: scale the initial weights (or the output) down by 3 to 10, or train "
+                     "longer with a larger learning rate, and look again at the magnitude."]
+
+
+# ------------------------------------------------------------------------------------------------------------ the layers
+
+def _judged(snap: Snapshot) -> list[str]:
+    """Layers with a number that says something about them."""
+    speaking = {r.layer for r in snap.rows if r.measure in (MOVED, "weight_change", "nfc")}
+    return [name for name in snap.layers if name != WHOLE and name in speaking]
 
 
 def _layer(snap: Snapshot, name: str) -> LayerVerdict:
-    rows = [snap.row(m, name) for m in (SHARE, "weight_change", "nfc", "cnfc") if _has(snap, m, name)]
-    numbers = {r.measure: r.value for r in rows if r.mark is not Mark.TRIVIAL}  # what is so by definition is no evidence
-    if numbers.get("weight_change") == 0:
-        return LayerVerdict(name, "lazy", {"weight_change": 0.0})
-    return LayerVerdict(name, _regime(numbers.get(SHARE, math.nan), CARDS[SHARE]), numbers)
+    rows = [row for m in (MOVED, *BESIDE) if (row := row_of(snap, m, name)) is not None]
+    numbers = {r.measure: r.value for r in rows if math.isfinite(r.value) and r.mark is not Mark.TRIVIAL}  # else no evidence
+    moved = row_of(snap, MOVED, name)
+    if numbers.get("weight_change") == 0 and not numbers.get(MOVED):
+        return LayerVerdict(name, "frozen", {"weight_change": 0.0})
+    if moved is not None and moved.mark is Mark.TRIVIAL:
+        return LayerVerdict(name, "read-out", numbers)
+    return LayerVerdict(name, layer_regime(numbers.get(MOVED, math.nan)), numbers)
 
 
-def _regime(value: float, card: Card) -> str:
-    """On which side of the typical values that its card gives a number lies."""
-    typical = card.typical or Interval()
-    if math.isnan(value):
-        return "unknown"
-    if typical.low <= value < typical.high:
-        return "between"
-    return "rich" if (value >= typical.high) == (card.rich == "up") else "lazy"
+# ----------------------------------------------------------------------------------------- remarks, and what is not known
+
+def _remarks(c: Course, layers: Sequence[LayerVerdict], word: str, margin: Margin | None) -> list[str]:
+    remarks = []
+    if c.begun_trained and c.labels is not None:
+        remarks.append(f"fine-tuning: the network was not random at the start (accuracy {c.before('probe_accuracy'):.3g}, "
+                       f"guessing {c.labels.chance:.3g}); everything is relative to the given start.")
+    if c.large_outputs and c.labels is not None:
+        remarks.append(f"large initial outputs: the loss began at {c.before('probe_loss'):.3g}, that of guessing is "
+                       f"{math.log(c.labels.classes):.3g}.")
+    frozen = [v.layer for v in layers if v.verdict == "frozen"]
+    if frozen and word not in ("untrained", "stale"):
+        remarks.append(f"frozen: {_few(frozen)} did not move at all ({len(frozen)} of {len(layers)} layers); either no gradient "
+                       f"reached them, or they were not to train.")
+    if word != "stale" and c.reached is not None and c.last.step is not None and c.reached > c.last.step:
+        remarks.append(f"the training is at step {c.reached:,}; what it did after step {c.last.step:,} is not in these numbers.")
+    if c.loss is not None and c.loss.gaps:
+        remarks.append(f"{c.loss.name} was not finite {c.loss.gaps} times, and recovered.")
+    if margin is not None and margin.errors is not None and margin.errors < 2:
+        remarks.append(f"{margin.number} is within two standard errors of {margin.edge:g}: it may as well be {margin.other}.")
+    return remarks
 
 
-def _overall(known: Sequence[LayerVerdict], layers: Sequence[LayerVerdict]) -> str:
-    if not known:
-        return ("cannot be told: centred measures need the weights at initialisation. Pass initial=state_dict to "
-                "richter.measure, or watch from the first step with an Observer.")
-    rich = [v.layer for v in known if v.verdict == "rich"]
-    lazy = [v.layer for v in known if v.verdict == "lazy"]
-    if len(lazy) == len(known):
-        return "lazy. No layer's features moved far from the initial ones: the network works like a fixed kernel."
-    if len(rich) == len(known):
-        return "rich. Every layer's features are dominated by what training wrote into its weights."
-    if not rich:
-        return f"between lazy and rich. No layer is dominated by what it learned; {len(lazy)} of {len(known)} are lazy."
-    return (f"rich in {len(rich)} of {len(known)} layers ({', '.join(rich)})"
-            + (f"; lazy in {', '.join(lazy)}." if lazy else "; the others learned in part."))
+def _unknown(c: Course, word: str) -> list[str]:
+    """What the verdict cannot tell, and what would."""
+    unknown = []
+    if not c.known and word not in ("untrained", "diverged", "stale"):
+        unknown.append("whether anything was learned: there is neither a loss that was logged, watch(step, loss=loss), nor a "
+                       "first and a last measurement of a probe with labels.")
+    elif c.labels is None and word in REGIMES:
+        unknown.append("whether the network was trained before: the probe has no class labels.")
+    if word in ("rich", "amplified"):
+        unknown.append("whether what was learned is good: memorised noise is rich too. Held-out examples say that.")
+    return unknown
 
 
-def _evidence(first: Snapshot, last: Snapshot) -> list[str]:
-    """What the kernel of the whole model did between the first and the last measurement."""
-    changes = []
-    for measure in ("tangent_cka", "tangent_stable_rank"):
-        if first is last or not _has(first, measure, WHOLE) or not _has(last, measure, WHOLE):
-            continue
-        a, b = first.row(measure), last.row(measure)
-        if math.isfinite(a.value) and math.isfinite(b.value):
-            factor = f" (x{b.value / a.value:.1f})" if a.value else ""
-            changes.append(f"{CARDS[measure].title}: {a.value:.3g} -> {b.value:.3g}{factor}, {_against_noise(a, b)}")
-    return changes
-
-
-def _converged(last: Snapshot) -> list[str]:
-    """What features at convergence say, where they were measured, and whether there is convergence."""
-    rows = [r for r in last.rows if r.measure == "fact"]
-    known = [r for r in rows if math.isfinite(r.value)]
-    if not known:
-        return [f"features at convergence: {rows[0].note}"] if rows else []
-    low, high = min(known, key=lambda r: r.value), max(known, key=lambda r: r.value)
-    words = f"correlation of W^T W with FACT: {low.value:.3g} ({low.layer}) to {high.value:.3g} ({high.layer})"
-    doubtful = [r for r in known if r.note]
-    if doubtful:
-        worst = next((r for r in doubtful if r is low), doubtful[0])
-        words += f"; in {len(doubtful)} of {len(known)} layers it says little ({worst.layer}: {worst.note})"
-    return [words]
-
-
-def _failures(subject: Snapshot | Watched) -> list[str]:
-    """What an Observer or a Run could not measure or write."""
-    return [str(failure) for failure in getattr(subject, "failures", ())]
-
-
-def _against_noise(a: Row, b: Row) -> str:
-    """Is the difference more than two standard errors? Where one of these is missing, nobody knows."""
-    noise = math.hypot(a.error, b.error)
-    if not math.isfinite(noise):
-        return "no error bar"
-    return "beyond probe noise" if abs(b.value - a.value) > 2 * noise else f"within probe noise ({noise:.2g})"
-
-
-def _advice(known: Sequence[LayerVerdict]) -> list[str]:
-    lazy = [v.layer for v in known if v.verdict == "lazy"]
-    if not known:
-        return []
-    if len(lazy) > len(known) / 2:
-        return ["to learn features, start smaller: scale the initial weights (or the output) down by 3 to 10, or train longer "
-                "with a larger learning rate, and look again at c_uc_ratio."]
-    if lazy:
-        return [f"{', '.join(lazy)}: scale the initial weights of these layers down, or give them a larger learning rate; if the "
-                f"task does not need them, they may also be left out."]
-    return ["nothing to turn for richness; to go lazier, scale the output up and the learning rate down."]
+def _few(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

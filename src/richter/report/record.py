@@ -11,8 +11,8 @@ import numpy as np
 
 from richter.core import WHOLE, Card, Failure, SelectionError
 from richter.instrument.snapshot import Snapshot, shown
-from richter.instrument.verdict import SHARE, LayerVerdict, diagnose
-from richter.measures.cards import CARDS, card
+from richter.instrument.verdict import MOVED, LayerVerdict, diagnose
+from richter.measures.cards import card
 from richter.report import plotdata
 from richter.report.claims import told
 from richter.report.markup import Markup, joined, table, tag
@@ -45,29 +45,21 @@ def verdict(s: Named, several: bool = False, brief: bool = False) -> Markup:
     swatch = tag("span", class_="swatch", style=f"border-color:{s.colour}") if several else ""
     line = tag("h3", swatch, s.name, chip) if several or brief else ""
     try:
-        d = diagnose(s)
+        d = diagnose(s.run)
     except SelectionError:
         words = "Nothing has been measured yet." if s.run.status == "running" else "Nothing was measured in this run."
         failures = [tag("li", str(failure)) for failure in s.failures]
         return tag("div", line, tag("p", words, "" if line else chip), tag("ul", *failures) if failures else "", class_="verdict")
-    sentence = tag("p", _brief(d.verdict[:1].upper() + d.verdict[1:], d.layers), "" if line else chip)
-    remarks = [*d.evidence, *(f"Advice: {_brief(a, d.layers)}" for a in d.advice)]
+    number = tag("span", f"magnitude {d.magnitude}", class_="magnitude") if d.magnitude else ""
+    sentence = tag("p", number, d.verdict[:1].upper() + d.verdict[1:], "" if line else chip)
+    measured = tag("div", d.measured[:1].upper() + d.measured[1:], class_="soft")
     if brief:
-        return tag("div", line, sentence)
+        return tag("div", line, sentence, measured)
+    lines = [tag("li", tag("b", f"{title}: "), text) for title, texts in d.sections for text in texts]
     layers = tag("div", _layers(d.layers), class_="scroll") if d.layers else Markup("")
     if several and layers:
         layers = tag("details", tag("summary", f"{len(d.layers)} layers"), layers)
-    return tag("div", line, sentence, tag("ul", *(tag("li", r[:1].upper() + r[1:]) for r in remarks)) if remarks else "", layers,
-               class_="verdict")
-
-
-def _brief(sentence: str, layers: Sequence[LayerVerdict]) -> str:
-    """Long lists of layers cut short: the table below has them all."""
-    for kind in ("rich", "lazy"):
-        names = [v.layer for v in layers if v.verdict == kind]
-        if len(names) > 6:
-            sentence = sentence.replace(", ".join(names), _few(names))
-    return sentence
+    return tag("div", line, sentence, measured, tag("ul", *lines) if lines else "", layers, class_="verdict")
 
 
 def _status(status: str) -> Markup:
@@ -76,20 +68,18 @@ def _status(status: str) -> Markup:
 
 
 def _layers(layers: Sequence[LayerVerdict]) -> Markup:
-    rows = []
-    for v in layers:
-        share = v.evidence.get(SHARE, math.nan)
-        rows.append([called(v.layer), tag("span", v.words, class_=v.verdict), _bar(share), v.numbers])
-    return table(["layer", "verdict", f"{CARDS[SHARE].title}, 0 to 1", "evidence"], rows)
+    rows = [[called(v.layer), tag("span", v.words, class_=v.verdict.replace(" ", "-")), _bar(v.evidence.get(MOVED, math.nan)),
+             v.numbers] for v in layers]
+    return table(["layer", "verdict", f"{MOVED}, 0 to 1", "evidence"], rows)
 
 
-def _bar(share: float) -> Markup:
-    if not math.isfinite(share):
+def _bar(change: float) -> Markup:
+    if not math.isfinite(change):
         return Markup("")
-    width = 120 * min(max(share, 0.0), 1.0)
+    width = 120 * min(max(change, 0.0), 1.0)
     return tag("svg", tag("rect", width="120", height="8", fill="#e8ecef"),
                tag("rect", width=f"{width:.1f}", height="8", fill="#0072b2"),
-               class_="bar", width="120", height="18", viewBox="0 -6 120 18", role="img", aria_label=f"{share:.2f}")
+               class_="bar", width="120", height="18", viewBox="0 -6 120 18", role="img", aria_label=f"{change:.2f}")
 
 
 # -------------------------------------------------------------------------------------------------------- last values
@@ -139,12 +129,22 @@ def settings(runs: Sequence[tuple[str, Any]], differing: bool = False) -> Markup
     """One run: all of them. Several: those that differ, or those that all have in common."""
     differ, common = plotdata.differences([plotdata.flat(s) for _, s in runs])
     if differing:
-        rows = [[k, *values] for k, values in differ.items()]
-        return table(["setting", *(name for name, _ in runs)], rows) if rows else tag("p", "The settings are the same.")
+        return _differing(differ, [name for name, _ in runs], [name for name, s in runs if not plotdata.flat(s)])
     if not common:
         return Markup("") if differ or len(runs) > 1 else tag("p", "None were recorded.", class_="soft")
     words = tag("p", "In common; what differs is above.", class_="soft") if len(runs) > 1 else ""
     return joined([words, table(["setting", "value"], list(common.items()))])
+
+
+def _differing(differ: Mapping[str, Sequence[str]], names: Sequence[str], bare: Sequence[str]) -> Markup:
+    """``bare``: the runs that have no settings, of which nothing can be said."""
+    if len(bare) == len(names):
+        return tag("p", "The runs have no settings, so nothing is known of what differs. Give each its own: "
+                        "Observer(..., run=..., settings=...).")
+    words = tag("p", f"Without settings: {_few(bare)}.", class_="soft") if bare else ""
+    if not differ:
+        return tag("p", "The settings are the same.")
+    return joined([table(["setting", *names], [[k, *values] for k, values in differ.items()]), words])
 
 
 def cost(runs: Sequence[Named]) -> Markup:

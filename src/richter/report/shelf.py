@@ -10,10 +10,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from richter.core import RichterError, SelectionError, StoreError
+from richter.instrument.verdict import diagnose
 from richter.runs import Run, inside
 from richter.runs.format import DATABASE, LOCK
 from richter.runs.lock import held
@@ -21,6 +22,7 @@ from richter.runs.reader import paths
 
 DEPTH = 3  # folders below the store that are looked into
 SETTLED = 2.0  # seconds; a file that changed more recently may change again without a new time of change
+VERDICTS = 0.3  # seconds for the verdicts of runs that changed, each time the list is made; those left over come the next time
 # in which reading a file that somebody has damaged can end
 DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, OSError,
           sqlite3.Error)
@@ -37,6 +39,7 @@ class Summary:
     last: int | None = None
     updated: float | None = None
     progress: float | None = None  # 0 to 1, of one that is running and says so
+    verdict: str | None = None  # the word, and the magnitude where there is one; None: not looked at yet
 
 
 @dataclass
@@ -127,8 +130,19 @@ class Shelf:
     def summaries(self) -> list[Summary]:
         """Every run of the store, also those that cannot be read. Those that have not changed cost a look at their files."""
         summaries = [self._summary(path) for path in self._search()]
+        end = time.monotonic() + VERDICTS
+        summaries = [s if s.verdict is not None or time.monotonic() > end else self._judged(s) for s in summaries]
         self._known = {s.name: s for s in summaries}
         return summaries
+
+    def _judged(self, s: Summary) -> Summary:
+        """With its verdict: the word and the magnitude, or nothing, if it has none."""
+        try:
+            with self.open(s.name) as run:
+                d = diagnose(run)
+        except (RichterError, OSError):
+            return replace(s, verdict="")
+        return replace(s, verdict=f"{d.word}, magnitude {d.magnitude}" if d.magnitude else d.word)
 
     def _search(self) -> list[Path]:
         """Not again at once, if the store is so large that looking through it takes long."""

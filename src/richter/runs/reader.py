@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import WHOLE, Failure, Mark, Remark, Row, SelectionError, StoreError, unknown
+from richter.core import WHOLE, Failure, Labels, Mark, Remark, Row, SelectionError, StoreError, unknown
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Kind, Reading
@@ -21,7 +21,6 @@ from richter.runs.format import DATABASE, LOCK, OBJECTS
 
 if TYPE_CHECKING:
     import pandas
-
 
 COLUMNS = ["step", "layer", "measure", "value", "error", "note", "mark"]
 MARKS = {mark.value: mark for mark in Mark}
@@ -230,10 +229,11 @@ class Run:
         rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *(entry[0] for entry in entries)})}
         for step, layer, name, value, error, note, mark in entries:
             rows[step].append(Row(step, layer, name, _number(value), _number(error), note, self._mark(mark)))
-        snapshots = []
+        snapshots, labels = [], Labels.from_json(self.about.get("labels"))
         for step, mine in rows.items():
             _, seconds, passes, examples, notes = costs.get(step, (step, math.nan, math.nan, 0, "{}"))
-            snapshots.append(Snapshot(tuple(mine), step, _record(_json(notes)), _number(seconds), examples or 0, _number(passes)))
+            snapshots.append(Snapshot(tuple(mine), step, _record(_json(notes)), _number(seconds), examples or 0, _number(passes),
+                                      labels=labels))
         return snapshots
 
     # ------------------------------------------------------------------------------------- arrays, claims, figures

@@ -103,7 +103,10 @@ class Writer:
         step, notes = whole_step(snap.step), json.dumps(plain(snap.notes, "notes"))
         rows = [r if r.step == step else replace(r, step=step) for r in snap.rows]
         matrices = [(layer, name, step, arrays.encode(a)) for (layer, name), a in snap.arrays.items()]
+        labels = None if snap.labels is None else snap.labels.to_json()  # those of the probe, the same in every snapshot
         with self._transaction("written"):
+            if labels is not None and (about := self.run.about).get("labels") != labels:
+                self._database.describe(_as_json({"about": {**about, "labels": labels}}))
             self._database.rows("row", rows)
             self._database.snapshot(step, time.time(), float(snap.seconds), float(snap.passes), int(snap.examples), notes)
             self._put_arrays(matrices)

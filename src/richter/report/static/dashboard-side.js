@@ -8,7 +8,7 @@ const SIGNS = { running: "●", finished: "✓", interrupted: "◐", failed: "�
 
 export function drawRuns(runs, chosen, look) {
   const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const matching = runs.filter((r) => words.every((w) => `${r.name} ${r.status}`.toLowerCase().includes(w)));
+  const matching = runs.filter((r) => words.every((w) => `${r.name} ${r.status} ${r.verdict ?? ""}`.toLowerCase().includes(w)));
   byId("count").textContent = words.length ? `${matching.length} of ${runs.length}` : String(runs.length);
   show(byId("runs"), ...matching.map((r) => line(r, chosen, look)));
 }
@@ -36,6 +36,7 @@ function line(run, chosen, look) {
       run.progress === null ? null : el("span", { textContent: `${Math.floor(100 * run.progress)} %`, title: "Done, as the run says" }),
       run.last === null ? null : el("span", { textContent: `step ${run.last.toLocaleString("en")}` }),
       readable ? el("span", { dataset: { age: run.name } }) : null),
+    run.verdict ? el("span", { className: "meta word", textContent: run.verdict, title: `Verdict: ${run.verdict}` }) : null,
     run.reason ? el("span", { className: "reason", textContent: run.reason, title: run.reason }) : null),
   readable && !(on && chosen.length === 1)
     ? el("button", { type: "button", className: "only", textContent: "only", title: "Show this run alone", "aria-label": `Show ${run.name} alone`,

@@ -7,8 +7,13 @@ const PARTS = [["Settings", "settings"], ["Seeds", "seeds"], ["Where and when it
 
 export async function draw(view, { runs }, current) {
   const { runs: details } = await ask("settings", { run: runs });
-  if (current()) show(view, ...PARTS.flatMap(([title, part]) => table(title, part, details)));
+  const bare = details.filter((d) => !Object.keys(d.settings).length).map((d) => d.run);
+  if (current()) show(view, ...without(bare), ...PARTS.flatMap(([title, part]) => table(title, part, details)));
 }
+
+/** Runs without settings are not the same: nothing is known of how they differ. */
+const without = (runs) => (runs.length ? [el("article", { className: "card" }, el("h3", { textContent: "Without settings" }),
+  el("p", { textContent: `${runs.join(", ")}: no settings were recorded, so nothing is known of what differs. Observer(..., run=..., settings=...) keeps them.` }))] : []);
 
 function table(title, part, details) {
   const keys = [...new Set(details.flatMap((d) => Object.keys(d[part])))];

@@ -15,18 +15,22 @@ export async function draw(view, { runs }, current) {
 /** One line for each run, above the curves. */
 export function verdictLines(verdicts) {
   return verdicts.slice(0, 4).map((v) => el("p", { className: "verdict-line" },
-    el("strong", { textContent: v.run }), document.createTextNode(" "), el("span", { textContent: capital(v.verdict) })));
+    el("strong", { textContent: v.run }), document.createTextNode(" "), ...magnitude(v), el("span", { textContent: capital(v.verdict) })));
 }
+
+/** The one number that people can say, beside the verdict's word. */
+const magnitude = (v) => (v.magnitude ? [el("span", { className: "magnitude", title: `log10(G / (1 - G)) of the linearisation gap G, at step ${v.step}`,
+  textContent: `magnitude ${v.magnitude}` })] : []);
 
 function card(v) {
   return el("article", { className: "card verdict" },
     el("h3", { textContent: v.run }),
-    el("p", { className: "headline", textContent: capital(v.verdict) }),
+    el("p", { className: "headline" }, ...magnitude(v), capital(v.verdict)),
+    v.measured ? el("p", { className: "faint measured", textContent: capital(v.measured) }) : null,
     v.layers.length ? el("ul", { className: "layers" }, ...v.layers.map((l) => el("li", {},
-      el("span", { className: `badge ${l.verdict}`, textContent: l.verdict }),
+      el("span", { className: `badge ${l.verdict.replace(" ", "-")}`, textContent: l.verdict }),
       el("code", { textContent: layerName(l.layer) }), el("span", { textContent: l.words })))) : null,
-    ...section("Evidence", v.evidence), ...section("Advice", v.advice), ...claims(v.claims), ...pictures(v),
-    v.step === undefined || v.step === null ? null : el("p", { className: "faint", textContent: `As measured at step ${v.step.toLocaleString("en")}.` }));
+    ...v.sections.flatMap(([title, lines]) => section(title, lines)), ...claims(v.claims), ...pictures(v));
 }
 
 const section = (title, lines) => (lines.length ? [el("h4", { textContent: title }), el("ul", {}, ...lines.map((t) => el("li", { textContent: t })))] : []);

@@ -22,9 +22,10 @@ def verdict(runs: Chosen, query: Query) -> Any:
     try:
         d = diagnose(run)
     except SelectionError:
-        return {**base, "verdict": "Nothing has been measured yet.", "layers": [],
-                "evidence": [str(failure) for failure in run.failures], "advice": []}
-    return {**base, "step": d.step, "verdict": d.verdict, "evidence": d.evidence, "advice": d.advice,
+        return {**base, "word": "", "verdict": "Nothing has been measured yet.", "step": None, "measured": "", "magnitude": None,
+                "sections": [("Evidence", [str(failure) for failure in run.failures])], "layers": []}
+    return {**base, "word": d.word, "verdict": d.verdict, "step": d.step, "measured": d.measured,
+            "magnitude": None if d.magnitude is None else str(d.magnitude), "sections": d.sections,
             "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
 
 

@@ -1,0 +1,297 @@
+"""Is there a training to speak of? What is known of one, and the rules by which it has failed, in their order.
+
+A training that diverged, did not move, collapsed, did not learn, has only begun or was last measured long ago is neither lazy nor
+rich, whatever its numbers are: these rules come before any of them. With p what guessing gets right, and s the standard deviation
+of an accuracy at p (``Labels``):
+
+    diverged       a loss, weight or output that is not finite; the smoothed loss > 1.5 x first and > log(C) / 2; or the probe's
+                   loss > 2 max(first, log C) with an accuracy <= p + 5 s, unless the logged loss has fallen (then training
+                   works, and what it learned does not help the probe)
+    untrained      no weight moved
+    collapsed      outputs differ between examples by <= 1e-3 of max(their initial spread, their rms), or by < 1e-6
+    not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s
+    early          the loss fell by less than 25 %
+    stale          more steps were trained after the last measurement than before it
+
+"Smoothed": the logged loss, exponentially, with weight max(.05, 1/k) for its k-th value. Where a number is missing, the rules
+that need it say nothing. Without classes, log C and accuracies are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from richter.core import WHOLE, Labels, Mark, Row
+from richter.instrument.regime import MOVED, Margin
+from richter.instrument.snapshot import Snapshot
+
+LOSSES = ("loss", "train_loss", "training_loss", "loss_train")  # names of scalars that are the training's loss, best first
+MEMORY = 1000  # values of a loss that smoothing remembers: older ones weigh less than 1e-22
+RISEN, DOUBLED, FALLEN, ADVANCED, SIGMAS = 1.5, 2.0, 0.9, 0.25, 5.0
+SPREAD, VANISHED = 1e-3, 1e-6
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the logged loss says: its first and last value, and the smoothed one."""
+
+    name: str
+    first: float
+    last: float
+    smoothed: float
+    lost: int | None = None  # the step from which on it is not finite, if it ended so
+    gaps: int = 0  # values that are not finite and were followed by finite ones
+
+    @property
+    def ratio(self) -> float:
+        return self.smoothed / self.first if self.first > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a training is not judged further: the word, a sentence, what to do, and how near the rule was to say nothing."""
+
+    word: str
+    sentence: str
+    advice: tuple[str, ...]
+    margin: Margin | None = None
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is known of a training: its first and last measurement (None: only one was made), its loss, and where it is now."""
+
+    first: Snapshot | None
+    last: Snapshot
+    loss: Loss | None = None
+    reached: int | None = None  # the last step that anything is known of
+    lost: str = ""  # what was not finite when somebody tried to measure, after the last measurement
+
+    @property
+    def labels(self) -> Labels | None:
+        return self.last.labels
+
+    def now(self, measure: str) -> float:
+        return value(self.last, measure)
+
+    def before(self, measure: str) -> float:
+        return math.nan if self.first is None else value(self.first, measure)
+
+    @property
+    def begun_trained(self) -> bool:
+        """Was the network better than guessing before it was trained? Only if the first measurement is of the initial weights."""
+        return (self.labels is not None and self.first is not None and unmoved(self.first)
+                and self.before("probe_accuracy") > self.labels.chance + SIGMAS * self.labels.noise)
+
+    @property
+    def large_outputs(self) -> bool:
+        """Did it begin with a loss of more than twice that of guessing, although it knew nothing?"""
+        return (self.labels is not None and self.first is not None and unmoved(self.first) and not self.begun_trained
+                and self.before("probe_loss") > 2 * math.log(self.labels.classes))
+
+    @property
+    def ratios(self) -> list[Margin]:
+        """The loss relative to the first one, as far as it is known: on the probe, and as logged."""
+        first, now = self.before("probe_loss"), self.now("probe_loss")
+        known = []
+        if first > 0 and math.isfinite(now):
+            error = _error(self.last, "probe_loss") / first
+            known.append(Margin("probe_loss / first", now / first, FALLEN, "early", error if math.isfinite(error) else None))
+        if self.loss is not None and math.isfinite(self.loss.ratio):
+            known.append(Margin(f"smoothed {self.loss.name} / first", self.loss.ratio, FALLEN, "early"))
+        return known
+
+    @property
+    def risen(self) -> float:
+        """By how much the accuracy rose, in standard deviations; NaN where that is not known."""
+        if self.labels is None or not self.labels.noise:
+            return math.nan
+        return (self.now("probe_accuracy") - self.before("probe_accuracy")) / self.labels.noise
+
+    @property
+    def known(self) -> bool:
+        """Is there anything that says whether it learned?"""
+        return bool(self.ratios) or math.isfinite(self.risen)
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+def diverged(c: Course) -> Failed | None:
+    advice = ("use a smaller learning rate (a third to a tenth), a warm-up, or clip the gradients.",
+              *(("the initial outputs are large as well: scale the initial weights down.",) if c.large_outputs else ()))
+    half = math.log(c.labels.classes) / 2 if c.labels is not None else -math.inf
+    if c.lost:
+        return Failed("diverged", f"diverged: {c.lost}", advice)
+    if c.loss is not None and c.loss.lost is not None:
+        return Failed("diverged", f"diverged: {c.loss.name} is not finite from step {c.loss.lost:,} on.", advice)
+    if any(math.isinf(c.now(m)) for m in ("probe_loss", "output_rms", "output_spread")):
+        return Failed("diverged", "diverged: the outputs on the probe are infinite.", advice)
+    if c.loss is not None and c.loss.ratio > RISEN and c.loss.smoothed > half:
+        margin = Margin(f"smoothed {c.loss.name} / first", c.loss.ratio, RISEN, "not learning")
+        return Failed("diverged", f"diverged: {c.loss.name} rose from {c.loss.first:.3g} to {c.loss.smoothed:.3g} (smoothed).",
+                      advice, margin)
+    return _lost_on_probe(c, advice)
+
+
+def _lost_on_probe(c: Course, advice: tuple[str, ...]) -> Failed | None:
+    """The loss of the probe rose, and what it answers is no better than guessing."""
+    first, now, labels = c.before("probe_loss"), c.now("probe_loss"), c.labels
+    if labels is not None:
+        first = max(first, math.log(labels.classes)) if math.isfinite(first) else math.nan
+        if not c.now("probe_accuracy") <= labels.chance + SIGMAS * labels.noise:
+            return None
+    fell = c.loss is not None and max(c.loss.smoothed, c.loss.last) < FALLEN * c.loss.first
+    if not (first > 0 and now > DOUBLED * first) or fell:
+        return None
+    margin = Margin("probe_loss / max(first, log C)" if labels else "probe_loss / first", now / first, DOUBLED, "not learning")
+    return Failed("diverged", f"diverged: the loss of the probe rose to {now:.3g}, {now / first:.2g} times that of "
+                              f"{'guessing or of ' if labels else ''}the start.", advice, margin)
+
+
+def untrained(c: Course) -> Failed | None:
+    if not unmoved(c.last):
+        return None
+    at = c.last.step
+    if at is not None and c.reached is not None and c.reached > at:
+        return Failed("stale", f"stale: measured at step {at:,} only, where the weights are the initial ones; training went on "
+                               f"to step {c.reached:,}, of which nothing was measured.", (MEASURE_AGAIN,))
+    later = at is not None and at > 0
+    return Failed("untrained", "untrained: every weight is exactly the initial one"
+                  + (f" at step {at:,}." if later else "; there is nothing to judge yet."),
+                  ("no weight moved: does the optimiser hold the parameters of this model, is the learning rate 0, is "
+                   "optimiser.step() called?",) if later else ("train, and measure again: watch.now(step) after the last step.",))
+
+
+def collapsed(c: Course) -> Failed | None:
+    spread = c.now("output_spread")
+    scale = max((s for s in (c.before("output_spread"), c.now("output_rms")) if math.isfinite(s)), default=math.nan)
+    if not (spread <= SPREAD * scale or spread < VANISHED):
+        return None
+    margin = Margin("output_spread / max(initial spread, rms)", spread / scale, SPREAD, "no failure") if scale > 0 else None
+    same = f"collapsed: all examples have the same output (they differ by {spread:.2g})"
+    if c.before("output_spread") < VANISHED:
+        return Failed("collapsed", f"{same}, as at the start.",
+                      ("the signal dies on its way through the network: use larger initial weights, or normalisation.",), margin)
+    return Failed("collapsed", f"{same}.", ("use less weight decay, or a smaller learning rate.",), margin)
+
+
+def not_learning(c: Course) -> Failed | None:
+    ratios = c.ratios
+    if not c.known or any(m.value < FALLEN for m in ratios) or c.risen > SIGMAS:
+        return None
+    best = min(ratios, key=lambda m: m.value, default=None)
+    moved = [r.value for r in c.last.rows if r.measure == "weight_change" and math.isfinite(r.value)]
+    advice = _unlearned(sorted(moved)[len(moved) // 2] if moved else math.nan)
+    words = [*([f"{best.number} is {best.value:.3g}"] if best else []),
+             *([f"the accuracy changed by {c.risen:.2g} standard deviations"] if math.isfinite(c.risen) else [])]
+    given = " beyond its given start" if c.begun_trained else ""
+    return Failed("not learning", f"not learning{given}: {' and '.join(words)}.", (advice,), best)
+
+
+def _unlearned(moved: float) -> str:
+    if moved < 0.01:
+        return f"the weights hardly moved (weight_change {moved:.2g}): use a larger learning rate, or train longer."
+    how = "" if math.isnan(moved) else f" (weight_change {moved:.2g})"
+    return (f"the weights moved{how} and the loss did not fall: use a smaller learning rate or less weight decay, and look "
+            f"whether labels and outputs belong together.")
+
+
+def early(c: Course) -> Failed | None:
+    best = min(c.ratios, key=lambda m: m.value, default=None)
+    if best is None or 1 - best.value >= ADVANCED:
+        return None
+    margin = Margin(best.number, best.value, 1 - ADVANCED, "no failure", best.error)
+    fallen = max(0.0, 1 - best.value)
+    return Failed("early", f"early: the loss has fallen by {fallen:.0%} so far, which is less than {ADVANCED:.0%}.",
+                  ("train longer before you judge (or there is little to learn: of much noise only little can be).",), margin)
+
+
+def stale(c: Course) -> Failed | None:
+    at, begun = c.last.step, (0 if c.first is None else c.first.step)
+    if at is None or begun is None or c.reached is None or c.reached - at <= at - begun:
+        return None
+    return Failed("stale", f"stale: last measured at step {at:,}, and training is at step {c.reached:,}: the numbers are of long "
+                           f"ago.", (MEASURE_AGAIN,))
+
+
+MEASURE_AGAIN = ("measure after the last step: watch.now(step), or close the Observer (`with Observer(...) as watch` does). A "
+                 "larger budget= measures more often.")
+RULES: tuple[Callable[[Course], Failed | None], ...] = (diverged, untrained, collapsed, not_learning, early, stale)
+
+
+def failed(c: Course) -> Failed | None:
+    """The first rule that applies."""
+    return next((failure for rule in RULES if (failure := rule(c)) is not None), None)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+def value(snap: Snapshot, measure: str, layer: str = WHOLE) -> float:
+    """NaN where there is no number."""
+    row = row_of(snap, measure, layer)
+    return math.nan if row is None else row.value
+
+
+def _error(snap: Snapshot, measure: str) -> float:
+    row = row_of(snap, measure)
+    return math.nan if row is None else row.error
+
+
+def row_of(snap: Snapshot, measure: str, layer: str = WHOLE) -> Row | None:
+    return next((r for r in snap.rows if r.measure == measure and r.layer == layer), None)
+
+
+def unmoved(snap: Snapshot) -> bool:
+    """Did no weight change? Known only where the initial weights are; a layer that was not used says nothing."""
+    moved = [r.value for r in snap.rows if r.measure in ("weight_change", MOVED) and r.mark is not Mark.IDLE
+             and math.isfinite(r.value)]
+    return bool(moved) and not any(moved) and not math.isfinite(value(snap, "linearisation_gap"))
+
+
+def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
+    """What is known of a Snapshot, an Observer or a Run."""
+    first, last = snapshots[0], snapshots[-1]
+    lost = [f for f in getattr(subject, "failures", ()) if "DivergedError" in f.reason and (f.last or 0) >= (last.step or 0)]
+    words = re.sub(r"^.*?DivergedError: ", "", lost[-1].reason).rstrip(")") if lost else ""
+    reached = getattr(subject, "last", None)
+    return Course(None if first is last or first.step == last.step else first, last, _loss(subject), reached,
+                  f"at step {lost[-1].last}: {words}" if lost else "")
+
+
+def loss_name(names: Iterable[str]) -> str | None:
+    """Which scalar is the training's loss: ``loss``, ``train_loss``, ``train/loss``, ``Loss/train``, ...; none of validation."""
+    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in names}
+    return next((plain[name] for name in LOSSES if name in plain), None)
+
+
+def _loss(subject: Any) -> Loss | None:
+    """Of at least two values that were logged; None if there is nothing of the kind."""
+    name = loss_name(getattr(subject, "names", ()))
+    if name is None:
+        return None
+    series = subject.scalar(name)
+    return summary(name, series.step.tolist(), series.value.tolist())
+
+
+def summary(name: str, steps: Sequence[int], values: Sequence[float]) -> Loss | None:
+    """What a curve of losses says."""
+    real = [v for v in values if math.isfinite(v)]
+    lost = None
+    if values and not math.isfinite(values[-1]):
+        lost = next(steps[i] for i in range(len(values) - 1, -1, -1) if i == 0 or math.isfinite(values[i - 1]))
+    if len(real) < 2 and lost is None:
+        return None
+    first = real[0] if real else math.nan
+    gaps = sum(1 for s, v in zip(steps, values, strict=True) if not math.isfinite(v) and (lost is None or s < lost))
+    return Loss(name, first, real[-1] if real else math.nan, _smoothed(real), lost, gaps)
+
+
+def _smoothed(values: Sequence[float]) -> float:
+    level, skipped = math.nan, max(0, len(values) - MEMORY)
+    for k, v in enumerate(values[skipped:], skipped + 1):
+        level = v if math.isnan(level) else level + max(0.05, 1 / k) * (v - level)
+    return level

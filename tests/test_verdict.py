@@ -1,0 +1,415 @@
+"""The verdict: each rule on both sides of its edges, their order, what is said beside it, and real trainings."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from richter.core import Failure, Labels, Mark, Row
+from richter.instrument.regime import Margin, layer_regime, regime, regime_margin
+from richter.instrument.snapshot import Snapshot
+from richter.instrument.training import loss_name, summary
+from richter.instrument.verdict import diagnose
+from richter.runs import Run, create
+from richter.runs.reader import Series
+
+TEN = Labels(256, 10, 0.1)  # chance .1, noise .01875: five of it are .09375
+LOG = math.log(10)
+START = {"probe_loss": LOG, "probe_accuracy": 0.1, "output_spread": 1.0, "output_rms": 1.0}
+GOOD = {"linearisation_gap": 0.7, "magnitude": math.log10(0.7 / 0.3), "feature_change_cka": 0.4, "probe_loss": 0.2,
+        "probe_accuracy": 0.95, "output_spread": 5.0, "output_rms": 4.0}
+
+
+def snapshot(step: int, numbers: dict[str, float], layers: dict[str, tuple[float, float]], labels: Labels | None = TEN,
+             error: float = 0.01) -> Snapshot:
+    """``layers``: function_change and weight_change of each; the last is the read-out."""
+    rows = [Row(step, "*", m, v, error) for m, v in numbers.items()]
+    for k, (r, w) in layers.items():
+        out = k == list(layers)[-1]
+        rows += [Row(step, k, "function_change", r, error, mark=Mark.TRIVIAL if out else Mark.EXACT),
+                 Row(step, k, "weight_change", w)]
+    return Snapshot(tuple(rows), step, labels=labels)
+
+
+STILL, MOVED = dict.fromkeys("acz", (0.0, 0.0)), {"a": (1.2, 0.5), "c": (0.3, 0.3), "z": (45.0, 0.9)}
+
+
+class Training:
+    """Something with two measurements and a logged loss, as an Observer or a Run has them."""
+
+    def __init__(self, now: dict[str, float] | None = None, start: dict[str, float] | None = None, *, step: int = 100,
+                 layers: dict[str, tuple[float, float]] | None = None, labels: Labels | None = TEN, error: float = 0.01,
+                 loss: list[float] | None = None, reached: int | None = None, failures: tuple[Failure, ...] = ()) -> None:
+        given = {**GOOD, **(now or {})}
+        self.snapshots = [snapshot(0, {**START, **(start or {})}, STILL, labels),
+                          snapshot(step, given, MOVED if layers is None else layers, labels, error)]
+        self.loss, self.failures, self.last = loss, list(failures), reached
+        self.names = [] if loss is None else ["loss"]
+
+    def scalar(self, name: str) -> Series:
+        assert name == "loss"
+        values = np.array(self.loss, float)
+        return Series(np.arange(len(values)), values, np.full(len(values), math.nan))
+
+
+def word(**given: Any) -> str:
+    return diagnose(Training(**given)).word
+
+
+def without(labels: bool = True, *names: str) -> Training:
+    t = Training(labels=TEN if labels else None)
+    t.snapshots = [replace(s, rows=tuple(r for r in s.rows if r.measure not in names)) for s in t.snapshots]
+    return t
+
+
+# ---------------------------------------------------------------------------------------------------------------- bands
+
+@pytest.mark.parametrize(("G", "F", "verdict"), [
+    (0.049, 0.019, "lazy"), (0.05, 0.019, "probably lazy"), (0.049, 0.02, "probably lazy"), (0.099, 0.049, "probably lazy"),
+    (0.1, 0.049, "uncertain"), (0.099, 0.05, "uncertain"), (0.29, 0.049, "uncertain"), (0.3, 0.049, "amplified"),
+    (0.3, 0.05, "uncertain"), (0.99, 0.0, "amplified"), (0.1, 0.15, "rich"), (0.099, 0.15, "uncertain"),
+    (0.1, 0.149, "uncertain"), (0.99, 0.9, "rich"), (0.0, -0.01, "lazy"), (0.02, 0.5, "uncertain")])
+def test_the_bands(G: float, F: float, verdict: str) -> None:
+    found = diagnose(Training({"linearisation_gap": G, "feature_change_cka": F}))
+    assert (found.word, regime(G, F)) == (verdict, verdict)
+    assert found.verdict.startswith(f"{verdict}. ")
+    assert f"linearisation_gap {G:.3g}" in found.verdict
+
+
+@pytest.mark.parametrize(("r", "verdict"), [
+    (0.0, "frozen"), (1e-9, "lazy"), (0.149, "lazy"), (0.15, "uncertain"), (0.499, "uncertain"), (0.5, "probably rich"),
+    (0.999, "probably rich"), (1.0, "rich"), (math.nan, "unknown")])
+def test_the_bands_of_a_layer(r: float, verdict: str) -> None:
+    assert layer_regime(r) == verdict
+
+
+def test_layers_are_judged_by_what_they_compute_and_read_outs_are_not() -> None:
+    layers = {"a": (1.2, 0.5), "b": (0.0, 0.0), "c": (0.1, 0.3), "z": (45.0, 0.9)}
+    found = {v.layer: v for v in diagnose(Training(layers=layers)).layers}
+    assert {k: v.verdict for k, v in found.items()} == {"a": "rich", "b": "frozen", "c": "lazy", "z": "read-out"}
+    assert str(found["a"]) == "learned features (function_change 1.2, weight_change 0.5)"
+    assert found["z"].evidence == {"weight_change": 0.9}  # what is so by definition is no evidence
+    assert str(found["b"]) == "frozen: did not move (weight_change 0)"
+    bias = {"a": (0.2, 0.0), "z": (1.0, 1.0)}  # the weight of a stayed, its bias did not
+    assert [v.verdict for v in diagnose(Training(layers=bias)).layers] == ["uncertain", "read-out"]
+
+
+def test_the_margin_is_to_the_nearest_edge_that_changes_the_word() -> None:
+    assert regime_margin(0.7, 0.16) == Margin("feature_change_cka", 0.16, 0.15, "uncertain")
+    assert regime_margin(0.11, 0.9) == Margin("linearisation_gap", 0.11, 0.1, "uncertain")
+    near = regime_margin(0.12, 0.2, 0.001, 0.02)  # in standard errors F is nearer
+    assert (near.number, near.edge, near.error) == ("feature_change_cka", 0.15, 0.02)
+    assert near.distance == pytest.approx(0.05)
+    assert near.errors == pytest.approx(2.5)
+    assert str(near) == "feature_change_cka 0.2 is 0.05, 2.5 standard errors, from 0.15; beyond: uncertain"
+    assert regime_margin(0.01, 0.001).other == "probably lazy"
+    assert str(regime_margin(0.04, 0.0)) == "linearisation_gap 0.04 is 0.01 from 0.05; beyond: probably lazy"
+
+
+def test_what_noise_may_have_made_is_said() -> None:
+    assert any("within two standard errors of 0.15: it may as well be uncertain" in r
+               for r in diagnose(Training({"feature_change_cka": 0.16})).remarks)
+    assert not any("standard errors" in r for r in diagnose(Training()).remarks)
+
+
+def test_the_magnitude_heads_what_did_not_fail() -> None:
+    found = diagnose(Training())
+    assert found.magnitude is not None
+    assert str(found.magnitude) == "0.368(10)"
+    assert (found.magnitude.step, found.magnitude.bound) == (100, False)
+    assert "measured at step 100; magnitude 0.368(10); margin: feature_change_cka 0.4 is 0.25" in str(found)
+    far = Training({"linearisation_gap": 1e-5, "feature_change_cka": 0.0, "magnitude": -3.0})
+    last = far.snapshots[-1]
+    far.snapshots[-1] = replace(last, rows=tuple(
+        replace(r, mark=Mark.BOUND, error=math.nan) if r.measure == "magnitude" else r for r in last.rows))
+    assert str(diagnose(far).magnitude) == "at most -3.000"
+    assert diagnose(Training({"probe_loss": LOG, "probe_accuracy": 0.1})).magnitude is None
+
+
+# --------------------------------------------------------------------------------------------------------------- failures
+
+def constant(last: float, first: float = LOG, n: int = 400) -> list[float]:
+    return [first] + [last] * n
+
+
+@pytest.mark.parametrize(("given", "fails"), [
+    ({"loss": [*constant(0.5), math.nan]}, True), ({"loss": [*constant(0.5), math.inf, math.nan]}, True),
+    ({"loss": [LOG, math.nan, *constant(0.5)]}, False),  # it recovered
+    ({"loss": constant(1.51 * LOG)}, True), ({"loss": constant(1.49 * LOG)}, False),
+    ({"loss": constant(1.16, first=0.5)}, True), ({"loss": constant(1.14, first=0.5)}, False),  # log(10) / 2 is 1.151
+    ({"now": {"probe_loss": 2.01 * LOG, "probe_accuracy": 0.19}}, True),
+    ({"now": {"probe_loss": 1.99 * LOG, "probe_accuracy": 0.19}}, False),
+    ({"now": {"probe_loss": 2.01 * LOG, "probe_accuracy": 0.195}}, False),
+    ({"now": {"probe_loss": 15.0, "probe_accuracy": 0.1}, "start": {"probe_loss": 8.0}}, False),
+    ({"now": {"probe_loss": 16.1, "probe_accuracy": 0.1}, "start": {"probe_loss": 8.0}}, True),
+    ({"now": {"probe_loss": 9.0, "probe_accuracy": 0.1}, "loss": constant(0.1)}, False),  # noise that was memorised
+    ({"now": {"probe_loss": math.inf}}, True), ({"now": {"output_rms": math.inf}}, True),
+    ({"now": {"probe_loss": 5.0}, "labels": None}, True), ({"now": {"probe_loss": 4.5}, "labels": None}, False),
+    ({"failures": (Failure("not measured (DivergedError: parameter '0.weight' contains NaN)", 120, 130, 2),)}, True),
+    ({"failures": (Failure("not measured (DivergedError: parameter '0.weight' contains NaN)", 50, 60, 2),)}, False),
+    ({"failures": (Failure("not written (StoreError: no room)", 120, 120),)}, False)])
+def test_diverged(given: dict[str, Any], fails: bool) -> None:
+    found = diagnose(Training(**given))
+    assert (found.word == "diverged") is fails, found.verdict
+    if fails:
+        assert "smaller learning rate" in found.advice[0]
+        assert "start smaller" not in " ".join(found.advice)
+        assert found.magnitude is None
+
+
+def test_untrained_and_measured_only_at_the_start() -> None:
+    same = {"linearisation_gap": math.nan, "feature_change_cka": math.nan, "magnitude": math.nan, **START}
+    found = diagnose(Training(same, layers=STILL))
+    assert found.word == "untrained"
+    assert "at step 100" in found.verdict
+    assert "does the optimiser hold" in found.advice[0]
+    assert found.remarks == ()
+    alone = snapshot(0, same, STILL)
+    found = diagnose(alone)
+    assert (found.word, found.step) == ("untrained", 0)
+    assert "measured at step 0" in str(found)
+    budget = SimpleNamespace(snapshots=[alone], names=[], failures=[], last=900)  # which allowed no other measurement
+    found = diagnose(budget)
+    assert found.word == "stale"
+    assert "measured at step 0 only" in found.verdict
+    assert "step 900" in found.verdict
+    lost = Training(loss=[LOG, math.nan], reached=900)
+    lost.snapshots = [alone]
+    assert diagnose(lost).word == "diverged"
+    biases = {"a": (0.1, 0.0), "z": (math.nan, 0.0)}  # something moved, though no weight did
+    assert diagnose(Training({"linearisation_gap": math.nan}, layers=biases)).word == "unknown"
+    assert diagnose(Training({"linearisation_gap": 0.2}, layers=STILL)).word != "untrained"
+
+
+@pytest.mark.parametrize(("spread", "before", "rms", "fails"), [
+    (0.9e-3, 1.0, 0.0, True), (1.1e-3, 1.0, 0.0, False), (1.9e-3, 1.0, 2.0, True), (2.1e-3, 1.0, 2.0, False),
+    (0.9e-6, 1e-9, 1e-9, True), (1.1e-6, 1e-9, 1e-9, False), (0.0, 0.0, 0.0, True), (0.0, math.nan, math.nan, True)])
+def test_collapsed(spread: float, before: float, rms: float, fails: bool) -> None:
+    found = diagnose(Training({"output_spread": spread, "output_rms": rms}, {"output_spread": before}))
+    assert (found.word == "collapsed") is fails
+    if fails:
+        assert ("weight decay" in found.advice[0]) is not (before < 1e-6)
+        assert ("larger initial weights" in found.advice[0]) is (before < 1e-6)
+
+
+@pytest.mark.parametrize(("given", "fails"), [
+    ({"now": {"probe_loss": 0.91 * LOG, "probe_accuracy": 0.19}}, True),
+    ({"now": {"probe_loss": 0.89 * LOG, "probe_accuracy": 0.19}}, False),
+    ({"now": {"probe_loss": 0.91 * LOG, "probe_accuracy": 0.195}}, False),
+    ({"now": {"probe_loss": LOG, "probe_accuracy": 0.1}, "loss": constant(0.89 * LOG)}, False),
+    ({"now": {"probe_loss": LOG, "probe_accuracy": 0.1}, "loss": constant(0.91 * LOG)}, True),
+    ({"now": {"probe_loss": math.nan, "probe_accuracy": math.nan}, "labels": None, "loss": constant(0.91 * LOG)}, True),
+    ({"now": {"probe_loss": 0.91 * LOG}, "labels": None}, True)])
+def test_not_learning(given: dict[str, Any], fails: bool) -> None:
+    found = diagnose(Training(**given))
+    assert (found.word == "not learning") is fails, found.verdict
+    if fails:
+        assert found.margin is not None
+        assert (found.margin.edge, found.margin.other) == (0.9, "early")
+        assert "smaller learning rate" in found.advice[0]
+    still = diagnose(Training(**given, layers={"a": (1e-4, 1e-4), "z": (1.0, 1e-4)}))
+    assert not fails or "larger learning rate" in still.advice[0]
+
+
+@pytest.mark.parametrize(("ratio", "logged", "fails"), [
+    (0.76, None, True), (0.74, None, False), (0.85, 0.7, False), (0.7, 0.85, False), (0.85, 0.8, True)])
+def test_early(ratio: float, logged: float | None, fails: bool) -> None:
+    found = diagnose(Training({"probe_loss": ratio * LOG}, loss=None if logged is None else constant(logged * LOG)))
+    assert (found.word == "early") is fails
+    if fails:
+        assert "so far" in found.verdict
+        assert any(e.startswith("so far: rich (") for e in found.evidence)
+        assert found.magnitude is None
+
+
+@pytest.mark.parametrize(("reached", "fails"), [(None, False), (100, False), (200, False), (201, True), (3000, True)])
+def test_stale(reached: int | None, fails: bool) -> None:
+    found = diagnose(Training(reached=reached))
+    assert (found.word == "stale") is fails
+    assert found.step == 100
+    if fails:
+        assert f"last measured at step 100, and training is at step {reached:,}" in found.verdict
+        assert any(e.startswith("then, at step 100: rich") for e in found.evidence)
+        assert "watch.now(step)" in found.advice[0]
+    elif reached == 200:
+        assert any("what it did after step 100 is not in these numbers" in r for r in found.remarks)
+
+
+def test_the_rules_come_in_their_order() -> None:
+    """Of two that apply the earlier one speaks."""
+    bad: dict[str, Any] = {"loss": [LOG, math.nan], "reached": 3000, "layers": STILL, "now": {
+        "output_spread": 0.0, "probe_loss": LOG, "probe_accuracy": 0.1, "linearisation_gap": math.nan}}
+    assert word(**bad) == "diverged"
+    bad["loss"] = None
+    assert word(**{**bad, "reached": 100}) == "untrained"
+    bad["layers"] = MOVED
+    assert word(**bad) == "collapsed"
+    bad["now"]["output_spread"] = 1.0
+    assert word(**bad) == "not learning"
+    bad["now"]["probe_loss"] = 0.85 * LOG
+    assert word(**bad) == "early"
+    bad["now"]["probe_loss"] = 0.1
+    assert word(**bad) == "stale"
+    bad["reached"] = 100
+    assert word(**bad) == "unknown"
+    bad["now"]["linearisation_gap"] = 0.7
+    assert word(**bad) == "rich"
+
+
+# ---------------------------------------------------------------------------------------------- remarks, and the unknown
+
+@pytest.mark.parametrize(("accuracy", "given"), [(0.19, False), (0.2, True)])
+def test_fine_tuning_is_relative_to_its_start(accuracy: float, given: bool) -> None:
+    lazy = {"linearisation_gap": 0.01, "feature_change_cka": 0.001}
+    found = diagnose(Training(lazy, {"probe_accuracy": accuracy}))
+    assert any(r.startswith("fine-tuning") for r in found.remarks) is given
+    assert found.verdict.startswith("lazy, relative to the given start" if given else "lazy. ")
+    assert ("start smaller" in found.advice[0]) is not given
+    assert ("scale the initial" in " ".join(found.advice)) is not given
+
+
+def test_a_first_measurement_that_came_late_is_no_given_start() -> None:
+    t = Training(start={"probe_accuracy": 0.9})
+    t.snapshots[0] = snapshot(10, {**START, "probe_accuracy": 0.9, "linearisation_gap": 0.1}, MOVED)
+    assert not any("fine-tuning" in r for r in diagnose(t).remarks)
+
+
+def test_an_unbalanced_probe_is_no_given_start() -> None:
+    """A network that always says the most frequent class knows nothing, however often that is right."""
+    t = Training(start={"probe_accuracy": 0.9}, labels=Labels(256, 10, 0.9))
+    assert not any("fine-tuning" in r for r in diagnose(t).remarks)
+    assert TEN.noise == pytest.approx(0.01875)
+
+
+@pytest.mark.parametrize(("first", "large"), [(1.99 * LOG, False), (2.01 * LOG, True)])
+def test_large_initial_outputs_are_to_be_scaled_down(first: float, large: bool) -> None:
+    found = diagnose(Training(start={"probe_loss": first}))
+    assert any(r.startswith("large initial outputs") for r in found.remarks) is large
+    assert any("scale the initial weights" in a for a in found.advice) is large
+    assert not any("large" in r for r in diagnose(Training(start={"probe_loss": first, "probe_accuracy": 0.5})).remarks)
+
+
+def test_frozen_layers_are_said_to_be_so() -> None:
+    layers = {"a": (0.0, 0.0), "c": (0.0, 0.0), "z": (3.0, 0.4)}
+    found = diagnose(Training({"linearisation_gap": 1e-16, "feature_change_cka": 0.0}, layers=layers))
+    assert found.word == "lazy"
+    assert any("frozen: a, c did not move at all (2 of 3 layers)" in r for r in found.remarks)
+    assert found.advice == ("only the read-out was trained: to learn features, let other layers train too.",)
+    many = {**{f"h{i}": (0.0, 0.0) for i in range(30)}, "a": (2.0, 1.0), "z": (3.0, 0.4)}
+    assert any("h0, h1, h2, h3 and 26 more did not move" in r for r in diagnose(Training(layers=many)).remarks)
+
+
+def test_a_loss_that_recovered_is_remarked() -> None:
+    found = diagnose(Training(loss=[LOG, math.nan, *constant(0.1)]))
+    assert "loss was not finite 1 times, and recovered." in found.remarks
+
+
+def test_it_says_what_it_cannot_tell() -> None:
+    assert diagnose(Training()).unknown == (
+        "whether what was learned is good: memorised noise is rich too. Held-out examples say that.",)
+    found = diagnose(without(False, "probe_loss", "probe_accuracy"))
+    assert found.word == "rich"
+    assert found.unknown[0].startswith("whether anything was learned")
+    assert diagnose(Training().snapshots[-1]).unknown[0].startswith("whether anything was learned")
+    logged = Training(labels=None, loss=constant(0.1))
+    logged.snapshots = [replace(s, rows=tuple(r for r in s.rows if "probe" not in r.measure)) for s in logged.snapshots]
+    assert diagnose(logged).unknown[0].startswith("whether the network was trained before")
+
+
+def test_a_run_without_these_numbers_gets_no_verdict_and_what_can_be_said() -> None:
+    """The old rule is not used in their place."""
+    t = without(True, "linearisation_gap", "feature_change_cka", "magnitude", "function_change")
+    rows = [Row(100, k, "c_uc_ratio", 0.9) for k in "acz"]
+    t.snapshots[-1] = replace(t.snapshots[-1], rows=(*t.snapshots[-1].rows, *rows))
+    found = diagnose(t)
+    assert (found.word, found.step, found.magnitude, found.margin) == ("unknown", 100, None, None)
+    assert found.verdict.startswith("cannot be told: linearisation_gap was not measured and feature_change_cka was not measured")
+    assert [v.verdict for v in found.layers] == ["unknown"] * 3
+    assert "c_uc_ratio 0.9" in str(found)
+    bare = diagnose(Snapshot((Row(5, "a", "nfc", 0.5),), 5))
+    assert "The weights at initialisation are needed: pass initial=state_dict" in bare.verdict
+    refused = Training({"linearisation_gap": math.nan})
+    refused.snapshots[-1] = replace(refused.snapshots[-1], rows=tuple(
+        replace(r, note="no Jacobian-vector product", mark=Mark.REFUSED) if r.measure == "linearisation_gap" else r
+        for r in refused.snapshots[-1].rows))
+    assert diagnose(refused).verdict.startswith("cannot be told: there is no linearisation_gap (no Jacobian-vector product).")
+
+
+# ---------------------------------------------------------------------------------------------------------- what is read
+
+@pytest.mark.parametrize(("names", "chosen"), [
+    (["lr", "loss"], "loss"), (["train/loss", "val/loss"], "train/loss"), (["Loss/train", "Loss/val"], "Loss/train"),
+    (["train_loss", "loss"], "loss"), (["val_loss", "test loss"], None), ([], None), (["training loss"], "training loss")])
+def test_which_scalar_is_the_loss(names: list[str], chosen: str | None) -> None:
+    assert loss_name(names) == chosen
+
+
+def test_the_loss_is_smoothed() -> None:
+    """The mean of the first twenty, then exponentially: by the definition, step by step."""
+    values = np.random.default_rng(0).normal(3, 1, 5000).tolist()
+    level = 0.0
+    for k, v in enumerate(values, 1):
+        level += max(0.05, 1 / k) * (v - level)
+    loss = summary("loss", range(5000), values)
+    assert loss is not None
+    assert loss.smoothed == pytest.approx(level, rel=1e-12)
+    few = summary("loss", range(5), values[:5])
+    assert few is not None
+    assert few.smoothed == pytest.approx(np.mean(values[:5]))
+    assert summary("loss", [0], [1.0]) is None
+    lost = summary("loss", [0, 5, 10, 15], [1.0, math.nan, math.inf, math.nan])
+    assert lost is not None
+    assert (lost.lost, lost.gaps) == (5, 0)
+
+
+def test_a_negative_loss_has_no_ratio() -> None:
+    assert word(loss=[-1.0, -2.0, -3.0]) == "rich"
+    assert diagnose(Training({"probe_loss": -5.0}, {"probe_loss": -1.0})).word == "rich"  # the accuracy rose
+
+
+def test_a_run_is_judged_as_it_was_watched(tmp_path: Path) -> None:
+    """Rows, labels and scalars come back from disk; so does the verdict."""
+    t = Training(loss=constant(0.3, n=120), reached=120)
+    with create(tmp_path) as writer:
+        for s in t.snapshots:
+            writer.snapshot(s)
+        for step, loss in enumerate(t.loss or []):
+            writer.scalars(step, loss=loss)
+    run = Run(tmp_path)
+    assert [s.labels for s in run.snapshots] == [TEN, TEN]
+    assert run.about["labels"] == {"count": 256, "classes": 10, "frequent": 0.1}
+    assert diagnose(run) == diagnose(t)
+
+
+@pytest.mark.parametrize("record", [
+    None, 3, {}, {"count": 0, "classes": 10, "frequent": 0.1}, {"count": 5, "classes": "x", "frequent": 1},
+    {"count": 5, "classes": 1, "frequent": 0.5}, {"count": 5, "classes": 2, "frequent": 1.0}])
+def test_labels_of_strangers(record: Any) -> None:
+    assert Labels.from_json(record) is None
+    assert Labels.from_json(TEN.to_json()) == TEN
+
+
+def test_it_is_told_to_machines() -> None:
+    record = json.loads(json.dumps(diagnose(Training()).to_json(), allow_nan=False))
+    assert record["word"] == "rich"
+    assert record["step"] == 100
+    assert record["magnitude"] == {"value": pytest.approx(0.368, abs=1e-3), "error": 0.01, "bound": False, "text": "0.368(10)"}
+    assert record["margin"]["number"] == "feature_change_cka"
+    assert record["margin"]["errors"] == pytest.approx(25)
+    assert record["layers"]["c"]["verdict"] == "uncertain"
+    assert {"remarks", "unknown", "evidence", "advice"} <= set(record)
+
+
+def test_it_is_printed_whole() -> None:
+    text = str(diagnose(Training({"feature_change_cka": 0.16}, {"probe_accuracy": 0.5}, reached=120)))
+    for part in ("Verdict: rich, relative to the given start. The network left", "Remark: fine-tuning", "Cannot tell: whether",
+                 "measured at step 100; magnitude 0.368(10); margin: ", "Advice: ",
+                 "Evidence: accuracy on the probe: 0.5 -> 0.95 (guessing: 0.1)"):
+        assert part in text
