@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -32,8 +33,11 @@ def store(tmp_path: Path) -> Path:
     for name, share in (("rich", 0.9), ("lazy", 0.01)):
         with richter.runs.create(tmp_path / name, {"scale": share}) as run:
             for step in (0, 10):
-                run.snapshot(Snapshot(tuple(Row(step, k, m, v) for k in ("0", "2") for m, v in (
-                    ("nfc", 0.5), ("c_uc_ratio", share), ("weight_change", 0.3))), step, seconds=0.1, examples=8))
+                rows = [Row(step, k, m, v) for k in ("0", "2") for m, v in (
+                    ("nfc", 0.5), ("function_change", share), ("weight_change", 0.3))]
+                rows += [Row(step, "*", "linearisation_gap", share), Row(step, "*", "feature_change_cka", share)]
+                rows += [Row(step, "*", "magnitude", math.log10(share / (1 - share)), 0.1)]
+                run.snapshot(Snapshot(tuple(rows), step, seconds=0.1, examples=8))
                 run.scalars(step, loss=1.0 / (step + 1))
     return tmp_path
 
@@ -83,13 +87,16 @@ def test_a_run_is_diagnosed(store: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "Verdict: rich" in printed(capsys, "doctor", str(store / "rich"))
     rows = json.loads(printed(capsys, "doctor", str(store / "lazy"), "--json"))
     assert rows["layers"]["0"]["verdict"] == "lazy"
+    assert (rows["word"], rows["step"], rows["magnitude"]["text"]) == ("lazy", 10, "-2.00(10)")
+    assert rows["margin"]["number"] == "feature_change_cka"
+    assert {"remarks", "unknown", "evidence", "advice"} <= set(rows)
 
 
 def test_a_run_is_exported(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.csv"))
     lines = (tmp_path / "rich.csv").read_text().splitlines()
     assert lines[0] == "step,layer,measure,value,error,note,mark"
-    assert len(lines) == 1 + 12 + 2
+    assert len(lines) == 1 + 18 + 2
     pytest.importorskip("pyarrow")
     printed(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.parquet"))
     assert (tmp_path / "rich.parquet").stat().st_size > 0

@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from judged import Training
 from richter.core import Card, Mark, RichterError, Row, SelectionError, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.verdict import diagnose
@@ -262,6 +263,22 @@ def test_the_verdict_is_in_words(store: Path) -> None:
     assert [v["layer"] for v in found["layers"]] == list(LAYERS)
     make(store / "new", steps=0)
     assert "Nothing has been measured" in client(store).get("/api/verdict", params={"run": "new"}).json()["verdict"]
+
+
+def test_a_run_is_listed_and_shown_with_its_magnitude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Training().keep(tmp_path / "rich")
+    c = client(tmp_path)
+    found = c.get("/api/verdict", params={"run": "rich"}).json()
+    assert (found["word"], found["step"], found["magnitude"]["text"]) == ("rich", 100, "0.368(10)")
+    assert found["margin"]["text"] in found["measured"]
+    assert found["unknown"]
+    make(tmp_path / "new", steps=0)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.db").write_bytes(b"nothing of use" * 100)
+    assert {r["name"]: r["verdict"] for r in c.get("/api/runs").json()["runs"]} == {
+        "rich": "rich, magnitude 0.368(10)", "new": "", "bad": ""}
+    monkeypatch.setattr("richter.report.shelf.VERDICTS", -1.0)  # no time is left
+    assert [r["verdict"] for r in client(tmp_path).get("/api/runs").json()["runs"]] == [None, None, None]
 
 
 CLAIM = {"text": "it rises", "paper": "0.9", "source": "a check", "expect": [0.2, None], "value": 0.5, "holds": True,
@@ -916,7 +933,7 @@ def test_figures_and_tables_are_saved(site: tuple[str, Path], browser: Browser) 
 def test_verdict_and_settings_are_shown(site: tuple[str, Path], browser: Browser) -> None:
     browser.open(f"{site[0]}#run=first&run=second&view=verdict")
     browser.until("document.querySelectorAll('.verdict').length === 2")
-    assert "Between lazy and rich" in browser.text()
+    assert "Cannot be told: linearisation_gap was not measured" in browser.text()
     rows = "[...document.querySelectorAll('.claims tbody tr')].map(r => [...r.children].map(c => c.textContent))"
     assert browser.run(f"return {rows}") == [
         ["it rises", "at least 0.2", "0.5", "0.9", "reproduced"], [f"{EVIL}a: {EVIL}", "", "", "", ""]]

@@ -23,6 +23,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
 import richter
+from judged import Training
 from richter import runs
 from richter.core import Card, Interval, Mark, Ref, Row, SelectionError
 from richter.core.cosine import cosine
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["browser"]
 STEPS = (0, 10, 100, 1000)
 MEASURES = ("nfc", "c_uc_ratio", "tangent_cka")
-VERDICT = "Rich in 1 of 2 layers (fc2); the others learned in part."
+VERDICT = "Cannot be told: linearisation_gap was not measured and feature_change_cka was not measured."
 EVIL = ("<script>alert(1)</script>", "$x_1$ \"onload='&' y", "_hidden", "a.very." + "long." * 20 + "name", "")
 
 
@@ -293,6 +294,33 @@ def test_a_run_with_little_in_it(kind: str, tmp_path: Path) -> None:
 def test_a_report_needs_a_run(tmp_path: Path) -> None:
     with pytest.raises(SelectionError, match="needs at least one run"):
         report([], tmp_path / "r.html")
+
+
+def test_the_verdict_is_headed_by_its_magnitude(tmp_path: Path) -> None:
+    run = Training(start={"probe_accuracy": 0.5}, loss=[2.3, *[0.3] * 119], reached=119).keep(tmp_path / "rich", {"lr": 0.1})
+    seen = check_safe(report([run], tmp_path / "r.html").read_text(encoding="utf-8"))
+    top = seen.text[:seen.text.rindex("Measures over training")]
+    for words in ("magnitude 0.368(10)Rich, relative to the given start. The network left its linearisation", "Remark: fine-tuning",
+                  "margin: feature_change_cka 0.4 is 0.25, 25 standard errors, from 0.15; beyond: uncertain", "learned features",
+                  "Cannot tell: whether what was learned is good", "Advice: nothing to turn", "Measured at step 100; ",
+                  "Evidence: accuracy on the probe: 0.5 -> 0.95", "read-out: not judged", "function_change 1.2"):
+        assert words in top, words
+    assert "magnitude 0.368(10)" in card(run)
+    failed = Training({"probe_accuracy": 0.1, "probe_loss": 2.3}).keep(tmp_path / "failed")
+    text = check_safe(report([failed], tmp_path / "r.html").read_text(encoding="utf-8")).text
+    top = text[:text.rindex("Measures over training")]
+    assert "Not learning: " in top
+    assert "magnitude" not in top
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ((None, None), "The runs have no settings, so nothing is known of what differs."),
+    (({"lr": 1}, None), "Without settings: second."), (({"lr": 1}, {"lr": 1}), "The settings are the same.")])
+def test_runs_without_settings_are_not_the_same(given: tuple[Any, Any], words: str, tmp_path: Path) -> None:
+    both = [Training().keep(tmp_path / name, settings) for name, settings in zip(("first", "second"), given, strict=True)]
+    text = check_safe(report(both, tmp_path / "r.html").read_text(encoding="utf-8")).text
+    assert words in text
+    assert ("The settings are the same." in text) is (given[1] is not None)
 
 
 def test_a_card_for_notebooks(run: Run) -> None:

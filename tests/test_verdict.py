@@ -12,51 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from judged import LOG, MOVED, START, STILL, TEN, Training, snapshot
 from richter.core import Failure, Labels, Mark, Row
 from richter.instrument.regime import Margin, layer_regime, regime, regime_margin
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.training import loss_name, summary
 from richter.instrument.verdict import diagnose
-from richter.runs import Run, create
-from richter.runs.reader import Series
-
-TEN = Labels(256, 10, 0.1)  # chance .1, noise .01875: five of it are .09375
-LOG = math.log(10)
-START = {"probe_loss": LOG, "probe_accuracy": 0.1, "output_spread": 1.0, "output_rms": 1.0}
-GOOD = {"linearisation_gap": 0.7, "magnitude": math.log10(0.7 / 0.3), "feature_change_cka": 0.4, "probe_loss": 0.2,
-        "probe_accuracy": 0.95, "output_spread": 5.0, "output_rms": 4.0}
-
-
-def snapshot(step: int, numbers: dict[str, float], layers: dict[str, tuple[float, float]], labels: Labels | None = TEN,
-             error: float = 0.01) -> Snapshot:
-    """``layers``: function_change and weight_change of each; the last is the read-out."""
-    rows = [Row(step, "*", m, v, error) for m, v in numbers.items()]
-    for k, (r, w) in layers.items():
-        out = k == list(layers)[-1]
-        rows += [Row(step, k, "function_change", r, error, mark=Mark.TRIVIAL if out else Mark.EXACT),
-                 Row(step, k, "weight_change", w)]
-    return Snapshot(tuple(rows), step, labels=labels)
-
-
-STILL, MOVED = dict.fromkeys("acz", (0.0, 0.0)), {"a": (1.2, 0.5), "c": (0.3, 0.3), "z": (45.0, 0.9)}
-
-
-class Training:
-    """Something with two measurements and a logged loss, as an Observer or a Run has them."""
-
-    def __init__(self, now: dict[str, float] | None = None, start: dict[str, float] | None = None, *, step: int = 100,
-                 layers: dict[str, tuple[float, float]] | None = None, labels: Labels | None = TEN, error: float = 0.01,
-                 loss: list[float] | None = None, reached: int | None = None, failures: tuple[Failure, ...] = ()) -> None:
-        given = {**GOOD, **(now or {})}
-        self.snapshots = [snapshot(0, {**START, **(start or {})}, STILL, labels),
-                          snapshot(step, given, MOVED if layers is None else layers, labels, error)]
-        self.loss, self.failures, self.last = loss, list(failures), reached
-        self.names = [] if loss is None else ["loss"]
-
-    def scalar(self, name: str) -> Series:
-        assert name == "loss"
-        values = np.array(self.loss, float)
-        return Series(np.arange(len(values)), values, np.full(len(values), math.nan))
 
 
 def word(**given: Any) -> str:
@@ -377,12 +338,7 @@ def test_a_negative_loss_has_no_ratio() -> None:
 def test_a_run_is_judged_as_it_was_watched(tmp_path: Path) -> None:
     """Rows, labels and scalars come back from disk; so does the verdict."""
     t = Training(loss=constant(0.3, n=120), reached=120)
-    with create(tmp_path) as writer:
-        for s in t.snapshots:
-            writer.snapshot(s)
-        for step, loss in enumerate(t.loss or []):
-            writer.scalars(step, loss=loss)
-    run = Run(tmp_path)
+    run = t.keep(tmp_path)
     assert [s.labels for s in run.snapshots] == [TEN, TEN]
     assert run.about["labels"] == {"count": 256, "classes": 10, "frequent": 0.1}
     assert diagnose(run) == diagnose(t)

@@ -23,10 +23,9 @@ from richter.core import DisturbedError, DivergedError, Failure, MemoryBudgetErr
 from richter.core.failures import alike, note_failure
 from richter.instrument.evaluate import RichterWarning
 from richter.instrument.snapshot import Snapshot
-from richter.runs import Writer
+from richter.runs import Series, Writer
 from richter.runs.format import refused_by_disk
 from richter.runs.provenance import plain_text, whole_step
-from richter.runs.reader import Series
 
 if TYPE_CHECKING:
     import pandas

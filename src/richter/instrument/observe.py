@@ -27,8 +27,7 @@ from richter.instrument.statistics.frame import OutOfRange
 from richter.instrument.subject import Subject
 from richter.instrument.survey import MOST_DOUBTS, Doubt
 from richter.measures.measure import Measure, resolve
-from richter.runs import Writer
-from richter.runs.reader import Series
+from richter.runs import Series, Writer
 
 if TYPE_CHECKING:
     import pandas
@@ -68,9 +67,10 @@ class Measurement:
             if self.subject.renew():
                 self.plan = None
             work, rows = self._evaluated(step, matrices)
+            labels = None if self.subject.objective is None else self.subject.objective.labels
         seconds = time.perf_counter() - begun
         return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
-                        work.arrays, self.subject.labels)
+                        work.arrays, labels)
 
     def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
         """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the

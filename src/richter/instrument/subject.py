@@ -288,7 +288,6 @@ class Subject:
         self.moved = note or self.moved
         self.Y, self.counted = self.probe.targets(shape)
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
-        self.labels = None if self.objective is None else self.objective.labels
 
     # ------------------------------------------------------------------------------------------------------- checks
 

@@ -44,11 +44,11 @@ class Magnitude:
 
     value: float
     error: float | None
-    bound: bool  # it is at least as far out as that
+    bound: bool  # clipped at the end of its scale, or G is below what rounding lets one see
     step: int | None
 
     def __str__(self) -> str:
-        sign = "" if not self.bound else "at least " if self.value > 0 else "at most "
+        sign = "" if not self.bound else "at least " if self.value >= 3 else "at most "
         return sign + shown(Row(self.step, WHOLE, "magnitude", self.value, math.nan if self.error is None else self.error))
 
 
@@ -114,7 +114,7 @@ class Diagnosis:
         m, edge = self.magnitude, self.margin
         return {"word": self.word, "verdict": self.verdict, "step": self.step, "measured": self.measured,
                 "magnitude": None if m is None else {"value": m.value, "error": m.error, "bound": m.bound, "text": str(m)},
-                "margin": None if edge is None else {
+                "margin": None if edge is None or not math.isfinite(edge.value) else {
                     "number": edge.number, "value": edge.value, "edge": edge.edge, "distance": edge.distance,
                     "errors": edge.errors, "beyond": edge.other, "text": str(edge)},
                 "remarks": list(self.remarks), "unknown": list(self.unknown), "evidence": list(self.evidence),

@@ -20,7 +20,7 @@ export function verdictLines(verdicts) {
 
 /** The one number that people can say, beside the verdict's word. */
 const magnitude = (v) => (v.magnitude ? [el("span", { className: "magnitude", title: `log10(G / (1 - G)) of the linearisation gap G, at step ${v.step}`,
-  textContent: `magnitude ${v.magnitude}` })] : []);
+  textContent: `magnitude ${v.magnitude.text}` })] : []);
 
 function card(v) {
   return el("article", { className: "card verdict" },
@@ -30,7 +30,8 @@ function card(v) {
     v.layers.length ? el("ul", { className: "layers" }, ...v.layers.map((l) => el("li", {},
       el("span", { className: `badge ${l.verdict.replace(" ", "-")}`, textContent: l.verdict }),
       el("code", { textContent: layerName(l.layer) }), el("span", { textContent: l.words })))) : null,
-    ...v.sections.flatMap(([title, lines]) => section(title, lines)), ...claims(v.claims), ...pictures(v));
+    ...section("Remarks", v.remarks), ...section("What it cannot tell", v.unknown), ...section("Evidence", v.evidence),
+    ...section("Advice", v.advice), ...claims(v.claims), ...pictures(v));
 }
 
 const section = (title, lines) => (lines.length ? [el("h4", { textContent: title }), el("ul", {}, ...lines.map((t) => el("li", { textContent: t })))] : []);

@@ -23,10 +23,9 @@ def verdict(runs: Chosen, query: Query) -> Any:
         d = diagnose(run)
     except SelectionError:
         return {**base, "word": "", "verdict": "Nothing has been measured yet.", "step": None, "measured": "", "magnitude": None,
-                "sections": [("Evidence", [str(failure) for failure in run.failures])], "layers": []}
-    return {**base, "word": d.word, "verdict": d.verdict, "step": d.step, "measured": d.measured,
-            "magnitude": None if d.magnitude is None else str(d.magnitude), "sections": d.sections,
-            "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
+                "margin": None, "remarks": [], "unknown": [], "evidence": [str(failure) for failure in run.failures],
+                "advice": [], "layers": []}
+    return {**base, **d.to_json(), "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
 
 
 def figure(runs: Chosen, query: Query) -> Picture:
