@@ -301,9 +301,10 @@ def test_the_verdict_is_headed_by_its_magnitude(tmp_path: Path) -> None:
     seen = check_safe(report([run], tmp_path / "r.html").read_text(encoding="utf-8"))
     top = seen.text[:seen.text.rindex("Measures over training")]
     for words in ("magnitude 0.368(10)Rich, relative to the given start. The network left its linearisation",
-                  "margin: feature_change_cka 0.4 is 0.25, 25 standard errors, from 0.15; beyond: uncertain", "learned features", "Remark: fine-tuning",
+                  "margin: feature_change_cka 0.4 is 0.25, 25 standard errors, from 0.15; beyond: uncertain",
                   "Cannot tell: whether what was learned is good", "Advice: nothing to turn", "Measured at step 100; ",
-                  "Evidence: accuracy on the probe: 0.5 -> 0.95", "read-out: not judged", "function_change 1.2", "Remark: fine-tuning"):
+                  "Evidence: accuracy on the probe: 0.5 -> 0.95", "read-out: not judged", "function_change 1.2",
+                  "Remark: fine-tuning", "learned features"):
         assert words in top, words
     assert "magnitude 0.368(10)" in card(run)
     failed = Training({"probe_accuracy": 0.1, "probe_loss": 2.3}).keep(tmp_path / "failed")

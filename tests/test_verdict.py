@@ -90,7 +90,7 @@ def test_the_magnitude_heads_what_did_not_fail() -> None:
     last = far.snapshots[-1]
     far.snapshots[-1] = replace(last, rows=tuple(
         replace(r, mark=Mark.BOUND, error=math.nan) if r.measure == "magnitude" else r for r in last.rows))
-    assert str(diagnose(far).magnitude) == "at most -3.000"
+    assert str(diagnose(far).magnitude) == "at most -3"
     assert diagnose(Training({"probe_loss": LOG, "probe_accuracy": 0.1})).magnitude is None
 
 
@@ -141,9 +141,12 @@ def test_untrained_and_measured_only_at_the_start() -> None:
     assert found.word == "stale"
     assert "measured at step 0 only" in found.verdict
     assert "step 900" in found.verdict
+    assert (found.layers, found.remarks) == ((), ())  # which have moved since
     lost = Training(loss=[LOG, math.nan], reached=900)
     lost.snapshots = [alone]
     assert diagnose(lost).word == "diverged"
+    assert diagnose(lost).layers == ()
+    assert not any("frozen" in r for r in diagnose(lost).remarks)
     biases = {"a": (0.1, 0.0), "z": (math.nan, 0.0)}  # something moved, though no weight did
     assert diagnose(Training({"linearisation_gap": math.nan}, layers=biases)).word == "unknown"
     assert diagnose(Training({"linearisation_gap": 0.2}, layers=STILL)).word != "untrained"

@@ -256,10 +256,10 @@ def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
     """What is known of a Snapshot, an Observer or a Run."""
     first, last = snapshots[0], snapshots[-1]
     lost = [f for f in getattr(subject, "failures", ()) if "DivergedError" in f.reason and (f.last or 0) >= (last.step or 0)]
-    words = re.sub(r"^.*?DivergedError: ", "", lost[-1].reason).rstrip(")") if lost else ""
+    words = lost[-1].reason.partition("DivergedError: ")[2].rstrip(")").partition(". ")[0] if lost else ""
     reached = getattr(subject, "last", None)
     return Course(None if first is last or first.step == last.step else first, last, _loss(subject), reached,
-                  f"at step {lost[-1].last}: {words}" if lost else "")
+                  f"at step {lost[-1].last}: {words}." if lost else "")
 
 
 def loss_name(names: Iterable[str]) -> str | None:

@@ -15,7 +15,7 @@ from richter.core import WHOLE, Mark, Row, SelectionError
 from richter.instrument.evidence import changes, converged, numbers
 from richter.instrument.regime import GAP, MOVED, TURN, Margin, layer_regime, regime, regime_margin
 from richter.instrument.snapshot import Snapshot, shown
-from richter.instrument.training import Course, Failed, course, failed, row_of
+from richter.instrument.training import Course, Failed, course, failed, row_of, unmoved
 
 LAYER_WORDS = {"rich": "learned features", "probably rich": "probably learned features", "uncertain": "between lazy and rich",
                "lazy": "lazy: stayed near its initial function", "frozen": "frozen: did not move",
@@ -48,8 +48,9 @@ class Magnitude:
     step: int | None
 
     def __str__(self) -> str:
-        sign = "" if not self.bound else "at least " if self.value >= 3 else "at most "
-        return sign + shown(Row(self.step, WHOLE, "magnitude", self.value, math.nan if self.error is None else self.error))
+        if self.bound:
+            return f"{'at least' if self.value >= 3 else 'at most'} {self.value:.2g}"
+        return shown(Row(self.step, WHOLE, "magnitude", self.value, math.nan if self.error is None else self.error))
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def diagnose(subject: Snapshot | Watched) -> Diagnosis:
                                         *failures]) + ".")
     c = course(subject, snapshots)
     failure = failed(c)
-    layers = tuple(_layer(c.last, name) for name in _judged(c.last))
+    past = unmoved(c.last) and (failure is None or failure.word != "untrained")  # of layers that have moved since
+    layers = () if past else tuple(_layer(c.last, name) for name in _judged(c.last))
     evidence = [*numbers(c, failure), *changes(c), *converged(c.last), *failures]
     word, sentence, margin, advice = _failure(failure) if failure is not None else _regime(c, layers)
     magnitude = None if failure is not None or word == "unknown" else _magnitude(c.last)
@@ -236,7 +238,7 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], word: str, margin: Margi
         remarks.append(f"large initial outputs: the loss began at {c.before('probe_loss'):.3g}, that of guessing is "
                        f"{math.log(c.labels.classes):.3g}.")
     frozen = [v.layer for v in layers if v.verdict == "frozen"]
-    if frozen and word not in ("untrained", "stale"):
+    if frozen and word != "untrained":
         remarks.append(f"frozen: {_few(frozen)} did not move at all ({len(frozen)} of {len(layers)} layers); either no gradient "
                        f"reached them, or they were not to train.")
     if word != "stale" and c.reached is not None and c.last.step is not None and c.reached > c.last.step:

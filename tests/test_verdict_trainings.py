@@ -1,0 +1,126 @@
+"""The verdict on trainings whose outcome is known from how they were made: an MLP on digits, in the kinds of settings people have."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import richter
+from richter.instrument.verdict import Diagnosis
+from richter.models import mlp
+from richter.tasks import digits
+
+DATA = digits()
+pytestmark = pytest.mark.filterwarnings("ignore::richter.RichterWarning")  # of measurements after weights were lost
+
+
+class Centred(nn.Module):
+    """f = alpha (h(w) - h(w0)); with the loss divided by alpha^2, a large alpha is lazy."""
+
+    def __init__(self, alpha: float, width: int = 128) -> None:
+        super().__init__()
+        self.net, self.alpha = mlp([64, width, width, 10], seed=0), alpha
+        self.first = [copy.deepcopy(self.net)]  # in a list: no part of the model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.alpha * (self.net(x) - self.first[0](x).detach())
+
+
+def network(scale: float = 1.0, width: int = 128) -> nn.Module:
+    return mlp([64, width, width, 10], scale=scale, seed=0)
+
+
+def trained(model: nn.Module, steps: int = 300, y: Tensor = DATA.y, alpha: float = 1.0,
+            optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> Diagnosis:
+    """With the options of the optimiser; by default SGD at 0.1."""
+    step_by = optimiser(model.parameters(), **({"lr": 0.1} if optimiser is torch.optim.SGD else {}) | options)
+    draw = torch.Generator().manual_seed(1)
+    with richter.Observer(model, richter.Probe(DATA.x[:256], y[:256]), when=steps, budget=None, measures=NAMES) as watch:
+        for step in range(steps):
+            rows = torch.randint(len(DATA.x), (64,), generator=draw)
+            loss = F.cross_entropy(model(DATA.x[rows]), y[rows])
+            watch(step, loss=loss)
+            step_by.zero_grad()
+            (loss / alpha ** 2).backward()
+            step_by.step()
+    return richter.diagnose(watch)
+
+
+NAMES = ("linearisation_gap", "magnitude", "feature_change_cka", "function_change", "weight_change", "probe_loss", "probe_accuracy",
+         "output_spread", "output_rms")
+
+
+def pretrained() -> nn.Module:
+    model = network()
+    trained(model, 60)
+    return model
+
+
+def frozen() -> nn.Module:
+    model = network()
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith("4."))
+    return model
+
+
+SHUFFLED = DATA.y[torch.randperm(len(DATA.y), generator=torch.Generator().manual_seed(3))]
+Case = tuple[Callable[[], nn.Module], dict[str, Any], set[str], str]  # its words, and a text that the whole must have
+QUICK: dict[str, Case] = {
+    "output scale 100": (lambda: Centred(100.0), {"alpha": 100.0}, {"lazy"}, "start smaller"),
+    "SGD": (network, {}, {"rich"}, "nothing to turn for richness"),
+    "frozen backbone": (frozen, {}, {"lazy"}, "frozen: 0, 2 did not move at all"),
+    "untrained": (network, {"lr": 0.0, "steps": 20}, {"untrained"}, "does the optimiser hold"),
+    "diverged": (network, {"lr": 1e4, "steps": 20}, {"diverged"}, "smaller learning rate"),
+    "init x 1e-4": (lambda: network(1e-4), {"steps": 50}, {"collapsed", "not learning"}, "initial weights"),
+    "fine-tuning": (pretrained, {"lr": 0.05}, {"lazy", "probably lazy", "uncertain", "rich", "early"}, "relative to the given start"),
+}
+LONG: dict[str, Case] = {
+    "output scale 0.1": (lambda: Centred(0.1), {"alpha": 0.1, "lr": 0.001, "steps": 1000}, {"rich"}, "magnitude"),
+    "init x 3": (lambda: network(3.0), {}, {"uncertain", "rich", "amplified"}, "magnitude"),
+    "init x 5": (lambda: network(5.0), {}, {"rich", "uncertain", "amplified"}, "large initial outputs"),
+    "init x 0.2": (lambda: network(0.2), {}, {"rich"}, "magnitude"),
+    "Adam": (network, {"optimiser": torch.optim.Adam}, {"rich"}, "magnitude"),
+    "Adam at 1e-5": (network, {"optimiser": torch.optim.Adam, "lr": 1e-5}, {"early", "not learning"}, "train longer"),
+    "Adam at 0.3": (network, {"optimiser": torch.optim.Adam, "lr": 0.3}, {"collapsed", "diverged", "not learning"}, "smaller learning rate"),
+    "random labels": (network, {"optimiser": torch.optim.Adam, "y": SHUFFLED, "steps": 1500}, {"rich"}, "memorised noise is rich too"),
+    "weight decay 0.1": (network, {"weight_decay": 0.1, "steps": 600}, {"rich"}, "magnitude"),
+    "weight decay 0.3": (network, {"weight_decay": 0.3, "steps": 600}, {"collapsed"}, "less weight decay"),
+    "width 1024": (lambda: network(width=1024), {}, {"rich", "uncertain"}, "magnitude"),
+}
+
+
+def check(case: Case) -> None:
+    make, options, words, text = case
+    found = trained(make(), **options)
+    assert found.word in words, str(found)
+    assert text in str(found)
+    assert (found.magnitude is not None) is (found.word in ("lazy", "probably lazy", "uncertain", "amplified", "rich"))
+    advice = " ".join(found.advice)
+    assert found.word not in ("diverged", "collapsed", "not learning") or "start smaller" not in advice
+    assert "given start" not in found.verdict or "start smaller" not in advice
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_trainings(name: str) -> None:
+    check(QUICK[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG)
+def test_more_trainings(name: str) -> None:
+    check(LONG[name])
+
+
+@pytest.mark.long
+def test_the_magnitude_follows_the_scale_of_the_output() -> None:
+    found = [trained(Centred(alpha), alpha=alpha) for alpha in (1.0, 10.0, 100.0, 1000.0)]
+    magnitudes = [d.magnitude.value for d in found if d.magnitude is not None]
+    assert len(magnitudes) == 4
+    assert magnitudes == sorted(magnitudes, reverse=True)
+    assert [d.word for d in found][::3] == ["rich", "lazy"]
