@@ -1,4 +1,4 @@
-"""The verdict on trainings whose outcome is known from how they were made: an MLP on digits, in the kinds of settings people have."""
+"""The verdict on trainings whose outcome is known from how they were made: an MLP on digits, in settings that people use."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def trained(model: nn.Module, steps: int = 300, y: Tensor = DATA.y, alpha: float
     return richter.diagnose(watch)
 
 
-NAMES = ("linearisation_gap", "magnitude", "feature_change_cka", "function_change", "weight_change", "probe_loss", "probe_accuracy",
-         "output_spread", "output_rms")
+NAMES = ("linearisation_gap", "magnitude", "feature_change_cka", "function_change", "weight_change", "probe_loss",
+         "probe_accuracy", "output_spread", "output_rms")
 
 
 def pretrained() -> nn.Module:
@@ -78,7 +78,7 @@ QUICK: dict[str, Case] = {
     "untrained": (network, {"lr": 0.0, "steps": 20}, {"untrained"}, "does the optimiser hold"),
     "diverged": (network, {"lr": 1e4, "steps": 20}, {"diverged"}, "smaller learning rate"),
     "init x 1e-4": (lambda: network(1e-4), {"steps": 50}, {"collapsed", "not learning"}, "initial weights"),
-    "fine-tuning": (pretrained, {"lr": 0.05}, {"lazy", "probably lazy", "uncertain", "rich", "early"}, "relative to the given start"),
+    "fine-tuning": (pretrained, {"lr": 0.05}, {"lazy", "probably lazy", "uncertain", "rich"}, "relative to the given start"),
 }
 LONG: dict[str, Case] = {
     "output scale 0.1": (lambda: Centred(0.1), {"alpha": 0.1, "lr": 0.001, "steps": 1000}, {"rich"}, "magnitude"),
@@ -87,8 +87,10 @@ LONG: dict[str, Case] = {
     "init x 0.2": (lambda: network(0.2), {}, {"rich"}, "magnitude"),
     "Adam": (network, {"optimiser": torch.optim.Adam}, {"rich"}, "magnitude"),
     "Adam at 1e-5": (network, {"optimiser": torch.optim.Adam, "lr": 1e-5}, {"early", "not learning"}, "train longer"),
-    "Adam at 0.3": (network, {"optimiser": torch.optim.Adam, "lr": 0.3}, {"collapsed", "diverged", "not learning"}, "smaller learning rate"),
-    "random labels": (network, {"optimiser": torch.optim.Adam, "y": SHUFFLED, "steps": 1500}, {"rich"}, "memorised noise is rich too"),
+    "Adam at 0.3": (network, {"optimiser": torch.optim.Adam, "lr": 0.3}, {"collapsed", "diverged", "not learning"},
+                    "smaller learning rate"),
+    "random labels": (network, {"optimiser": torch.optim.Adam, "y": SHUFFLED, "steps": 1500}, {"rich"},
+                      "memorised noise is rich too"),
     "weight decay 0.1": (network, {"weight_decay": 0.1, "steps": 600}, {"rich"}, "magnitude"),
     "weight decay 0.3": (network, {"weight_decay": 0.3, "steps": 600}, {"collapsed"}, "less weight decay"),
     "width 1024": (lambda: network(width=1024), {}, {"rich", "uncertain"}, "magnitude"),

@@ -69,7 +69,7 @@ def trained(scale: float, output: float, lr: float, steps: int = 300) -> richter
 
 
 def test_lazy_and_rich_training_are_told_apart() -> None:
-    lazy, rich = trained(scale=2.0, output=30.0, lr=1e-5), trained(scale=0.5, output=1.0, lr=0.5)
+    lazy, rich = trained(scale=2.0, output=100.0, lr=1e-6), trained(scale=0.5, output=1.0, lr=0.5)
     assert diagnose(lazy).verdict.startswith("lazy")
     assert "start smaller" in diagnose(lazy).advice[0]
     assert diagnose(rich).verdict.startswith("rich")
