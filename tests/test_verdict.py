@@ -85,7 +85,8 @@ def test_the_magnitude_heads_what_did_not_fail() -> None:
     assert found.magnitude is not None
     assert str(found.magnitude) == "0.368(10)"
     assert (found.magnitude.step, found.magnitude.bound) == (100, False)
-    assert "measured at step 100; magnitude 0.368(10); margin: feature_change_cka 0.4 is 0.25" in str(found)
+    assert str(found).startswith("Magnitude: 0.368(10)\nVerdict: rich. ")
+    assert "measured at step 100; margin: feature_change_cka 0.4 is 0.25" in str(found)
     far = Training({"linearisation_gap": 1e-5, "feature_change_cka": 0.0, "magnitude": -3.0})
     last = far.snapshots[-1]
     far.snapshots[-1] = replace(last, rows=tuple(
@@ -369,6 +370,6 @@ def test_it_is_told_to_machines() -> None:
 def test_it_is_printed_whole() -> None:
     text = str(diagnose(Training({"feature_change_cka": 0.16}, {"probe_accuracy": 0.5}, reached=120)))
     for part in ("Verdict: rich, relative to the given start. The network left", "Remark: fine-tuning", "Cannot tell: whether",
-                 "measured at step 100; magnitude 0.368(10); margin: ", "Advice: ",
+                 "measured at step 100; margin: ", "Advice: ", "Magnitude: 0.368(10)",
                  "Evidence: accuracy on the probe: 0.5 -> 0.95 (guessing: 0.1)"):
         assert part in text

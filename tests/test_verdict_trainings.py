@@ -81,19 +81,19 @@ QUICK: dict[str, Case] = {
     "fine-tuning": (pretrained, {"lr": 0.05}, {"lazy", "probably lazy", "uncertain", "rich"}, "relative to the given start"),
 }
 LONG: dict[str, Case] = {
-    "output scale 0.1": (lambda: Centred(0.1), {"alpha": 0.1, "lr": 0.001, "steps": 1000}, {"rich"}, "magnitude"),
-    "init x 3": (lambda: network(3.0), {}, {"uncertain", "rich", "amplified"}, "magnitude"),
+    "output scale 0.1": (lambda: Centred(0.1), {"alpha": 0.1, "lr": 0.001, "steps": 1000}, {"rich"}, "Magnitude"),
+    "init x 3": (lambda: network(3.0), {}, {"uncertain", "rich", "amplified"}, "Magnitude"),
     "init x 5": (lambda: network(5.0), {}, {"rich", "uncertain", "amplified"}, "large initial outputs"),
-    "init x 0.2": (lambda: network(0.2), {}, {"rich"}, "magnitude"),
-    "Adam": (network, {"optimiser": torch.optim.Adam}, {"rich"}, "magnitude"),
+    "init x 0.2": (lambda: network(0.2), {}, {"rich"}, "Magnitude"),
+    "Adam": (network, {"optimiser": torch.optim.Adam}, {"rich"}, "Magnitude"),
     "Adam at 1e-5": (network, {"optimiser": torch.optim.Adam, "lr": 1e-5}, {"early", "not learning"}, "train longer"),
     "Adam at 0.3": (network, {"optimiser": torch.optim.Adam, "lr": 0.3}, {"collapsed", "diverged", "not learning"},
                     "smaller learning rate"),
     "random labels": (network, {"optimiser": torch.optim.Adam, "y": SHUFFLED, "steps": 1500}, {"rich"},
                       "memorised noise is rich too"),
-    "weight decay 0.1": (network, {"weight_decay": 0.1, "steps": 600}, {"rich"}, "magnitude"),
+    "weight decay 0.1": (network, {"weight_decay": 0.1, "steps": 600}, {"rich"}, "Magnitude"),
     "weight decay 0.3": (network, {"weight_decay": 0.3, "steps": 600}, {"collapsed"}, "less weight decay"),
-    "width 1024": (lambda: network(width=1024), {}, {"rich", "uncertain"}, "magnitude"),
+    "width 1024": (lambda: network(width=1024), {}, {"rich", "uncertain"}, "Magnitude"),
 }
 
 

@@ -93,17 +93,16 @@ class Diagnosis:
 
     def __str__(self) -> str:
         width = max((len(v.layer) for v in self.layers), default=0)
-        return "\n".join([f"Verdict: {self.verdict}", f"  {self.measured}",
+        head = [f"Magnitude: {self.magnitude}"] if self.magnitude else []
+        return "\n".join([*head, f"Verdict: {self.verdict}", f"  {self.measured}",
                           *(f"  {v.layer.ljust(width)}  {v}" for v in self.layers),
                           *(f"{title}: {line}" for title, lines in self.sections for line in lines)])
 
     @property
     def measured(self) -> str:
-        """When, how much, how sure, in a line."""
-        parts = ["a measurement without a step" if self.step is None else f"measured at step {self.step:,}",
-                 *([f"magnitude {self.magnitude}"] if self.magnitude else []),
-                 *([f"margin: {self.margin}"] if self.margin else [])]
-        return "; ".join(parts)
+        """When, and how sure, in a line."""
+        when = "a measurement without a step" if self.step is None else f"measured at step {self.step:,}"
+        return when + (f"; margin: {self.margin}" if self.margin else "")
 
     @property
     def sections(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
