@@ -34,7 +34,7 @@ from richter import kernels
 from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, parse_bytes
 from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
-from richter.instrument.observe import Measurement
+from richter.instrument.measurement import Measurement
 from richter.instrument.statistics import estimates
 from richter.instrument.survey import Audit, SurveyMemo, surveyed
 from richter.kernels import contract, operations

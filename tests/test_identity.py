@@ -28,7 +28,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import DataLoader, TensorDataset
 
 import richter
-import richter.instrument.observe
+import richter.instrument.measurement
 from richter.core import CaptureError, MixingError
 from zoo import CASES, Case, call
 
@@ -797,7 +797,7 @@ FAILURES = ["richter.instrument.subject.surveyed", "richter.instrument.survey.me
             "richter.instrument.evaluate.Evaluation._row", "richter.instrument.statistics.moments.Sums.add",
             "richter.instrument.survey.layouts.forward", "richter.instrument.capture.recorder.get_gradient_edge",
             "richter.instrument.capture.state.State.in_place", "richter.instrument.captures.Check",
-            "torch.autograd.grad", "richter.instrument.observe.Snapshot"]  # fmt: skip
+            "torch.autograd.grad", "richter.instrument.measurement.Snapshot"]  # fmt: skip
 
 
 @functools.cache

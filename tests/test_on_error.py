@@ -28,7 +28,7 @@ from observing import FEW, assert_close, examples, mlp, moved, probe, state
 from richter.core import Failure, MemoryBudgetError, MixingError, SelectionError, StoreError
 from richter.core.failures import MOST, OTHERS, note_failure
 from richter.instrument import keeping
-from richter.instrument.observe import Measurement
+from richter.instrument.measurement import Measurement
 
 OPTIONS: dict[str, Any] = {"when": 1, "budget": None, "measures": FEW}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import richter
 from richter.core import Mark
-from richter.instrument.observe import Measurement
+from richter.instrument.measurement import Measurement
 from richter.measures import alignment, fact, nfa
 
 MEASURES = [m for family in (nfa, fact, alignment) for m in family.MEASURES

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import richter
+import richter.instrument.measurement
 import richter.instrument.observe
 from observing import mlp, probe
 from richter.core import SelectionError
@@ -87,7 +88,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float 
         return richter.Snapshot((), step, seconds=seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(richter.instrument.observe.Measurement, "take", take)
+        patch.setattr(richter.instrument.measurement.Measurement, "take", take)
         patch.setattr(richter.instrument.observe, "time", clock)
         for step in range(steps):
             clock.now += 1.0

@@ -117,7 +117,7 @@ KINDS = {"Cotangents", "Derived", "Features", "Gathering", "Gradient", "Gram", "
          "OfProbe", "OfWeight", "Operator", "Previous", "RandomOutputs", "Statistic"}
 
 
-@pytest.mark.parametrize("name", ["evaluate", "observe"])
+@pytest.mark.parametrize("name", ["evaluate", "measurement", "observe"])
 def test_statistics_cotangents_and_measures_are_asked_not_looked_at(name: str) -> None:
     """No isinstance of one, and no question whether it is this or that one: a new kind changes nothing there."""
     for node in ast.walk(ast.parse((ROOT / "instrument" / f"{name}.py").read_text())):

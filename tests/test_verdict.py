@@ -62,6 +62,13 @@ def test_layers_are_judged_by_what_they_compute_and_read_outs_are_not() -> None:
     assert [v.verdict for v in diagnose(Training(layers=bias)).layers] == ["uncertain", "read-out"]
 
 
+@pytest.mark.parametrize("now", [{"output_spread": 0.0}, {"probe_loss": LOG, "probe_accuracy": 0.1}, {"probe_loss": 0.8 * LOG}])
+def test_the_layers_of_a_training_that_failed_are_not_called_rich(now: dict[str, float]) -> None:
+    found = diagnose(Training(now, layers={"a": (1.2, 0.5), "b": (0.0, 0.0), "z": (45.0, 0.9)}))
+    assert [v.verdict for v in found.layers] == ["unknown", "frozen", "read-out"]
+    assert str(found.layers[0]) == "cannot be told (function_change 1.2, weight_change 0.5)"
+
+
 def test_the_margin_is_to_the_nearest_edge_that_changes_the_word() -> None:
     assert regime_margin(0.7, 0.16) == Margin("feature_change_cka", 0.16, 0.15, "uncertain")
     assert regime_margin(0.11, 0.9) == Margin("linearisation_gap", 0.11, 0.1, "uncertain")
@@ -120,6 +127,8 @@ def constant(last: float, first: float = LOG, n: int = 400) -> list[float]:
 def test_diverged(given: dict[str, Any], fails: bool) -> None:
     found = diagnose(Training(**given))
     assert (found.word == "diverged") is fails, found.verdict
+    if fails and given.get("failures"):
+        assert found.verdict == "diverged: at step 120: parameter '0.weight' contains NaN."
     if fails:
         assert "smaller learning rate" in found.advice[0]
         assert "start smaller" not in " ".join(found.advice)

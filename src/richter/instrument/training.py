@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from richter.core import WHOLE, Labels, Mark, Row
+from richter.core import WHOLE, Failure, Labels, Mark, Row
 from richter.instrument.regime import MOVED, Margin
 from richter.instrument.snapshot import Snapshot
 
@@ -256,10 +256,16 @@ def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
     """What is known of a Snapshot, an Observer or a Run."""
     first, last = snapshots[0], snapshots[-1]
     lost = [f for f in getattr(subject, "failures", ()) if "DivergedError" in f.reason and (f.last or 0) >= (last.step or 0)]
-    words = lost[-1].reason.partition("DivergedError: ")[2].rstrip(")").partition(". ")[0] if lost else ""
+    words = lost[-1].reason.partition("DivergedError: ")[2] if lost else ""
+    words = words.partition(": the run")[0].partition(". ")[0].rstrip(")")
     reached = getattr(subject, "last", None)
     return Course(None if first is last or first.step == last.step else first, last, _loss(subject), reached,
-                  f"at step {lost[-1].last}: {words}." if lost else "")
+                  f"at step {_since(lost[-1], last)}: {words}." if lost else "")
+
+
+def _since(failure: Failure, last: Snapshot) -> int | None:
+    """The first step at which it was seen, if nothing was measured in between."""
+    return failure.first if (failure.first or 0) >= (last.step or 0) else failure.last
 
 
 def loss_name(names: Iterable[str]) -> str | None:

@@ -137,7 +137,7 @@ def diagnose(subject: Snapshot | Watched) -> Diagnosis:
     c = course(subject, snapshots)
     failure = failed(c)
     past = unmoved(c.last) and (failure is None or failure.word != "untrained")  # of layers that have moved since
-    layers = () if past else tuple(_layer(c.last, name) for name in _judged(c.last))
+    layers = () if past else tuple(_layer(c.last, name, failure is None) for name in _judged(c.last))
     evidence = [*numbers(c, failure), *changes(c), *converged(c.last), *failures]
     word, sentence, margin, advice = _failure(failure) if failure is not None else _regime(c, layers)
     magnitude = None if failure is not None or word == "unknown" else _magnitude(c.last)
@@ -215,7 +215,8 @@ def _judged(snap: Snapshot) -> list[str]:
     return [name for name in snap.layers if name != WHOLE and name in speaking]
 
 
-def _layer(snap: Snapshot, name: str) -> LayerVerdict:
+def _layer(snap: Snapshot, name: str, sound: bool) -> LayerVerdict:
+    """``sound``: the training did not fail. The numbers of one that did may be those of a rich layer, and mean nothing."""
     rows = [row for m in (MOVED, *BESIDE) if (row := row_of(snap, m, name)) is not None]
     numbers = {r.measure: r.value for r in rows if math.isfinite(r.value) and r.mark is not Mark.TRIVIAL}  # else no evidence
     moved = row_of(snap, MOVED, name)
@@ -223,7 +224,7 @@ def _layer(snap: Snapshot, name: str) -> LayerVerdict:
         return LayerVerdict(name, "frozen", {"weight_change": 0.0})
     if moved is not None and moved.mark is Mark.TRIVIAL:
         return LayerVerdict(name, "read-out", numbers)
-    return LayerVerdict(name, layer_regime(numbers.get(MOVED, math.nan)), numbers)
+    return LayerVerdict(name, layer_regime(numbers.get(MOVED, math.nan)) if sound else "unknown", numbers)
 
 
 # ----------------------------------------------------------------------------------------- remarks, and what is not known

@@ -1,0 +1,77 @@
+"""A model on a probe, to be measured again and again: what depends on the architecture alone is found out once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from richter.core import Row, SelectionError, parse_bytes
+from richter.instrument.capture import Output, quiet, unwrap
+from richter.instrument.checks import check_initial, check_weights
+from richter.instrument.cotangents import Cotangents, Function, as_cotangents
+from richter.instrument.evaluate import Evaluation, Plan, plan
+from richter.instrument.probe import Probe
+from richter.instrument.snapshot import Snapshot
+from richter.instrument.statistics.frame import OutOfRange
+from richter.instrument.subject import Subject
+from richter.instrument.survey import MOST_DOUBTS, Doubt
+from richter.measures.measure import Measure, resolve
+
+
+class Measurement:
+    """A model on a probe, to be measured again and again; options are those of ``measure``. What depends on the architecture
+    alone is found out once. ``errors=False``: no standard errors, products in the model's own precision, and a plain model whose
+    modules are the same is not looked at again: less work."""
+
+    def __init__(self, model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
+                 initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
+                 layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
+                 output: Output | None = None, mode: str = "eval", seed: int = 0, errors: bool = True) -> None:
+        self.model, self.measures, self.cotangents = unwrap(model), resolve(measures), as_cotangents(cotangents)
+        self.mode, self.seed = mode, seed
+        self.plan: Plan | None = None
+        if not isinstance(probe, Probe):
+            raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
+        chosen = [layers] if isinstance(layers, str) else layers
+        if chosen is not None and not callable(chosen) and not (isinstance(chosen, (list, tuple, set))
+                                                                and all(isinstance(k, str) for k in chosen)):
+            raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
+        check_weights(self.model)
+        self.initial = None if initial is None else check_initial(self.model, initial)
+        self.subject = Subject(self.model, probe, self.initial, chosen, parse_bytes(memory), output, errors)
+
+    def take(self, step: int | None = None, matrices: int = 0) -> Snapshot:
+        """Measure the model as it is now. It is left exactly as it was."""
+        begun = time.perf_counter()
+        check_weights(self.model)
+        if self.subject.initial is not None:
+            check_initial(self.model, self.subject.initial)
+        with quiet(self.model, self.mode, self.seed):
+            if self.subject.renew():
+                self.plan = None
+            work, rows = self._evaluated(step, matrices)
+            labels = None if self.subject.objective is None else self.subject.objective.labels
+        seconds = time.perf_counter() - begun
+        return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
+                        work.arrays, labels)
+
+    def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
+        """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the
+        range of single precision is computed in double."""
+        for left in range(MOST_DOUBTS, -1, -1):
+            try:
+                if self.plan is None:
+                    self.plan = plan(self.subject, self.measures, self.cotangents)
+                work = Evaluation(self.subject, self.plan, step, matrices)
+                return work, work.rows()
+            except Doubt as doubt:
+                if not left:
+                    raise
+                self.plan = None
+                self.subject.amend(doubt)
+            except OutOfRange:
+                self.plan = None
+                self.subject.widen()
+        raise AssertionError("the last doubt is raised")
