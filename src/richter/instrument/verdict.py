@@ -195,7 +195,7 @@ def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
         return [*large, "nothing to turn for richness; to go lazier, scale the output up and the learning rate down."]
     if word == "uncertain":
         return [*large, "train longer, or measure on a larger probe, before you turn anything."]
-    if layers and all(v.verdict in ("frozen", "read-out") for v in layers):
+    if any(v.verdict == "frozen" for v in layers) and all(v.verdict in ("frozen", "read-out", "unknown") for v in layers):
         return [*large, "only the read-out was trained: to learn features, let other layers train too."]
     frozen = ["let the frozen layers train too."] if any(v.verdict == "frozen" for v in layers) else []
     if c.begun_trained:
