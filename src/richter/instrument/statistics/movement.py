@@ -337,7 +337,7 @@ class _FunctionChange(Simple):
         if place not in self.subject.maps:
             raise Missing(APART)
         if place in self.subject.survey.readouts:
-            raise Missing(READOUT)
+            raise Missing(READOUT, Mark.TRIVIAL)
         if place not in self.known or place not in self.reached:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
         if place in self.subject.refused:
