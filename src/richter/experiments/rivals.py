@@ -54,16 +54,19 @@ class Rivals:
     def __init__(self, model: nn.Module, x: Tensor, layers: Sequence[str], seed: int,
                  covariance: Callable[[str], Matrix] | None = None) -> None:
         self.model, self.layers, self.draw = model, layers, np.random.default_rng((seed, 1))
-        self.covariance = covariance or (lambda layer: np.array(ptk_covariance(model, x, layer).double().cpu()))
-        self.initial = {layer: weight(model, layer) for layer in layers}
+        self.covariance = covariance or (lambda layer: np.asarray(ptk_covariance(model, x, layer), dtype=float))
+        self.initial = {layer: self.weight(layer) for layer in layers}
         self.rows = list[list[tuple[float, float]]]()
+
+    def weight(self, layer: str) -> Matrix:
+        return weight(self.model, layer)
 
     def at(self, step: int) -> None:
         """Before the first step nothing has moved, and there is no number."""
         self.rows.append([self._by_chance(layer) if step else (np.nan, np.nan) for layer in self.layers])
 
     def _by_chance(self, layer: str) -> tuple[float, float]:
-        K, moved = self.covariance(layer), weight(self.model, layer) - self.initial[layer]
+        K, moved = self.covariance(layer), self.weight(layer) - self.initial[layer]
         Q, Z = rotated(K, self.draw), self.draw.standard_normal(moved.shape)
         return centred_correlation(moved, Q), centred_correlation(Z, K)
 
