@@ -29,7 +29,7 @@ def milestones(last: int, count: int) -> set[int]:
 def weight(model: nn.Module, layer: str) -> Matrix:
     """W [d_out,d_in] of a dense layer or, by patches, of a convolution."""
     module: Any = model.get_submodule(layer)
-    return np.array(module.weight.detach().flatten(1).double().cpu())
+    return np.array(module.weight.detach().flatten(1).double().cpu().numpy())
 
 
 def rotated(K: Matrix, draw: np.random.Generator) -> Matrix:

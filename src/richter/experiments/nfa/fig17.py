@@ -73,7 +73,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     curves = Curves(model, Probe(data.x[:256], y[:256]), ("nfc", "cnfc", "c_uc_ratio"), linears(model)[:1], run)
     due = {s.steps} | {round(v) for v in np.geomspace(1, max(1, s.steps), 8)}
     descend(model, data.x, y, optimiser(s, t.method, model), s.steps, run, curves.when(due))
-    W = np.array(next(model.parameters()).detach().double().cpu())
+    W = next(model.parameters()).detach().double().cpu().numpy()
     K = np.asarray(ptk_covariance(model, data.x[:256], linears(model)[0]), dtype=float)
     return {**curves.arrays(), "nfm": (W * W).sum(0), "agop": (W * (K @ W)).sum(0), "loss": error(model, data.x, y),
             "accuracy": accuracy(model, data.x_test, data.y_test)}
