@@ -110,7 +110,8 @@ def draw(results: Results) -> Figure:
         ax.imshow(results.where(method=method)[name][0].reshape(28, 28), cmap="viridis")
         ax.set_title(f"{PANELS.get(method, 'rival')}: diagonal of {name.upper()}, {METHODS[method]}")
         ax.axis("off")
-    caption(figure, "Both normalised optimisers lift the first layer far above descent; equal speeds do as SLO does.")
+    caption(figure, "With limited speeds the first layer's correlations are far above those of descent, with a fast first layer "
+                    "more so than with equal speeds, and the diagonals of NFM and AGOP look alike.")
     return figure
 
 
@@ -120,20 +121,12 @@ ABOVE = Interval(low=1e-9)  # a method that is compared with itself gives 0
 TEXT = "the paper's text, App. L"
 
 
-def about(name: str) -> tuple[Claim, Claim]:
-    """What the paper says, and the same against the better of two rivals."""
+def about(name: str) -> Claim:
+    """SLO lifts it above plain descent, and above the same optimiser with equal speeds."""
     value = QUANTITIES[name]
-
-    def over_descent(r: Results) -> float:
-        return value(r, r.settings.judged) - value(r, "gd")
-
-    def over_rivals(r: Results) -> float:
-        return value(r, r.settings.judged) - max(value(r, "gd"), value(r, "equal"))
-
-    return (Claim(f"{name}: SLO less descent (with equal speeds too)", over_descent, ABOVE, DESCENT, paper="above 0", source=TEXT,
-                  over="seed", by="mean"),
-            Claim(f"{name}: SLO less the better of descent and equal speeds", over_rivals, ABOVE, (EQUAL, DESCENT), source=TEXT,
-                  over="seed", by="mean"))
+    return Claim(f"{name} at the end: SLO less the better of descent and equal speeds",
+                 lambda r: value(r, r.settings.judged) - max(value(r, "gd"), value(r, "equal")), ABOVE, (EQUAL, DESCENT),
+                 paper="above descent", source=TEXT, over="seed", by="mean")
 
 
 EXPERIMENT = Experiment(
@@ -142,5 +135,9 @@ EXPERIMENT = Experiment(
     tasks=lambda s: [Task(replace(s, judged="slo", seeds=()), method, seed) for method in METHODS for seed in s.seeds],
     figures={"nfa_fig17": draw}, start={"steps": 1, "n": 128},
     reduced="1,000 images, 300 steps",
-    missing={"Fig. 17": "Fashion-MNIST in the place of SVHN, which cannot be had here"},
-    claims=tuple(claim for name in QUANTITIES for claim in about(name)))
+    missing={"Fig. 17": "Fashion-MNIST in the place of SVHN, which cannot be had here; the quality of features in panels b and c "
+                        "is judged by the correlation of the two diagonals"},
+    absent="n = 4,000 and 3,000 steps of three methods and seeds take about an hour of one core",
+    tried="equal speeds of 2.5 as the rival, one seed at smoke scale: nfc 0.594, cnfc 0.907, c_uc_ratio 0.379, correlation of "
+          "the diagonals 0.848, for SLO's 0.688, 0.958, 0.552 and 0.898",
+    claims=tuple(about(name) for name in QUANTITIES))

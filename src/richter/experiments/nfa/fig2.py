@@ -155,7 +155,8 @@ def draw(results: Results) -> Figure:
         band(left, sets[-1].epochs, sets[-1][measure].mean(2), COLOURS[k], name, style)
         points(right, layers, np.mean([c[measure][:, -1] for c in sets], 0), COLOURS[k], name)
     label(left, "epoch", "correlation, mean over layers", f"A: {sets[-1].name}", steps=True, legend=True)
-    label(right, "hidden layer", "correlation at the end", f"B: mean over {len(sets)} data sets")
+    label(right, "hidden layer", "correlation at the end", "B: mean over data sets")
+    right.set_xticks(layers)
     caption(figure, "The centred correlation C is above the uncentred one UC. Early it is no higher than with a K of random "
                     "eigenvectors, because the weights have moved in few directions.")
     return figure

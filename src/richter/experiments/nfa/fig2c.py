@@ -143,9 +143,9 @@ EXPERIMENT = Experiment(
     title="the centred correlation is above the uncentred one in the convolutions of VGG-11",
     smoke=Settings(n=2_000, width=0.25, epochs=8, batch=64, checkpoints=2, seeds=(0, 1)), paper=Settings(n=5_000, epochs=6),
     tasks=lambda s: [Task(replace(s, centred="cnfc", seeds=()), seed) for seed in s.seeds], work=work, data=("cifar10",),
-    figures={"nfa_fig2c": draw, "nfa_fig15": draw_movement}, start={"n": 128, "epochs": 1, "probe": 16},
+    figures={"nfa_fig2c": draw, "nfa_fig15_a": draw_movement}, start={"n": 128, "epochs": 1, "probe": 16},
     reduced="a quarter of the width, 2,000 of 50,000 images, 8 of 50 epochs, two seeds",
-    missing={"Fig. 2C": LACKS, "Fig. 15": f"panel B is nfa_fig2d; {LACKS}"},
+    missing={"Fig. 2C": LACKS, "Fig. 15": f"panel A: {LACKS}"},
     claims=(
         Claim("C - UC after epoch 1, mean over convolutions (with shuffled labels too)", lambda r: gaps(r, FIRST).mean(),
               Interval(low=0.0), GAUSSIAN, paper="above 0", source=TEXT, places=("Fig. 2C",), over="seed", by="mean"),
