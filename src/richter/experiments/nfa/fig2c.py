@@ -95,9 +95,10 @@ def centred(r: Results, when: int) -> NDArray[np.float64]:
     return np.asarray(r[r.settings.centred][0][when])
 
 
-def gaps(r: Results, when: int) -> NDArray[np.float64]:
-    """C - UC of each convolution."""
-    return centred(r, when) - r["nfc"][0][1 if when == FIRST else LAST]
+def gap(r: Results, when: int) -> float:
+    """C less the larger of UC and of what C is for a Gaussian movement, mean over convolutions."""
+    uncentred = r["nfc"][0][1 if when == FIRST else LAST]
+    return float((centred(r, when) - np.maximum(uncentred, r["gaussian"][0][when])).mean())
 
 
 @styled
@@ -147,10 +148,10 @@ EXPERIMENT = Experiment(
     reduced="a quarter of the width, 2,000 of 50,000 images, 8 of 50 epochs, two seeds",
     missing={"Fig. 2C": LACKS, "Fig. 15": f"panel A: {LACKS}"},
     claims=(
-        Claim("C - UC after epoch 1, mean over convolutions (with shuffled labels too)", lambda r: gaps(r, FIRST).mean(),
-              Interval(low=0.0), GAUSSIAN, paper="above 0", source=TEXT, places=("Fig. 2C",), over="seed", by="mean"),
-        Claim("C - UC at the end, mean over convolutions (with shuffled labels too)", lambda r: gaps(r, LAST).mean(),
-              Interval(low=0.0), GAUSSIAN, paper="above 0", source=TEXT, places=("Fig. 2C",), over="seed", by="mean"),
+        Claim("C after epoch 1 less the larger of UC and the C of a Gaussian movement, mean over convolutions (with shuffled labels too)",
+              lambda r: gap(r, FIRST), ABOVE, GAUSSIAN, paper="above 0", source=TEXT, places=("Fig. 2C",), over="seed", by="mean"),
+        Claim("C at the end less the larger of UC and the C of a Gaussian movement, mean over convolutions (with shuffled labels too)",
+              lambda r: gap(r, LAST), ABOVE, GAUSSIAN, paper="above 0", source=TEXT, places=("Fig. 2C",), over="seed", by="mean"),
         Claim("C at the end less C with K's eigenvectors drawn anew, mean over convolutions",
               lambda r: (centred(r, LAST) - r["rotated"][0][LAST]).mean(), ABOVE, (ROTATED, GAUSSIAN),
               source="the paper's own rival in Fig. 1", differs=FEW, places=("Fig. 2C",), over="seed", by="mean"),
