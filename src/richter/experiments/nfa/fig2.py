@@ -249,7 +249,7 @@ CLAIMS = (
           lambda r: over_sets(r, mean_of("c_uc_ratio", -1), median), Interval(low=0.5), SHUFFLED,
           paper="changes of the weights dominate", source=TEXT,
           differs={"smoke": "at learning rate 1 on 5,000 images the weights move by a fifth of their size",
-                   "paper": "0.79 on MNIST after all of its 50 epochs; 0.16 on Fashion-MNIST after 10, 0.05 on CIFAR-10 after 15"},
+                   "paper": "0.79 on MNIST after all 50 epochs; 0.16 on Fashion-MNIST after 10, 0.05 on CIFAR-10 after 15"},
           places=("Fig. 14",), over="seed", by="mean"),
 )
 EXPERIMENT = Experiment(
