@@ -358,8 +358,7 @@ def test_a_record_is_of_the_claims_as_they_are(key: tuple[str, str]) -> None:
 
 
 # Experiments whose places share claims or drawings, and the sentence that says so. To be emptied; one that is mended fails here.
-SHARING = {"nfa_fig2": "Fig. 2 has no drawing", "nfa_fig2c": "Fig. 15 has no claim", "nfa_fig4": "Fig. 11 has no claim",
-           "nfa_fig5": "Fig. 5 has no drawing"}
+SHARING = {"nfa_fig4": "Fig. 11 has no claim", "nfa_fig5": "Fig. 5 has no drawing"}
 UNLABELLED = {"fact_identity", "nfa_fig1", "nfa_prop4"}  # whose drawings lack names of axes, or a sentence that says what to see
 
 
