@@ -3,33 +3,40 @@ three spectra of the inputs and three scales of the first layer."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
 
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.training import Curves, descend, error, linears, scaled
+from richter.instrument.observe import measure
 from richter.instrument.probe import Probe
+from richter.report.drawing import COLOURS, band, caption, label, panels, styled
 from richter.runs import Writer
 from richter.tasks.synthetic import chain
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Spectrum = Literal["flat", "1/(1+k)", "1/(1+k^2)"]
 DECAY: dict[str, float] = {"flat": 0.0, "1/(1+k)": 1.0, "1/(1+k^2)": 2.0}
+PLACES = {"Fig. 8": "flat", "Fig. 9": "1/(1+k)", "Fig. 10": "1/(1+k^2)"}
 MEASURES = ("nfc", "cnfc", "dc_c_ratio", "ptk_centred_nfc", "weight_change")
 
 
 @dataclass(frozen=True)
 class Settings:
     """Two hidden layers, full-batch descent, labels of deviation 1; n, d and the width, which the paper does not give, as in
-    Fig. 1."""
+    Fig. 1. The last four say how results are read; no run depends on them."""
 
     n: int = 384
     d: int = 32
@@ -37,11 +44,13 @@ class Settings:
     width: int = 128
     lr: float = 0.05
     steps: int = 800
-    early: int = 1  # the step that is called early
-    centred: bool = True  # the correlation that is called C
-    spectra: tuple[str, ...] = ("flat", "1/(1+k)", "1/(1+k^2)")
+    spectra: tuple[str, ...] = tuple(DECAY)
     scales: tuple[float, ...] = (1.0, 0.1, 0.01)
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    early: int = 1  # the step that is called early
+    late: int = -1  # the step that is called the end; -1 is the last
+    centred: Literal["cnfc", "nfc", "random"] = "cnfc"  # what is called C; random: C of weights that moved at random
+    tangent: Literal["ptk_centred_nfc", "nfc"] = "ptk_centred_nfc"  # what is called the tangent-centred correlation
 
 
 @dataclass(frozen=True)
@@ -53,11 +62,11 @@ class Task:
 
 
 def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, spectra=(), scales=(), seeds=())
+    alone = Settings(s.n, s.d, s.rank, s.width, s.lr, s.steps, (), (), ())
     return [Task(alone, spectrum, scale, seed) for spectrum in s.spectra for scale in s.scales for seed in s.seeds]
 
 
-def inputs(s: Settings, decay: float, seed: int, n: int, basis: NDArray[Any]) -> torch.Tensor:
+def inputs(s: Settings, decay: float, seed: int, n: int, basis: NDArray[Any]) -> Float[Tensor, "n d"]:
     """x = Q L^(1/2) z with eigenvalues 1/(1 + k^decay), k from 1; all 1 without decay."""
     k = np.arange(1, s.d + 1)
     values = 1 / (1 + k ** decay) if decay else np.ones(s.d)
@@ -73,104 +82,205 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     y, y_test = y / y.std(), y_test / y.std()
     model = scaled([s.d, s.width, s.width, 1], [t.scale, 1.0, 1.0], t.seed)
     curves = Curves(model, Probe(x, y), MEASURES, linears(model)[:2], run)
-    due = {0, s.early, s.steps} | {round(v) for v in np.geomspace(1, max(1, s.steps), 14)}
-    losses = []
+    due = {0, s.steps} | {round(v) for v in np.geomspace(1, max(1, s.steps), 14)}
+    losses, random = [], []
 
     def before(step: int) -> None:
         if step in due:
             curves.at(step)
             losses.append((error(model, x, y), error(model, x_test, y_test)))
+        if step == 1:
+            random.extend(moved_at_random(model, curves, t.seed))
 
     descend(model, x, y, torch.optim.SGD(model.parameters(), lr=s.lr), s.steps, run, before)
-    return {**curves.arrays(), "losses": np.array(losses)}
+    return {**curves.arrays(), "losses": np.array(losses), "random": np.array(random)}
 
 
-def value(results: Results, name: str, step: int, layer: int) -> NDArray[np.float64]:
-    """Of every setting, averaged over seeds; -1 is the last step."""
-    return np.array([np.mean([arrays[name][-1 if step < 0 else list(arrays["steps"]).index(step), layer]
-                              for _, arrays in results.where(spectrum=spectrum, scale=scale)])
-                     for spectrum, scale in settings(results)])
+def moved_at_random(model: nn.Module, curves: Curves, seed: int) -> list[float]:
+    """``cnfc`` of both layers where every weight matrix moved as far as in this model, but in a direction that is drawn: what the
+    correlation of any change is."""
+    draw, other = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    with torch.no_grad():
+        for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+            start = curves.initial[name]
+            away = torch.randn(p.shape, generator=draw, dtype=p.dtype).to(p)
+            q.copy_(start + away * ((p - start).norm() / away.norm()))
+    snap = measure(other, curves.probe, ["cnfc"], initial=curves.initial, layers=curves.layers)
+    return [snap.value("cnfc", k) for k in curves.layers]
 
 
-def settings(r: Results) -> list[tuple[str, float]]:
-    return list(dict.fromkeys((t.spectrum, t.scale) for t in r.tasks))
+# ------------------------------------------------------------------------------------------------ claims
 
 
-def early(name: str, layer: int) -> Callable[[Results], NDArray[np.float64]]:
-    """At the early step; ``cnfc`` becomes ``nfc`` when the settings say so."""
-    return lambda r: value(r, "nfc" if name == "cnfc" and not r.settings.centred else name, r.settings.early, layer)
+def values(r: Results, name: str, step: int, layer: int) -> NDArray[np.float64]:
+    """One number for each run; -1 is the last step."""
+    return np.array([arrays[name][-1 if step < 0 else list(arrays["steps"]).index(step), layer] for _, arrays in r])
+
+
+def early(r: Results, name: str, layer: int) -> NDArray[np.float64]:
+    return values(r, name, r.settings.early, layer)
+
+
+def late(r: Results, name: str, layer: int) -> NDArray[np.float64]:
+    return values(r, name, r.settings.late, layer)
+
+
+def early_c(r: Results, layer: int) -> NDArray[np.float64]:
+    """C at the early step, or what is called C."""
+    return r["random"][:, layer] if r.settings.centred == "random" else early(r, r.settings.centred, layer)
+
+
+def above(r: Results) -> float:
+    """The smallest of (early C - UC at initialisation) over runs and layers."""
+    return float(min((early_c(r, k) - values(r, "nfc", 0, k)).min() for k in (0, 1)))
 
 
 def spread(r: Results) -> float:
-    """Of the early centred correlation over scales, the worst of spectra and layers."""
-    cells: dict[tuple[str, int], list[float]] = {}
-    for layer in (0, 1):
-        for (spectrum, _), v in zip(settings(r), early("cnfc", layer)(r), strict=True):
-            cells.setdefault((spectrum, layer), []).append(float(v))
-    return max(max(v) - min(v) for v in cells.values())
+    """Of the early C over scales, the worse of the layers."""
+    return float(max(np.ptp(early_c(r, k)) for k in (0, 1)))
 
 
-def worse(r: Results) -> float:
-    """Over spectra, the largest of (test loss at the smallest scale - test loss at the largest)."""
-    def test(spectrum: str, scale: float) -> float:
-        return float(np.mean([arrays["losses"][-1, 1] for _, arrays in r.where(spectrum=spectrum, scale=scale)]))
-    scales = sorted({t.scale for t in r.tasks})
-    return max(test(spectrum, scales[0]) - test(spectrum, scales[-1]) for spectrum in {t.spectrum for t in r.tasks})
+def shares(r: Results) -> float:
+    """DC/C of layer 1: the larger of what is largest early, and of what is left to 1 at the end."""
+    return float(max(early(r, "dc_c_ratio", 0).max(), 1 - late(r, "dc_c_ratio", 0).min()))
 
 
-def draw(spectrum: str) -> Callable[[Results], Figure]:
-    """C and UC of both layers and the losses, for one spectrum."""
+def fall(r: Results) -> float:
+    """The largest (end - early) of the tangent-centred correlation, over runs and layers."""
+    name = r.settings.tangent
+    return float(max((late(r, name, k) - early(r, name, k)).max() for k in (0, 1)))
+
+
+def small(r: Results) -> Results:
+    """The runs with a scale of a tenth or less."""
+    kept = [(t, arrays) for t, arrays in r if t.scale <= 0.1]
+    return Results(r.settings, [t for t, _ in kept], [arrays for _, arrays in kept])
+
+
+def gain(r: Results) -> float:
+    """Test loss at the smallest scale less that at the largest, at the end."""
+    small, large = sorted(r.distinct("scale"))[::len(r.distinct("scale")) - 1]
+    return float((late(r.where(scale=small), "losses", 1) - late(r.where(scale=large), "losses", 1)).mean())
+
+
+LATE = Control("the end of training called early", {"early": 800})
+FIRST = Control("the first step called the end", {"late": 1})
+UNCENTRED = Control("the uncentred correlation called C", {"centred": "nfc"})
+RANDOM = Control("C of weights that moved as far in a random direction", {"centred": "random"})
+AT_THE_END = Control("UC at the end of training", {"early": 800, "centred": "nfc"})
+BAR = "independent check of the recipe, 9 settings; for the median over at least 10 seeds"
+TEXT = "the paper's text, for nine seeds of ten"
+
+
+def within(spectrum: str, value: Callable[[Results], float]) -> Callable[[Results], float]:
+    return lambda r: value(r.where(spectrum=spectrum))
+
+
+def claims(place: str, spectrum: str, worse: str = "") -> tuple[Claim, ...]:
+    """Of Figs. 8 to 10, a spectrum each. Every number is the worst over the scales of one seed. ``worse``: why a small scale is
+    not the better one."""
+    mine: dict[str, Any] = {"places": (place,), "over": "seed"}
+    where = f"inputs {spectrum}"
+    mean = "the mean of three seeds, after the worst of them had failed"
+    return (
+        Claim(f"{where}: C of layer 1 after one step, smallest over scales", within(spectrum, lambda r: early_c(r, 0).min()),
+              Interval(low=0.70), (UNCENTRED, RANDOM), source=BAR, was=f">= 0.70 for {mean}: .713, then .787", **mine),
+        Claim(f"{where}: C of layer 2 after one step, smallest over scales", within(spectrum, lambda r: early_c(r, 1).min()),
+              Interval(low=0.93), (UNCENTRED, RANDOM), source=BAR, was=f">= 0.93 for {mean}: .927, then .960", **mine),
+        Claim(f"{where}: C after one step less UC at initialisation, smallest over scales and layers", within(spectrum, above),
+              Interval(low=0.25), (UNCENTRED, RANDOM), source=BAR, was=f">= 0.25 for {mean}: .236, then .332", **mine),
+        Claim(f"{where}: C after one step is above UC at initialisation at every scale and layer", within(spectrum, above),
+              Interval(low=0.0), RANDOM, paper="above", source=TEXT, by="each", **mine),
+        Claim(f"{where}: spread of C after one step over scales, the worse layer", within(spectrum, spread), Interval(high=0.05),
+              AT_THE_END, source=BAR, **mine),
+        Claim(f"{where}: final UC of layer 1 at scales <= 0.1, smallest",
+              within(spectrum, lambda r: late(small(r), "nfc", 0).min()), Interval(low=0.88), FIRST, source=BAR, **mine),
+        Claim(f"{where}: final test loss of the smallest scale less that of the largest", within(spectrum, gain),
+              Interval(high=-0.01), FIRST, paper="below 0", source="the paper's text, App. G: visibly below", differs=worse,
+              was="<= 0 for the worst spectrum's mean over seeds, .046, marked as differing for 1/(1+k^2) alone", **mine),
+    )
+
+
+WORSE = {  # by place
+    "Fig. 9": "after the paper's 800 steps the small scale has not converged (training loss .078 against .013); after 8,000 it "
+              "is the better one (.220 against .310, and .164 against .234, in two seeds)",
+    "Fig. 10": "after 800 steps the small scale has not converged (training loss .132 against .063); after 8,000 it is still the "
+               "worse one (.180 against .165, and .127 against .113, in two seeds)"}
+FIG5: dict[str, Any] = {"places": ("Fig. 5",), "over": "seed"}
+FIG6: dict[str, Any] = {"places": ("Fig. 6",), "over": "seed"}
+CLAIMS = (
+    Claim("DC/C of layer 1 after one step, largest over 9 settings", lambda r: early(r, "dc_c_ratio", 0).max(),
+          Interval(high=0.06), LATE, source=BAR,
+          was="<= 0.06 for the mean of three seeds, after the worst of them had failed: .106, then .073", **FIG5,
+          differs={"smoke": "seeds differ by a factor of ten at the smallest scale: of these three two are above, of ten four"}),
+    Claim("DC/C of layer 1 at the end, smallest over 9 settings", lambda r: late(r, "dc_c_ratio", 0).min(), Interval(low=0.85),
+          FIRST, source=BAR, **FIG5),
+    Claim("DC/C of layer 1 is the smaller part early and the larger part at the end, in all 9 settings", shares,
+          Interval(high=0.5), (LATE, FIRST), paper="not significant early, relevant later", source=TEXT, by="each", **FIG5),
+    Claim("change of the tangent-centred correlation, largest over 9 settings and layers", fall, Interval(high=-0.15),
+          (LATE, Control("UC in its place", {"tangent": "nfc"})), source=BAR, **FIG6),
+    Claim("the tangent-centred correlation falls in all 9 settings and both layers", fall, Interval(high=-1e-6),
+          (LATE, Control("UC in its place", {"tangent": "nfc"})), paper="decreases", source=TEXT, by="each", **FIG6),
+    *(claim for place, spectrum in PLACES.items() for claim in claims(place, spectrum, WORSE.get(place, ""))),
+)
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def curves(ax: Axes, r: Results, name: str, column: int, relative: bool = False) -> None:
+    """A curve for each scale: the median and the range over seeds; ``relative`` to the largest value of a run."""
+    for i, scale in enumerate(sorted(r.distinct("scale"), reverse=True)):
+        chosen = r.where(scale=scale)
+        rows = chosen[name][:, :, column]
+        band(ax, chosen["steps"][0], rows / rows.max(1, keepdims=True) if relative else rows, COLOURS[i], f"scale {scale:g}")
+
+
+def by_spectrum(name: str, axis: str, sentence: str) -> Callable[[Results], Figure]:
+    """Rows: layers; columns: spectra."""
+    @styled
     def drawn(results: Results) -> Figure:
-        from matplotlib.figure import Figure
-
-        from richter.report.figures import COLOURS
-        figure = Figure(figsize=(10, 5), layout="constrained")
-        axes = figure.subplots(2, 4, sharex=True)
-        for i, scale in enumerate(sorted({t.scale for t in results.tasks}, reverse=True)):
-            for _, arrays in results.where(spectrum=spectrum, scale=scale):
-                for layer in (0, 1):
-                    for ax, name in zip(axes[layer], ("nfc", "cnfc", "dc_c_ratio", "ptk_centred_nfc"), strict=True):
-                        ax.plot(arrays["steps"], arrays[name][:, layer], color=COLOURS[i],
-                                label=f"scale {scale:g}" if not layer else None)
-                        ax.set_title(f"{name}, layer {layer + 1}", fontsize=9)
-        for ax in axes.flat:
-            ax.set_xscale("symlog", linthresh=1)
-            ax.set_ylim(0, 1.2)
-        axes[0, 0].legend(frameon=False, fontsize=8)
-        figure.suptitle(f"input spectrum {spectrum}")
+        spectra = results.distinct("spectrum")
+        figure, axes = panels(2 * len(spectra), across=len(spectra))
+        for ax, (layer, spectrum) in zip(axes, itertools.product((0, 1), spectra), strict=True):
+            curves(ax, results.where(spectrum=spectrum), name, layer)
+            label(ax, "step", axis, f"layer {layer + 1}, variances {spectrum}", steps=True, legend=ax is axes[0])
+        caption(figure, f"{sentence} Median and range of {len(results.distinct('seed'))} seeds.")
         return figure
     return drawn
 
 
-LATE = Control("the end of training called early", {"early": 800})
-UNCENTRED = Control("the uncentred correlation", {"centred": False})
-ONE = Control("a single step", {"steps": 1})
-BAR = "independent check of the recipe, 9 settings"
+def at_spectrum(spectrum: str) -> Callable[[Results], Figure]:
+    """UC, C and both losses, each over its largest value, as the paper has them; a row for each layer."""
+    @styled
+    def drawn(results: Results) -> Figure:
+        chosen = results.where(spectrum=spectrum)
+        figure, axes = panels(8, across=4)
+        for layer in (0, 1):
+            for ax, name, words in zip(axes[4 * layer:], ("nfc", "cnfc"), ("UC-NFC", "C-NFC"), strict=False):
+                curves(ax, chosen, name, layer)
+                label(ax, "step", words, f"{words}, layer {layer + 1}", steps=True, legend=ax is axes[1])
+            for ax, k, words in zip(axes[4 * layer + 2:], (0, 1), ("train", "test"), strict=False):
+                curves(ax, chosen, "losses", k, relative=True)
+                label(ax, "step", f"{words} loss / its largest", f"{words} loss", steps=True)
+        for ax in axes:
+            ax.set_ylim(0, 1.03)
+        caption(figure, f"Input variances {spectrum}: C is high from the first step on, whatever the scale; UC follows where "
+                        f"the scale "
+                        f"is small. Median and range of {len(chosen.distinct('seed'))} seeds.")
+        return figure
+    return drawn
+
+
 EXPERIMENT = Experiment(
-    name="nfa_fig5", ref=Ref("nfa", "Fig. 5"), places=("Fig. 5", "Fig. 6", "Fig. 8", "Fig. 9", "Fig. 10"),
+    name="nfa_fig5", ref=Ref("nfa", "Fig. 5"), places=("Fig. 5", "Fig. 6", *PLACES),
     title="the centred correlation is high from the first step, whatever the scale",
-    smoke=Settings(), paper=Settings(seeds=(0, 1, 2)), start={"steps": 1}, tasks=tasks, work=work,
-    figures={f"nfa_fig{n}": draw(spectrum) for n, spectrum in ((8, "flat"), (9, "1/(1+k)"), (10, "1/(1+k^2)"))},
-    claims=(
-        Claim("smallest early C of layer 1", lambda r: early("cnfc", 0)(r).min(), Interval(low=0.70), UNCENTRED, source=BAR),
-        Claim("smallest early C of layer 2", lambda r: early("cnfc", 1)(r).min(), Interval(low=0.93), UNCENTRED, source=BAR),
-        Claim("smallest early C - UC at initialisation", lambda r: min(
-            (early("cnfc", k)(r) - value(r, "nfc", 0, k)).min() for k in (0, 1)), Interval(low=0.25), UNCENTRED, source=BAR),
-        Claim("largest early DC/C of layer 1", lambda r: early("dc_c_ratio", 0)(r).max(), Interval(high=0.06), LATE, source=BAR,
-              places=("Fig. 5",),
-              differs="the bar is of one seed; single seeds at the smallest scale reach 0.11, far below the end"),
-        Claim("smallest final DC/C of layer 1", lambda r: value(r, "dc_c_ratio", -1, 0).min(), Interval(low=0.85), ONE,
-              source=BAR),
-        Claim("largest change of the tangent-centred correlation", lambda r: max(
-            (value(r, "ptk_centred_nfc", -1, k) - early("ptk_centred_nfc", k)(r)).max() for k in (0, 1)), Interval(high=-0.15),
-              LATE, source=BAR),
-        Claim("spread of early C over scales", spread, Interval(high=0.05), LATE, source=BAR),
-        Claim("smallest final UC of layer 1 at scales <= 0.1", lambda r: min(
-            float(v) for (_, scale), v in zip(settings(r), value(r, "nfc", -1, 0), strict=True) if scale <= 0.1),
-              Interval(low=0.88), ONE,
-              source=BAR),
-        Claim("largest gain of test loss from a small scale (the paper: none, small is better)", worse, Interval(high=0.0),
-              ONE, paper="below 0", source="the paper's text, App. G",
-              differs="with inputs that decay like 1/(1+k^2) the small scale is worse after 800 steps: it has not converged",
-              places=("Fig. 10",)),
-    ))
+    smoke=Settings(), paper=Settings(seeds=(*range(5), *range(100, 105))), start={"steps": 1}, tasks=tasks, work=work,
+    reduced="3 seeds in the place of 10", claims=CLAIMS,
+    figures={"nfa_fig5": by_spectrum(
+                 "dc_c_ratio", "DC / C", "The doubly centred term is a small share of the centred one early, and most of it "
+                                         "later."),
+             "nfa_fig6": by_spectrum(
+                 "ptk_centred_nfc", "PTK-centred NFC", "Initial weights lose their alignment with the change of tangent "
+                                                       "features."),
+             **{f"nfa_fig{place[5:]}": at_spectrum(spectrum) for place, spectrum in PLACES.items()}})
