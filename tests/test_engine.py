@@ -358,8 +358,8 @@ def test_a_record_is_of_the_claims_as_they_are(key: tuple[str, str]) -> None:
 
 
 # Experiments whose places share claims or drawings, and the sentence that says so. To be emptied; one that is mended fails here.
-SHARING = {"nfa_fig4": "Fig. 11 has no claim", "nfa_fig5": "Fig. 5 has no drawing"}
-UNLABELLED = {"fact_identity", "nfa_fig1", "nfa_prop4"}  # whose drawings lack names of axes, or a sentence that says what to see
+SHARING: dict[str, str] = {}
+UNLABELLED = {"fact_identity"}  # whose drawings lack names of axes, or a sentence that says what to see
 
 
 @pytest.mark.parametrize("e", ALL, ids=lambda e: e.name)

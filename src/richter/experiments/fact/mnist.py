@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.training import Curves, accuracy, linears, one_hot
 from richter.instrument.probe import Probe
 from richter.models import mlp
+from richter.report.drawing import COLOURS, band, caption, label, panels, styled
 from richter.runs import Writer
 from richter.tasks import images as image_sets
 
@@ -30,7 +32,9 @@ ANSATZ = ("nfc", "nfc_sqrt")
 class Settings:
     """Bias-free ReLU layers, centred one-hot labels, mean squared error over examples and outputs, weight decay as the gradient
     of an L2 penalty. Adam, its learning rate falling to 0 along a cosine, so that in the end it does not matter what batches are
-    drawn. Depth, loss and decay are the paper's; its width, optimiser and length are not known to us."""
+    drawn. Depth, loss and decay are the paper's; its width, optimiser and length are not known to us. Measured in double
+    precision: where the decay has brought training to rest some pre-activations are zero up to rounding, and in single precision
+    the slope of a ReLU there depends on the order of summation."""
 
     data: str = "mnist_5k"
     n: int = 1_000
@@ -42,7 +46,8 @@ class Settings:
     batch: int = 0  # 0: all images
     probe: int = 1_000  # images for the ansatz; FACT has all that are trained on
     middle: float = 0.4  # of the steps: where "while it learns" is looked at
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = (0, 1)
+    matrix: Literal["fact", "nfc", "nfc_sqrt", "reads"] = "fact"  # the correlation that is called FACT's
 
 
 @dataclass(frozen=True)
@@ -62,15 +67,18 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
         getattr(image_sets, s.data)(s.n, flat=True, seed=t.seed)
     x, y = data.x[:s.n], one_hot(data.y[:s.n])
     model = mlp([x.shape[1], *[s.width] * s.hidden, 10], bias=False, seed=t.seed)
-    fact = Curves(model, Probe(x, y, chunk=2_000, loss=nn.MSELoss(), weight_decay=s.decay), AT_CONVERGENCE, linears(model), run)
-    ansatz = Curves(model, Probe(x[:s.probe], y[:s.probe]), ANSATZ, linears(model))
+    exact, x_, y_ = copy.deepcopy(model).double(), x.double(), y.double()
+    fact = Curves(exact, Probe(x_, y_, chunk=2_000, loss=nn.MSELoss(), weight_decay=s.decay), AT_CONVERGENCE, linears(model), run)
+    ansatz = Curves(exact, Probe(x_[:s.probe], y_[:s.probe]), ANSATZ, linears(model))
     optimiser = torch.optim.Adam(model.parameters(), lr=s.lr, weight_decay=s.decay)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, s.steps))
-    draw, due = torch.Generator().manual_seed(t.seed), checkpoints(s)
+    draw, due, reads = torch.Generator().manual_seed(t.seed), checkpoints(s), []
     for step in range(s.steps + 1):
         if step in due:
+            exact.load_state_dict(model.state_dict())
             fact.at(step)
             ansatz.at(step)
+            reads.append(moments(exact, x_[:s.probe]))
         if step == s.steps:
             break
         rows = torch.randint(len(x), (s.batch,), generator=draw) if s.batch else slice(None)
@@ -82,7 +90,20 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
         run.progress(step / s.steps)
     with torch.no_grad():
         left = (model(x) - y).square().mean().item()
-    return {**ansatz.arrays(), **fact.arrays(), "loss": left, "accuracy": accuracy(model, data.x_test, data.y_test)}
+    return {**ansatz.arrays(), **fact.arrays(), "reads": np.array(reads), "loss": left,
+            "accuracy": accuracy(model, data.x_test, data.y_test)}
+
+
+def moments(model: nn.Sequential, x: Tensor) -> list[float]:
+    """The cosine of W^T W with the second moments of what each layer reads: how much of it the inputs alone explain."""
+    cosines, h = [], x
+    with torch.no_grad():
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                W = layer.weight  # <W^T W, h^T h> = |W h^T|^2
+                cosines.append(((W @ h.T).square().sum() / ((W @ W.T).norm() * (h.T @ h).norm())).item())
+            h = layer(h)
+    return cosines
 
 
 def hidden(r: Results, name: str, step: int = -1) -> NDArray[np.float64]:
@@ -95,55 +116,65 @@ def middle(r: Results) -> int:
     return checkpoints(s).index(round(s.middle * s.steps))
 
 
+def fact(r: Results, step: int = -1) -> float:
+    """FACT's mean correlation over hidden layers, or what is called FACT's."""
+    return float(hidden(r, r.settings.matrix, step).mean())
+
+
 def above(r: Results, name: str) -> float:
-    """FACT's mean correlation over hidden layers less that of the ansatz, at the end; the smallest over seeds."""
-    return float((hidden(r, "fact").mean(1) - hidden(r, name).mean(1)).min())
+    """FACT's mean correlation over hidden layers less that of the ansatz, at the end."""
+    return fact(r) - float(hidden(r, name).mean())
 
 
+@styled
 def draw(results: Results) -> Figure:
     """The correlations of each layer by step, and how far the gradient is from balancing the decay."""
-    from matplotlib.figure import Figure
-
-    from richter.report.figures import COLOURS
     layers, steps = results["fact"].shape[2], results["steps"][0]
-    figure = Figure(figsize=(2.4 * layers, 4.6), layout="constrained")
-    axes = figure.subplots(2, layers, sharex=True, sharey="row")
-    for layer in range(layers):
-        top, bottom = axes[:, layer]
-        for k, (name, label) in enumerate((("fact", "FACT"), ("nfc", "AGOP"), ("nfc_sqrt", r"AGOP$^{1/2}$"))):
-            curves = results[name][:, :, layer]
-            top.plot(steps, curves.mean(0), "o-", color=COLOURS[k], markersize=3, label=label)
-            top.fill_between(steps, curves.min(0), curves.max(0), color=COLOURS[k], alpha=0.2, linewidth=0)
-        for k, (name, label) in enumerate((("fact_stationarity", "gradient off the decay"), ("fact_error", "error of FACT")), 3):
-            bottom.plot(steps, results[name][:, :, layer].mean(0), "o-", color=COLOURS[k], markersize=3, label=label)
-        top.set(title="read-out" if layer == layers - 1 else f"layer {layer + 1}", ylim=(-0.6, 1.05))
-        bottom.set(xlabel="step", yscale="log")
-        bottom.set_xscale("symlog", linthresh=10)
-    axes[0, 0].set_ylabel("correlation with $W^T W$")
-    axes[0, 0].legend(frameon=False, fontsize=8)
-    axes[1, 0].legend(frameon=False, fontsize=8)
+    figure, axes = panels(2 * layers, across=layers)
+    names = {"fact": "FACT", "nfc": "AGOP", "nfc_sqrt": "root of AGOP", "reads": "what it reads"}
+    for layer, (top, bottom) in enumerate(zip(axes[:layers], axes[layers:], strict=True)):
+        for k, (name, words) in enumerate(names.items()):
+            band(top, steps, results[name][:, :, layer], COLOURS[k], words)
+        for k, (name, words) in enumerate((("fact_stationarity", "gradient off the decay"), ("fact_error", "error of FACT")), 4):
+            band(bottom, steps, results[name][:, :, layer], COLOURS[k], words)
+        label(top, "step", "cosine with W'W", "read-out" if layer == layers - 1 else f"layer {layer + 1}", steps=True,
+              legend=not layer)
+        label(bottom, "step", "relative size", "", log="y", steps=True, legend=not layer)
+        top.set_ylim(-0.6, 1.05)
+    caption(figure, "FACT is low while the network learns, and rises to the ansatz and above it as the gradient comes to "
+                    "balance the decay "
+                    f"(below: 1 is a gradient of 0, 0 is convergence). Median and range of {len(results)} seeds.")
     return figure
 
 
 UNTRAINED = Control("an untrained network", {"steps": 0})
 SHORT = Control("a tenth of the steps", {"steps": 300})
+READS = Control("the second moments of what the layer reads in the place of FACT", {"matrix": "reads"})
+AGOP = Control("the AGOP in the place of FACT", {"matrix": "nfc"})
 TEXT = "the paper's text: FACT tends to 1 at convergence, above both powers of the ansatz, and is low during most of training"
 EXPERIMENT = Experiment(
     name="fact_mnist", ref=Ref("fact", "MNIST"), title="FACT on MNIST rises at convergence, and ends above the ansatz",
-    smoke=Settings(), paper=Settings("mnist", 60_000, 256, steps=6_000, batch=4_096, probe=2_000),
-    tasks=lambda s: [Task(replace(s, seeds=()), seed) for seed in s.seeds], work=work, data=("mnist_5k",), more_data=("mnist",),
-    figures={"fact_mnist": draw}, start={"n": 256, "steps": 1, "batch": 64, "probe": 64},
-    reduced="1,000 of 60,000 images, width 64, one seed",
+    smoke=Settings(), paper=Settings("mnist", 60_000, 256, steps=6_000, batch=4_096, probe=2_000, seeds=(0,)),
+    tasks=lambda s: [Task(replace(s, seeds=(), matrix="fact"), seed) for seed in s.seeds], work=work, data=("mnist_5k",),
+    more_data=("mnist",), figures={"fact_mnist": draw}, start={"n": 256, "steps": 1, "batch": 64, "probe": 64},
+    reduced="1,000 of 60,000 images, width 64, 2 seeds",
+    missing={"MNIST": "the paper's five runs, its width, optimiser and length, which are not known to us; CIFAR-10"},
+    tried="at the paper's scale batches of 512 for 20,000 and for 40,000 steps, which did not converge (FACT .865 and .859, "
+          "off the "
+          "decay by 1.2 and 1.3); then batches of 4,096 for 6,000 steps, one seed, 16 CPU-minutes: FACT .962, off the decay "
+          "by .744 "
+          "where 1 is a gradient of 0, above the AGOP by .096 and above its root by .0098, .996 higher than at 0.4 of the steps",
     claims=(
         Claim("largest |dL/dW + decay W| / |decay W| over layers, at the end", lambda r: r["fact_stationarity"][:, -1].max(),
-              Interval(high=1.0), SHORT, paper="0 at convergence", source="a gradient of 0 gives 1"),
-        Claim("mean correlation of W^T W and FACT over hidden layers, at the end", lambda r: hidden(r, "fact").mean(1).min(),
-              Interval(low=0.95), UNTRAINED, paper="tends to 1", source=TEXT),
-        Claim("the same, less that of the AGOP", lambda r: above(r, "nfc"), Interval(low=0.0), SHORT, paper="above 0",
-              source=TEXT),
-        Claim("the same, less that of the root of the AGOP", lambda r: above(r, "nfc_sqrt"), Interval(low=0.0), SHORT,
-              paper="above 0", source=TEXT),
-        Claim("mean correlation with FACT: at the end less at 0.4 of the steps",
-              lambda r: (hidden(r, "fact") - hidden(r, "fact", middle(r))).mean(1).min(), Interval(low=0.25),
-              Control("looked at in the end twice", {"middle": 1.0}), paper="low during most of training", source=TEXT),
+              Interval(high=0.1), SHORT, paper="0 at convergence", source="what the measure itself takes for convergence",
+              over="seed", was="<= 1, which a gradient of 0 gives, and is no convergence: .389, and .744 at the paper's scale",
+              differs="at the end the gradient is still off the decay: more steps are needed than there is time for here"),
+        Claim("mean cosine of W^T W and FACT over hidden layers, at the end", fact, Interval(low=0.95), (UNTRAINED, READS),
+              paper="tends to 1", source=TEXT, over="seed"),
+        Claim("the same, less that of the AGOP", lambda r: above(r, "nfc"), Interval(low=0.0), (SHORT, READS), paper="above 0",
+              source=TEXT, over="seed"),
+        Claim("the same, less that of the root of the AGOP", lambda r: above(r, "nfc_sqrt"), Interval(low=0.0),
+              (SHORT, READS, AGOP), paper="above 0", source=TEXT, over="seed"),
+        Claim("mean cosine with FACT: at the end less at 0.4 of the steps", lambda r: fact(r) - fact(r, middle(r)),
+              Interval(low=0.25), (AGOP, READS), paper="low during most of training", source=TEXT, over="seed"),
     ))
