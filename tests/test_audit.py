@@ -398,6 +398,27 @@ def test_a_layer_that_later_examples_call_out_of_sight_is_not_said_to_be_never_c
     assert snap.notes["c"].startswith("used, but not as a linear map")
 
 
+def test_units_that_have_died_are_no_mixing() -> None:
+    """In single precision they are turned on and off by rounding, so a batch and its examples have other gradients."""
+    draw = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40, bias=False), nn.ReLU(), nn.Linear(40, 40, bias=False), nn.ReLU(),
+                          nn.Linear(40, 3, bias=False))
+    with torch.no_grad():
+        for layer, scale in ((model[0], 0.3), (model[2], 0.3), (model[4], 3.0)):
+            layer.weight.copy_(scale * torch.randn(layer.weight.shape, generator=draw))  # type: ignore[union-attr, operator]
+        x = torch.randn(256, 20, generator=draw)
+        alive = torch.relu(model[0](x))
+        for unit in range(20):  # each at 0 for a tenth of the examples, up to rounding
+            rows = alive[unit::10].double()
+            null = torch.linalg.svd(rows)[2][-14:]
+            model[2].weight[unit] = (null[torch.randint(14, (1,), generator=draw)[0]] * 2).float()  # type: ignore[union-attr, index]
+    flips = [(model[2](alive[i:i + 1]) > 0) != (model[2](alive) > 0)[i] for i in range(64)]
+    assert torch.cat(flips).any()
+    probe = richter.Probe(x, torch.arange(256) % 3)
+    for _ in range(3):
+        assert math.isfinite(richter.measure(model, probe, ["nfc"]).value("nfc", "2"))
+
+
 class ReversibleCheckpoint(Two):
     """A reversible block that checkpoints what it runs again."""
 

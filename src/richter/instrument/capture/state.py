@@ -83,6 +83,12 @@ def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copi
     return State(model, state)
 
 
+def in_double(state: State, model: nn.Module) -> State:
+    """Copies of all weights in double precision."""
+    copies = {id(w): w.detach().double().requires_grad_(w.requires_grad) if w.is_floating_point() else w for w in state.values()}
+    return State(model, {name: copies[id(w)] for name, w in state.items()})
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Where the first parameter is; the CPU if there is none."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -114,6 +120,15 @@ def copy_of(x: Inputs) -> Inputs:
     if isinstance(x, Mapping):
         return {k: copy_of(v) for k, v in x.items()}
     return tuple(copy_of(v) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+def doubled(x: Inputs) -> Inputs:
+    """The same numbers in double precision; indices stay what they are."""
+    if isinstance(x, Tensor):
+        return x.double() if x.is_floating_point() else x
+    if isinstance(x, Mapping):
+        return {k: doubled(v) for k, v in x.items()}
+    return tuple(doubled(v) for v in x) if isinstance(x, (tuple, list)) else x
 
 
 def to_device(x: Inputs, device: torch.device) -> Inputs:

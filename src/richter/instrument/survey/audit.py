@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from richter.core import CaptureError, Mark, RichterError
-from richter.instrument.capture import Call, Inputs, Pass, select
+from richter.instrument.capture import Call, Inputs, Pass, doubled, in_double, select
 from richter.instrument.survey.layouts import Bench, by_example, grouped, rounding, tolerance
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import coarsest, map_gradient
@@ -206,6 +206,8 @@ class Check:
         if run is not None and self.bench.n > 1 and any(error < flipped for error in apart.values()):
             among = self._among(index, cotangents, h_and_g)  # rounding may have turned a unit on when they were apart
             apart = {k: error for k, error in apart.items() if k in among or error >= flipped}
+        if apart and self.bench.n > 1 and self._rounded(rows, cotangents) and not self._among(index, cotangents, h_and_g):
+            return {}
         return dict.fromkeys(apart, self._culprit(rows, apart, cotangents, captured, mix) if apart else rows[0])
 
     def _among(self, index: Tensor, cotangents: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
@@ -213,6 +215,25 @@ class Check:
         R = torch.zeros_like(cotangents)
         R[index] = cotangents[index]
         return self._wrong(self.bench.run(seed=self.seed, expand=self._expand(self.bench.n)), R, h_and_g)
+
+    def _rounded(self, rows: list[int], cotangents: Tensor) -> bool:
+        """Is it rounding that sets these examples apart from themselves among the others, however much it does (units that have
+        died sit at 0)? In double precision their gradients are then the same."""
+        bench, index = self.bench, torch.tensor(rows, device=cotangents.device)
+        if bench.state.precision == torch.float64:
+            return False
+        R = torch.zeros_like(cotangents, dtype=torch.float64)
+        R[index] = cotangents[index].double()
+        wide = replace(bench, x=doubled(bench.x), state=in_double(bench.state, bench.model))
+        try:
+            among, apart = wide.run(record=False, seed=self.seed), replace(wide, x=select(wide.x, rows)).run(
+                record=False, seed=self.seed + rows[0])
+        except (RuntimeError, ValueError, IndexError, AssertionError):  # parts of it are of one precision
+            return False
+        weights = [w for w in {id(w): w for w in among.aliases.values()}.values() if w.is_floating_point()]
+        gradients = zip(among.backward(R, weights)[1], apart.backward(R[index], weights)[1], strict=True)
+        off, size = zip(*((float((a - b).norm()), float(a.norm())) for a, b in gradients), strict=True)
+        return among.f.dtype == torch.float64 and max(off) <= EXACT * max(size)
 
     def _culprit(self, rows: list[int], maps: Mapping[str, float], cotangents: Tensor, captured: Captured, mix: Tensor) -> int:
         """Of several examples, one by which a map is in doubt."""
