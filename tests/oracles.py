@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 import scipy.linalg
+import scipy.special
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -1176,6 +1177,30 @@ def next_metric(rule: str, kernel: Any, x: Tensor, A: Tensor, M: Tensor, exponen
         return metric_power(gradient_outer(G, centred=rule == "agop_centred"), exponent)
     F = residual_outer(G, A, x)
     return metric_power(metric_root(F @ F.T if rule == "fact" else metric_root(F @ M @ M @ F.T)), exponent)
+
+
+def probabilities(f: np.ndarray, T: float, doubt: float, frequencies: np.ndarray) -> np.ndarray:
+    """Row by row: (1 - doubt) softmax(T f) + doubt q; q are the frequencies, those from that of the largest output on levelled."""
+    P = []
+    for row in np.stack([-f, f], 1) if f.ndim == 1 else f:
+        top = row.argmax()
+        level = [c for c in range(len(row)) if frequencies[c] >= frequencies[top]]
+        q = [np.mean(frequencies[level]) if c in level else frequencies[c] for c in range(len(row))]
+        P.append((1 - doubt) * scipy.special.softmax(T * row) + doubt * np.array(q))
+    return np.array(P)
+
+
+def calibration(f: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """T: the likelihood of the rows, each with 1 / (n + 1) of its class drawn from the frequencies, is largest. The doubt, at that
+    T: the likelihood of the rows, times the doubt, is largest. Both on fine grids."""
+    n, k = len(f), labels.max() + 1
+    q, Z = np.bincount(labels) / n, np.stack([-f, f], 1) if f.ndim == 1 else f
+    target = (n * np.eye(k)[labels] + q) / (n + 1)
+    Ts = np.geomspace(0.01, 100, 40_001)
+    T = Ts[np.argmax([(target * scipy.special.log_softmax(t * Z, axis=1)).sum() for t in Ts])]
+    doubts = np.linspace(0, 1, 20_001)[1:-1]
+    sure, unsure = (probabilities(f, T, d, q)[np.arange(n), labels] for d in (0.0, 1.0))
+    return T, doubts[np.argmax([np.log((1 - d) * sure + d * unsure).sum() + np.log(d) for d in doubts])]
 
 
 def kernel_ridge(K: Tensor, y: Tensor, ridge: float, intercept: bool = False) -> tuple[Tensor, Tensor]:

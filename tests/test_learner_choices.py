@@ -13,6 +13,7 @@ import sklearn.metrics
 import sklearn.model_selection
 import torch
 
+import oracles
 from machines import BASE, NAMED, Largest, assert_close, losses, normal, table
 from richter.core import SelectionError
 from richter.learners import NTK, Gaussian, Kernel, KernelRidge, Laplace, RFMClassifier, RFMRegressor
@@ -115,7 +116,7 @@ def test_leave_one_out_of_the_learner_by_fitting_again() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_loss_and_the_temperature_of_a_classifier_by_fitting_again(classes: int) -> None:
+def test_the_loss_and_the_calibration_of_a_classifier_by_fitting_again(classes: int) -> None:
     """The least mean log loss of softmax(T f) over T, where f are outputs for rows that were left out."""
     X, y, _ = table(25)
     labels = np.digitize(y, [0] if classes == 2 else [-0.5, 0.5])
@@ -127,7 +128,9 @@ def test_the_loss_and_the_temperature_of_a_classifier_by_fitting_again(classes: 
     best = scipy.optimize.minimize_scalar(lambda T: sklearn.metrics.log_loss(labels, scipy.special.softmax(T * Z, axis=1)),
                                           bounds=(0.01, 100), method="bounded", options={"xatol": 1e-9})
     assert losses(model)[0] == pytest.approx(best.fun, rel=1e-7)
-    assert model.temperature_ == pytest.approx(best.x, rel=1e-3)
+    T, doubt = oracles.calibration(f[:, 0] if classes == 2 else f, labels)
+    assert model.temperature_ == pytest.approx(T, rel=1e-3)
+    assert model.doubt_ == pytest.approx(doubt, rel=1e-3)
 
 
 def test_a_validation_set_is_what_is_chosen_by() -> None:

@@ -14,6 +14,7 @@ from sklearn.model_selection import check_cv
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from richter.core import SelectionError, unknown
+from richter.learners.problem import usual_folds
 
 Array = NDArray[Any]
 
@@ -58,7 +59,7 @@ def chosen_folds(learner: Any, X: Array, y: Array, classifier: bool) -> Any:
     by = learner.select
     squared = getattr(learner, "loss", "squared") == "squared"
     if isinstance(by, str) and by == "auto":
-        return "loo" if squared and learner.iterations == 0 else 5 if len(X) <= 1000 else 2
+        return "loo" if squared and learner.iterations == 0 else usual_folds(len(X))
     if isinstance(by, str) and by in ("loo", "last"):
         if not squared:
             raise SelectionError(f'select="{by}": leaving rows out has no closed form for the logistic loss. Give a number of '

@@ -20,10 +20,10 @@ from richter.learners.features import geometry_of
 from richter.learners.kernel import Kernel
 from richter.learners.metric import root, stretch
 from richter.learners.path import Path, large
-from richter.learners.problem import Problem, problem
+from richter.learners.problem import Problem, problem, usual_folds
 from richter.learners.search import SMALL, Choice, Search, Stage
-from richter.learners.solvers import Solution, solve, solve_blocks
-from richter.learners.views import Judged, Update, View
+from richter.learners.solvers import SingularKernelError, Solution, solve, solve_blocks
+from richter.learners.views import Flat, Judged, Update, View
 
 JUDGED = 2000  # rows are left out one by one for at most as many points; their prediction still uses all the others
 FEWEST = 20  # points that a choice needs
@@ -50,6 +50,7 @@ class Settings:
     early_stopping: bool
     last: bool
     keep_all: bool
+    unseen: bool  # outputs are needed for rows that not even the metric has seen
     memory: int  # bytes
     device: Any
     title: str  # of the progress bar
@@ -114,9 +115,8 @@ class Fit:
             self.variants = [self._race()]
         variant, stages = self._walk_all()
         best = stages[-1] if self.settings.last else min(stages, key=lambda s: s.choice.loss)
-        assert best.judged is not None
-        return Fitted([s.choice for s in stages], best.choice.iteration, self._kept(variant, stages, best), self.whole,
-                      best.judged)
+        judged = self._judged(variant, stages, best)
+        return Fitted([s.choice for s in stages], best.choice.iteration, self._kept(variant, stages, best), self.whole, judged)
 
     def _refuse_logistic_blocks(self) -> None:
         memory, n = self.settings.memory, len(self.whole)
@@ -153,6 +153,14 @@ class Fit:
                 runs.append((variant, stages))
         return min(runs, key=lambda run: min(stage.choice.loss for stage in run[1]))
 
+    def _judged(self, variant: Variant, stages: list[Stage], best: Stage) -> Judged:
+        """Outputs, targets and weights of rows left out, as they were judged to choose. A metric that was learned with the labels
+        of these rows flatters them: then, where that matters, by folds that have a metric each."""
+        assert best.judged is not None
+        if not (self.settings.unseen and self.views[0].judged and best.choice.iteration):
+            return best.judged
+        return cross_fitted(self.views[0].data, [s.choice for s in stages[:best.choice.iteration + 1]], variant)
+
     def _kept(self, variant: Variant, stages: list[Stage], best: Stage) -> list[Kept]:
         """The best iteration, or all: as they were fitted to choose, if that was to all points; else fitted again."""
         keep_all = self.settings.keep_all
@@ -185,6 +193,30 @@ def replay(whole: Problem, choices: Sequence[Choice], variant: Variant, memory: 
         yield Kept(c, metric, solution)
         if i + 1 < len(choices):
             metric = update(c.kernel, u, data.x, R, solution.A, data.w, geometry_of(c.kernel, u))
+
+
+def cross_fitted(data: Problem, choices: Sequence[Choice], variant: Variant) -> Judged:
+    """The same choices in folds, each with a metric of its own: outputs, targets and weights of the rows of the others. A fold
+    whose metric ends early, because its function is flat or its system singular, is judged by what it had before."""
+    search, update = variant
+    count = min(usual_folds(len(data)), len(data))
+    fold = data.folds(count)
+    parts: list[Judged] = []
+    for k in range(count):
+        view = View(data.take(fold != k), held_out=data.take(fold == k).judged())
+        judged: Judged | None = None
+        try:
+            for i, c in enumerate(choices):
+                solution = view.solve(c.kernel, c.ridge, search.intercept, search.solver)
+                judged = view.judge(c.kernel, solution)
+                if i + 1 < len(choices):
+                    view.advance(update, c.kernel, solution.A)
+        except (Flat, SingularKernelError):
+            if judged is None:
+                raise
+        parts.append(judged)
+    f, y, w = (torch.cat(part) for part in zip(*parts, strict=True))
+    return f, y, w
 
 
 def pair_bytes(kernels: Sequence[Kernel], folds: int = 1) -> int:

@@ -49,9 +49,10 @@ class Learner(BaseEstimator):
     random_state: Any
 
     def _fit(self, X: Array, Y: Array, weight: Array, validation: tuple[Array, Array, Array] | None, loss: Loss,
-             solver: Callable[..., Solution] = solve, folds: Any = None) -> Judged:
-        """Everything after the targets are numbers [n, c]. Returns what was judged at the best iteration."""
-        settings = self._settings(loss, solver)
+             solver: Callable[..., Solution] = solve, folds: Any = None, unseen: bool = False) -> Judged:
+        """Everything after the targets are numbers [n, c]. Returns outputs for rows left out at the best iteration, if ``unseen``
+        of rows that its metric has not seen either."""
+        settings = self._settings(loss, solver, unseen)
         look_at_size(X, "inputs")
         random = check_random_state(self.random_state)
         self.mean_, self.scale_ = _standard(X, weight, self.ridge is None if self.scale is None else bool(self.scale))
@@ -107,14 +108,14 @@ class Learner(BaseEstimator):
     def _stage(self) -> Kept:
         return next(s for s in self.stages_ if s.choice.iteration == self.best_iteration_)
 
-    def _settings(self, loss: Loss, solver: Callable[..., Solution]) -> Settings:
+    def _settings(self, loss: Loss, solver: Callable[..., Solution], unseen: bool) -> Settings:
         """The settings, checked."""
         variants = self._variants(loss, solver)
         if self.keep not in ("best", "all"):
             raise SelectionError(f"keep={self.keep!r}: 'best' (the chosen iteration) or 'all' (for staged_predict) is needed.")
         return Settings(variants, int(self.iterations), early_stopping=bool(self.early_stopping),
                         last=isinstance(self.select, str) and self.select == "last", keep_all=self.keep == "all",
-                        memory=parse_bytes(self.memory), device=self.device or "cpu", title=type(self).__name__)
+                        unseen=unseen, memory=parse_bytes(self.memory), device=self.device or "cpu", title=type(self).__name__)
 
     def _variants(self, loss: Loss, solver: Callable[..., Solution]) -> list[Variant]:
         """A search and an update for each kernel and kind of metric that may be chosen."""

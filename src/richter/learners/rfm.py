@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from richter.core import SelectionError, unknown
 from richter.learners import scores
+from richter.learners.calibration import calibrate, probabilities
 from richter.learners.checks import chosen_folds, held_out, look_at_size, row_weights
 from richter.learners.learner import Array, Learner, restored
 from richter.learners.logistic import solve_logistic
@@ -138,7 +139,8 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
 
     __doc__ = f"""{__doc__}{_DOC}
     loss : "squared" (default) on one-hot labels, or "logistic", for which folds choose: leaving rows out has no closed form
-    temperature_ : factor of the outputs in ``predict_proba``, from the outputs for rows left out
+    temperature_, doubt_, class_frequencies_ : what makes probabilities of outputs in ``predict_proba``; the first two from the
+        outputs for rows that neither the fit nor its metric has seen
     """
 
     def __init__(self, kernel: Any = None, features: str = "agop", iterations: int = 5, ridge: float | None = None, *,
@@ -166,8 +168,9 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
             held = None if validation is None else held_out(self, validation, lambda v: self._targets(self._known(v)))
             f, t, w = self._fit(X, self._targets(ids), weight, held, scores.cross_entropy,
                                 solve if self.loss == "squared" else solve_logistic,
-                                None if held else chosen_folds(self, X, y, True))
-            self.temperature_ = scores.temperature(f, t, w)[0]
+                                None if held else chosen_folds(self, X, y, True), unseen=True)
+            self.class_frequencies_ = np.bincount(ids, weight) / weight.sum()
+            self.temperature_, self.doubt_ = calibrate(f.cpu(), t.cpu(), w.cpu(), torch.from_numpy(self.class_frequencies_))
         return self
 
     def _targets(self, ids: Array) -> Array:
@@ -191,9 +194,10 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
         return self.classes_[scores.classes(f).numpy()]
 
     def predict_proba(self, X: Any) -> Array:
-        """softmax(T f) with the temperature T that suits rows the model has not seen."""
+        """(1 - doubt) softmax(T f) + doubt times the class frequencies, with the temperature T and the doubt that suit rows the
+        model has not seen. The largest is that of the class that ``predict`` gives."""
         f = torch.from_numpy(self._outputs(X))
-        return torch.softmax(self.temperature_ * scores.logits(f), 1).numpy()
+        return probabilities(f, self.temperature_, self.doubt_, torch.from_numpy(self.class_frequencies_)).numpy()
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
         """The prediction after each iteration; needs keep="all"."""

@@ -26,20 +26,25 @@ def classes(y: Float[Tensor, "r c"]) -> Tensor:
     return logits(y).argmax(1)
 
 
-def temperature(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> tuple[float, float]:
+def temperature(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"],
+                blurred: tuple[float, Float[Tensor, " k"]] | None = None) -> tuple[float, float]:
     """The factor T > 0 for which softmax(T f) has the smallest mean negative log likelihood of these rows, and that likelihood
-    (its mean logarithm). Convex in T, and found by Newton's method."""
-    z, target, T = logits(f), classes(y), 5.0
+    (its mean logarithm). Convex in T, and found by Newton's method. ``blurred=(e, q)``: of a share e of each row, the class is
+    only known to be drawn from q."""
+    z, T = logits(f), 5.0
+    target = F.one_hot(classes(y), z.shape[1]).to(z)
+    if blurred is not None:
+        target = torch.lerp(target, blurred[1].expand_as(target), blurred[0])
     w = w / w.sum()
 
     def value(T: float) -> float:
-        return (w @ F.log_softmax(T * z, 1).gather(1, target[:, None])[:, 0]).item()
+        return (w @ (target * F.log_softmax(T * z, 1)).sum(1)).item()
 
     best = value(T)
     for _ in range(30):
         p = F.softmax(T * z, 1)
         mean = (p * z).sum(1)
-        slope = (w @ (z.gather(1, target[:, None])[:, 0] - mean)).item()
+        slope = (w @ ((target * z).sum(1) - mean)).item()
         curve = (w @ ((p * z.square()).sum(1) - mean.square())).item()
         step = min(max(slope / max(curve, 1e-12), -0.5 * T), 2 * T)
         while (new := value(T + step)) < best and abs(step) > 1e-6 * T:
