@@ -1180,7 +1180,7 @@ def next_metric(rule: str, kernel: Any, x: Tensor, A: Tensor, M: Tensor, exponen
 
 
 def probabilities(f: np.ndarray, T: float, doubt: float, frequencies: np.ndarray) -> np.ndarray:
-    """Row by row: (1 - doubt) softmax(T f) + doubt q; q are the frequencies, those from that of the largest output on levelled."""
+    """Row by row: (1 - doubt) softmax(T f) + doubt q; q are the frequencies, from that of the largest output on levelled."""
     P = []
     for row in np.stack([-f, f], 1) if f.ndim == 1 else f:
         top = row.argmax()
@@ -1191,8 +1191,8 @@ def probabilities(f: np.ndarray, T: float, doubt: float, frequencies: np.ndarray
 
 
 def calibration(f: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """T: the likelihood of the rows, each with 1 / (n + 1) of its class drawn from the frequencies, is largest. The doubt, at that
-    T: the likelihood of the rows, times the doubt, is largest. Both on fine grids."""
+    """T: the likelihood of the rows, each with 1 / (n + 1) of its class drawn from the frequencies, is largest. The doubt,
+    at that T: the likelihood of the rows, times the doubt, is largest. Both on fine grids."""
     n, k = len(f), labels.max() + 1
     q, Z = np.bincount(labels) / n, np.stack([-f, f], 1) if f.ndim == 1 else f
     target = (n * np.eye(k)[labels] + q) / (n + 1)

@@ -65,7 +65,7 @@ def test_outputs_that_say_nothing_leave_the_frequencies() -> None:
     T, doubt = calibrate(f, y, torch.ones(4000, dtype=torch.float64), q)
     P = probabilities(f, T, doubt, q)
     assert doubt > 0.95
-    assert_close(P[f.argmax(1) == 0], q.expand(int((f.argmax(1) == 0).sum()), 3), 1e-2)
+    assert_close(P[f.argmax(1) == 0], q.expand(int((f.argmax(1) == 0).sum()), 3), 5e-2)
     assert torch.equal(P.argmax(1), f.argmax(1))
 
 

@@ -49,6 +49,6 @@ def calibrate(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor,
 
 
 def rows(w: Float[Tensor, " r"]) -> float:
-    """How many rows the weights stand for: whole numbers are numbers of copies, others have no unit, and count by their spread."""
+    """How many rows the weights stand for. Whole numbers are numbers of copies; others have no unit, and count by spread."""
     total = w.sum()
     return (total if torch.equal(w, w.round()) else total.square() / w.square().sum()).item()
