@@ -172,7 +172,9 @@ class Experiment:
     @cached_property
     def modules(self) -> dict[str, str]:
         """The modules that its numbers come from, with their digests (`richter.experiments.keys`)."""
-        functions: list[Callable[..., Any]] = [self.work, self.tasks, *(claim.value for claim in self.claims)]
+        return self._modules([self.work, self.tasks, *(claim.value for claim in self.claims)])
+
+    def _modules(self, functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
         files = sorted({Path(f.__code__.co_filename) for f in map(inspect.unwrap, functions) if inspect.isfunction(f)})
         for path in files:
             if not path.is_file():
@@ -187,9 +189,9 @@ class Experiment:
 
     @property
     def task_key(self) -> str:
-        """A finished task with this key is not run again: a digest of its modules, and of all that serves experiments alike, the
-        instrument above all. Only the first is the key of a record."""
-        return f"{self.key} {keys.rest()}"
+        """A finished task with this key is not run again: a digest of the modules that its work comes from, without those of the
+        claims, and of all that serves experiments alike, the instrument above all."""
+        return f"{keys.key(self._modules([self.work, self.tasks]))} {keys.rest()}"
 
     def parsed(self, assignments: Sequence[str]) -> dict[str, Any]:
         """Settings from ``key=value`` texts, by the types of the dataclass."""

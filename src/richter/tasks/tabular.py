@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from richter.core import DataError, SelectionError
 from richter.tasks.images import Split
 from richter.tasks.store import need
+from richter.tasks.web import manifest
 
 Column = pd.Series  # of the words and numbers as they are written
 
@@ -86,6 +87,20 @@ def table_names(kind: str | None = None) -> tuple[str, ...]:
     if kind is not None and kind not in kinds:
         raise SelectionError(f"there are no tables of kind {kind!r}; there are {', '.join(kinds)}.")
     return tuple(name for key, recipes in kinds.items() if kind in (None, key) for name in recipes)
+
+
+def same_tables() -> dict[str, str]:
+    """Tables whose files are the same bytes as those of one named before: its name. Known from the digests of the files, without
+    reading them."""
+    first: dict[str, str] = {}
+    copies = {}
+    for source, recipes in (("keel", CLASSIFICATION), ("regression", REGRESSION)):
+        digests = manifest(source)
+        for name, recipe in recipes.items():
+            original = first.setdefault(digests[recipe.file], name)
+            if original != name:
+                copies[name] = original
+    return copies
 
 
 def tables(name: str, test: float = 0.2, seed: int = 0, *, standardise: bool = True,
