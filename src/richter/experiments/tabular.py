@@ -78,7 +78,10 @@ class Xrfm:
         return [pair for pair in pairs if not self.classify or len(np.unique(y[pair[0]])) == len(np.unique(y))]
 
     def _learn(self, X: Array, y: Array, pairs: list[Rows]) -> Xrfm:
-        self.classes, ids = np.unique(y, return_inverse=True) if self.classify else (None, y)
+        self.classes: Array | None = None
+        ids = y
+        if self.classify:
+            self.classes, ids = np.unique(y, return_inverse=True)
         x = torch.from_numpy(X).float()
         t = torch.from_numpy(ids) if self.classify else torch.from_numpy(y).float()[:, None]
         self.models = []

@@ -196,27 +196,30 @@ def replay(whole: Problem, choices: Sequence[Choice], variant: Variant, memory: 
 
 
 def cross_fitted(data: Problem, choices: Sequence[Choice], variant: Variant) -> Judged:
-    """The same choices in folds, each with a metric of its own: outputs, targets and weights of the rows of the others. A fold
-    whose metric ends early, because its function is flat or its system singular, is judged by what it had before."""
-    search, update = variant
+    """The same choices in folds, each with a metric of its own: outputs, targets and weights of the rows of the others."""
     count = min(usual_folds(len(data)), len(data))
     fold = data.folds(count)
-    parts: list[Judged] = []
-    for k in range(count):
-        view = View(data.take(fold != k), held_out=data.take(fold == k).judged())
-        judged: Judged | None = None
+    views = (View(data.take(fold != k), held_out=data.take(fold == k).judged()) for k in range(count))
+    f, y, w = (torch.cat(part) for part in zip(*(followed(view, choices, variant) for view in views), strict=True))
+    return f, y, w
+
+
+def followed(view: View, choices: Sequence[Choice], variant: Variant) -> Judged:
+    """What a view judges after these choices; or before one for which its function is flat or its system singular."""
+    search, update = variant
+    judged: Judged | None = None
+    for i, c in enumerate(choices):
         try:
-            for i, c in enumerate(choices):
-                solution = view.solve(c.kernel, c.ridge, search.intercept, search.solver)
-                judged = view.judge(c.kernel, solution)
-                if i + 1 < len(choices):
-                    view.advance(update, c.kernel, solution.A)
+            solution = view.solve(c.kernel, c.ridge, search.intercept, search.solver)
+            judged = view.judge(c.kernel, solution)
+            if i + 1 < len(choices):
+                view.advance(update, c.kernel, solution.A)
         except (Flat, SingularKernelError):
             if judged is None:
                 raise
-        parts.append(judged)
-    f, y, w = (torch.cat(part) for part in zip(*parts, strict=True))
-    return f, y, w
+            break
+    assert judged is not None
+    return judged
 
 
 def pair_bytes(kernels: Sequence[Kernel], folds: int = 1) -> int:
