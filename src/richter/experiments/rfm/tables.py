@@ -76,7 +76,7 @@ def draw(results: Results) -> Figure:
 
     @styled
     def drawn() -> Figure:
-        figure, axes = panels(4, across=2)
+        figure, axes = panels(4, across=2, height=3.3)
         scores = by_table(results)
         rank = ranks(results, tuple(scores))
         methods = sorted(scores, key=lambda m: rank[m])
@@ -137,24 +137,39 @@ TOLD = Control("FACT-RFM is given shuffled labels", {"spoiled": ("fact",)})
 PLAIN = Control("kernel ridge regression in RFM's place", {"plain": True})
 SHARP = Control("a temperature ten times as high, and no doubt", {"sharp": True})
 GOAL = "set before the tables were run"
-ABOVE = float(np.nextafter(0, 1))  # more than 0
+ABOVE = 1e-6  # kernel ridge regression in RFM's place is exactly on a par with itself
+FEW = {"smoke": "eight tables of 84 to 392 distinct rows are too few to show it"}
+FACT = ("outside by 0.0016, with a standard error of 0.0019 over tables; the other half of the tables says the same, -0.0047 "
+        "(0.0049), also with FACT's power 1/2 (-0.006) and the geometric rule (-0.005). On 300 rows the folds choose 1.4 "
+        "iterations of FACT's metric and 2.1 of AGOP's. The paper's +0.0012 is on other sets")
+WAS = {"xrfm": "p = 4e-11 (1.6e-8, tuned) on 76 tables, when xrfm gave a fifth of the rows away and its grid was smaller",
+       "boosting": "p = 8e-7 on 76 tables, in no record, when boosting tuned the learning rate only",
+       "forest": "p = 2e-5 on 76 tables, in no record, when copies of rows and of a table were in several folds"}
+DATA = ("an own benchmark, not the paper's 120 sets: 21 of KEEL's tables and 17 of regression that no default was chosen on; at "
+        "most 600 rows of each, two outer folds, and a second of the processor to search for each method and fold, in which "
+        "forests and networks try two or three settings. The record before had 76 tables, up to 7,500 rows and three folds")
+TRIED = ("76 tables, three folds, up to 7,500 rows; xrfm was fitted to four fifths of the rows, boosting tuned in its learning "
+         "rate only, the number of folds inside RFM chosen on tables of the same list")
 EXPERIMENT = Experiment(
     name="rfm_tables", ref=Ref("rfm", "tabular benchmark"), title="RFM and FACT-RFM on tables, against what people use",
-    smoke=Settings(sets=SMALL, budget=0.2), paper=Settings(), tasks=tasks, work=work, data=("keel", "regression"),
-    figures={"rfm_tables": draw}, start={"sets": ("iris",), "methods": ("rfm",)},
-    reduced="the four smallest tables of each kind, of at least 150 rows, of the part that choices are made on; 0.2 s to search",
+    smoke=Settings(sets=SMALL, budget=0.4), paper=Settings(), tasks=tasks, work=work, data=("keel", "regression"),
+    figures={"rfm_tables": draw}, start={"sets": ("iris",), "methods": ("rfm",)}, missing={"tabular benchmark": DATA},
+    tried=TRIED,
+    reduced="the four smallest tables of each kind, of at least 150 rows, of the part that choices are made on; 0.4 s to search",
     claims=(
         Claim("mean rank of RFM, as it comes, ahead of the best of the others and of kernel ridge regression",
-              lambda r: lead(r, "rfm"), Interval(low=ABOVE), (PLAIN, SPOILED), source=GOAL),
+              lambda r: lead(r, "rfm"), Interval(low=ABOVE), (PLAIN, SPOILED), source=GOAL,
+              was="1.375, ahead of the best but for kernel ridge regression, which itself was ahead of the others"),
         Claim("p of the signed-rank test: RFM no better than kernel ridge regression", lambda r: doubt(r, "rfm", "ridge"),
-              Interval(high=0.05), (PLAIN, SPOILED), paper="85.10 % against 83.71 % on average", source=GOAL),
-        *(Claim(f"p of the signed-rank test: RFM no better than {other}", beats(other),
-                Interval(high=0.05), SPOILED, source=GOAL) for other in OTHERS),
+              Interval(high=0.05), (PLAIN, SPOILED), paper="85.10 % against 83.71 % on average", source=GOAL, differs=FEW),
+        *(Claim(f"p of the signed-rank test: RFM no better than {other}", beats(other), Interval(high=0.05), SPOILED, source=GOAL,
+                differs=FEW if other in ("xrfm", "lightgbm") else "", was=WAS.get(other, "")) for other in OTHERS),
         Claim("accuracy of FACT-RFM less that of RFM", lambda r: gap(r, True), Interval(-0.003, 0.003), TOLD,
-              paper="85.22 % and 85.10 % on 120 sets", source=GOAL),
-        Claim("R2 of FACT-RFM less that of RFM", lambda r: gap(r, False), Interval(low=-0.003), TOLD, source=GOAL),
-        Claim("tables on which RFM is better than kernel ridge regression", gain, Interval(low=float(np.nextafter(0.5, 1))),
-              (PLAIN, SPOILED), paper="85.10 % against 83.71 % on average", source="the paper's order"),
+              paper="85.22 % and 85.10 % on 120 sets", source=GOAL, differs={**FEW, "paper": FACT},
+              was="-0.0027 on 43 tables, in the bar; the paper's +0.0012 was not"),
+        Claim("R2 of FACT-RFM less that of RFM", lambda r: gap(r, False), Interval(low=-0.003), TOLD, source=GOAL, differs=FEW),
+        Claim("tables on which RFM is better than kernel ridge regression", gain, Interval(low=0.5 + ABOVE), (PLAIN, SPOILED),
+              paper="85.10 % against 83.71 % on average", source="the paper's order", was="at least 0.5, which a tie is too"),
         Claim("log loss of the class frequencies less that of RFM's probabilities, the least over tables", surplus,
               Interval(low=0.0), SHARP, source="a probability is no use where it is worse than the frequencies"),
     ))
