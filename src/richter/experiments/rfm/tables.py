@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata, wilcoxon
 
 from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
 from richter.experiments.tabular import Settings, tasks, work
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ PLAIN = Control("kernel ridge regression in RFM's place", {"plain": True})
 SHARP = Control("a temperature ten times as high, and no doubt", {"sharp": True})
 GOAL = "set before the tables were run"
 ABOVE = 1e-6  # kernel ridge regression in RFM's place is exactly on a par with itself
-FEW = {"smoke": "eight tables of 84 to 392 distinct rows are too few to show it"}
+FEW: dict[Scale, str] = {"smoke": "eight tables of 84 to 392 distinct rows are too few to show it"}
 FACT = ("outside by 0.0016, with a standard error of 0.0019 over tables; the other half of the tables says the same, -0.0047 "
         "(0.0049), also with FACT's power 1/2 (-0.006) and the geometric rule (-0.005). On 300 rows the folds choose 1.4 "
         "iterations of FACT's metric and 2.1 of AGOP's. The paper's +0.0012 is on other sets")
