@@ -23,13 +23,15 @@ from numpy.typing import ArrayLike
 
 from richter.report.axes import decade_ticks, key, step_text
 from richter.report.axes import grid_of_panels as panels
-from richter.report.looks import COLOURS, Look, styled
+from richter.report.images import matrix_panel
+from richter.report.looks import COLOURS, Look, depth_looks, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "Look", "band", "caption", "faults", "key", "label", "line", "panels", "points", "styled"]
+__all__ = ["COLOURS", "Look", "band", "caption", "depth_looks", "faults", "key", "label", "line", "matrix_panel", "panels",
+           "points", "styled"]
 
 CAPTION = "caption"  # the mark of its text, by which it is known
 

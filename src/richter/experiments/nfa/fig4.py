@@ -17,8 +17,7 @@ from richter.core.cosine import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.training import Curves, descend, error, linears, scaled
 from richter.instrument.probe import Probe
-from richter.report.drawing import COLOURS, band, caption, label, panels, styled
-from richter.report.images import matrix_panel
+from richter.report.drawing import COLOURS, band, caption, label, matrix_panel, panels, styled
 from richter.runs import Writer
 from richter.tasks import chain_monomial
 

@@ -149,7 +149,8 @@ DATA = ("an own benchmark, not the paper's 120 sets: 21 of KEEL's tables and 17 
         "most 600 rows of each, two outer folds, and a second of the processor to search for each method and fold, in which "
         "forests and networks try two or three settings. The record before had 76 tables, up to 7,500 rows and three folds")
 TRIED = ("76 tables, three folds, up to 7,500 rows; xrfm was fitted to four fifths of the rows, boosting tuned in its learning "
-         "rate only, the number of folds inside RFM chosen on tables of the same list")
+         "rate only, the number of folds inside RFM chosen on tables of the same list. Smoke with 0.2 s to search: RFM behind "
+         "the best of the others by 0.56 of a rank, and p = 0.039 against LightGBM; with 0.4 s, ahead by 0.125, and p = 0.148")
 EXPERIMENT = Experiment(
     name="rfm_tables", ref=Ref("rfm", "tabular benchmark"), title="RFM and FACT-RFM on tables, against what people use",
     smoke=Settings(sets=SMALL, budget=0.4), paper=Settings(), tasks=tasks, work=work, data=("keel", "regression"),
@@ -162,7 +163,8 @@ EXPERIMENT = Experiment(
               was="1.375, ahead of the best but for kernel ridge regression, which itself was ahead of the others"),
         Claim("p of the signed-rank test: RFM no better than kernel ridge regression", lambda r: doubt(r, "rfm", "ridge"),
               Interval(high=0.05), (PLAIN, SPOILED), paper="85.10 % against 83.71 % on average", source=GOAL, differs=FEW),
-        *(Claim(f"p of the signed-rank test: RFM no better than {other}", beats(other), Interval(high=0.05), SPOILED, source=GOAL,
+        *(Claim(f"p of the signed-rank test: RFM no better than {other} (kernel ridge regression passes most of these too)",
+                beats(other), Interval(high=0.05), SPOILED, source=GOAL,
                 differs=FEW if other in ("xrfm", "lightgbm") else "", was=WAS.get(other, "")) for other in OTHERS),
         Claim("accuracy of FACT-RFM less that of RFM", lambda r: gap(r, True), Interval(-0.003, 0.003), TOLD,
               paper="85.22 % and 85.10 % on 120 sets", source=GOAL, differs={**FEW, "paper": FACT},

@@ -18,8 +18,7 @@ from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.instrument.observe import Observer
 from richter.instrument.probe import Probe
 from richter.models import mlp
-from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
-from richter.report.looks import depth_looks
+from richter.report.drawing import COLOURS, band, caption, depth_looks, label, line, panels, styled
 from richter.runs import Writer
 from richter.tasks import fashion_mnist
 
