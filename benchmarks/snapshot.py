@@ -18,7 +18,10 @@ from richter.instrument.cotangents import random_outputs
 from richter.models import GPT, mlp, vgg11
 
 KERNEL_EXAMPLES = 64
-WHAT = {"the default set": None, "nfc, cnfc, c_uc_ratio": ["nfc", "cnfc", "c_uc_ratio"], "weight_change": ["weight_change"],
+WHAT = {"the default set": None, "what is cheap alone": list(richter.measures.MOVEMENT),
+        "linearisation_gap": ["linearisation_gap"], "feature_change_cka": ["feature_change_cka"],
+        "function_change": ["function_change"],
+        "nfc, cnfc, c_uc_ratio": ["nfc", "cnfc", "c_uc_ratio"], "weight_change": ["weight_change"],
         "tangent_alignment": ["tangent_alignment"], "tangent_cka": ["tangent_cka"],
         "tangent_cka, _stable_rank, _correlation": ["tangent_cka", "tangent_stable_rank", "tangent_correlation"]}
 

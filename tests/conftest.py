@@ -6,6 +6,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -56,7 +57,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An Observer's measuring is replaced by counting: the steps at which it would have measured."""
     steps: list[int] = []
 
-    def take(self: Measurement, step: int, matrices: int) -> richter.Snapshot:
+    def take(self: Measurement, step: int, matrices: int, only: Any = None) -> richter.Snapshot:
         steps.append(step)
         return richter.Snapshot((Row(step, "*", "nfc", 0.5),), step, seconds=0.001)
 

@@ -197,12 +197,12 @@ def test_failed_attempts_count_as_spent(monkeypatch: pytest.MonkeyPatch) -> None
     class Clock:
         perf_counter = staticmethod(lambda: now[0])
 
-    def take(self: Measurement, step: int, matrices: int) -> richter.Snapshot:
+    def take(self: Measurement, step: int, matrices: int, only: Any = None) -> richter.Snapshot:
         now[0] += 1.0
         tried.append(step)
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    watch = richter.Observer(mlp(), probe(), when=1, budget=0.1)
+    watch = richter.Observer(mlp(), probe(), when=1, budget=0.1, measures=FEW)
     monkeypatch.setattr(Measurement, "take", take)
     monkeypatch.setattr(richter.instrument.observe, "time", Clock)
     with quietly() as caught:
@@ -521,12 +521,12 @@ def test_threads_share_an_observer(tmp_path: Path, on_disk: bool) -> None:
     watch = richter.Observer(mlp(), probe(), when=10, budget=None, measures=FEW, run=tmp_path if on_disk else None)
     take = watch.measurement.take
 
-    def counted(step: int, matrices: int) -> richter.Snapshot:
+    def counted(step: int, matrices: int, only: Any = None) -> richter.Snapshot:
         nonlocal measuring, most
         measuring += 1
         most = max(most, measuring)
         try:
-            return take(step, matrices)
+            return take(step, matrices, only)
         finally:
             measuring -= 1
 
@@ -563,10 +563,10 @@ def test_scalars_do_not_wait_for_a_measurement() -> None:
     watch(0)
     take, inside, go_on = watch.measurement.take, threading.Event(), threading.Event()
 
-    def slow(step: int, matrices: int) -> richter.Snapshot:
+    def slow(step: int, matrices: int, only: Any = None) -> richter.Snapshot:
         inside.set()
         assert go_on.wait(60)
-        return take(step, matrices)
+        return take(step, matrices, only)
 
     watch.measurement.take = slow  # type: ignore[method-assign]
     other = threading.Thread(target=watch, args=(1,))

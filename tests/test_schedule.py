@@ -77,15 +77,17 @@ class Clock:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float = 1.0, cost: float = 1.0,
-            steps: int = 400, when: Any = 1) -> tuple[richter.Observer, Clock]:
-    """Training steps of one second, measurements of `cost` seconds (the first one of `first`), due at every step."""
+            steps: int = 400, when: Any = 1, measures: Any = ("nfc",), brief: float = 0.0) -> tuple[richter.Observer, Clock]:
+    """Training steps of one second, measurements of `cost` seconds (the first one of `first`, of what is cheap alone `brief`),
+    due at every step."""
     clock = Clock()
-    watch = richter.Observer(mlp(), probe(), when=when, budget=budget)
+    watch = richter.Observer(mlp(), probe(), when=when, budget=budget, measures=measures)
 
-    def take(self: Any, step: int, matrices: int) -> richter.Snapshot:
-        seconds = cost if watch.snapshots else first
+    def take(self: Any, step: int, matrices: int, only: Any = None) -> richter.Snapshot:
+        assert only in (None, richter.measures.MOVEMENT[3:4] + richter.measures.MOVEMENT[:3] + richter.measures.MOVEMENT[4:])
+        seconds = brief if only else cost if watch.snapshots else first
         clock.now += seconds
-        return richter.Snapshot((), step, seconds=seconds)
+        return richter.Snapshot((), step, {"what": "brief" if only else "whole"}, seconds)
 
     with monkeypatch.context() as patch:
         patch.setattr(richter.instrument.measurement.Measurement, "take", take)
@@ -116,6 +118,51 @@ def test_a_tiny_budget_leaves_the_first_measurement_only(monkeypatch: pytest.Mon
     watch, _ = watched(monkeypatch, 1e-6)
     assert [s.step for s in watch.snapshots] == [0]
     assert watch.put_off == list(range(1, 400))
+
+
+def kinds(watch: richter.Observer) -> list[str]:
+    return [s.notes["what"] for s in watch.snapshots]
+
+
+def test_what_is_cheap_is_put_off_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that does not pay for a whole measurement pays for what a verdict rests on."""
+    watch, _ = watched(monkeypatch, 0.05, cost=100.0, first=100.0, brief=0.5, measures=None)
+    assert kinds(watch)[0] == "whole"
+    assert set(kinds(watch)[1:]) == {"brief"}
+    assert 15 <= len(watch.snapshots) <= 22  # half of the budget of 400 seconds
+    assert sorted([*watch.put_off, *(s.step for s in watch.snapshots)]) == list(range(400))
+
+
+def test_what_is_cheap_leaves_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, clock = watched(monkeypatch, 0.1, cost=5.0, first=5.0, brief=0.2, measures=None, steps=1000)
+    assert kinds(watch).count("whole") > 5
+    assert kinds(watch).count("brief") > 50
+    spent, elapsed = sum(s.seconds for s in watch.snapshots[1:]), clock.now - 101.0 - 5.0
+    assert spent / elapsed <= 0.1
+    assert (spent + 5) / (elapsed + 5) <= 0.1  # there is room for one more, of now()
+
+
+def test_a_step_with_what_is_cheap_is_measured_whole_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = watched(monkeypatch, 0.1, first=10.0, brief=0.1, when=[50, 300], steps=350, cost=4.0, measures=None)
+    assert [(s.step, s.notes["what"]) for s in watch.snapshots][:2] == [(0, "whole"), (50, "whole")]
+    watch, _ = watched(monkeypatch, 0.1, first=50.0, brief=0.1, when=[100, 1300], steps=1350, cost=4.0, measures=None)
+    steps = [(s.step, s.notes["what"]) for s in watch.snapshots]
+    assert steps[:2] == [(0, "whole"), (100, "brief")]
+    assert steps[2][1] == "whole"
+    assert 100 < steps[2][0] < 250
+    assert watch.put_off == []
+
+
+def test_curves_skip_what_was_not_measured() -> None:
+    model = mlp()
+    watch = richter.Observer(model, probe(), when=1, budget=None)
+    watch(0)
+    rows = watch.measurement.take(1, 0, ("output_rms",))
+    watch.snapshots = [*watch.snapshots, rows]
+    assert {r.measure for r in rows.rows} == {"output_rms"}
+    assert watch.curve("nfc", "0")[0] == [0]
+    assert watch.curve("output_rms")[0] == [0, 1]
+    assert watch.curve("output_rms")[1][0] == watch.curve("output_rms")[1][1]
 
 
 def test_a_slow_start_is_not_held_against_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

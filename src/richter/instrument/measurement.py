@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ class Measurement:
                  output: Output | None = None, mode: str = "eval", seed: int = 0, errors: bool = True) -> None:
         self.model, self.measures, self.cotangents = unwrap(model), resolve(measures), as_cotangents(cotangents)
         self.mode, self.seed = mode, seed
-        self.plan: Plan | None = None
+        self.plans: dict[tuple[str, ...], Plan] = {}  # by the measures that are taken together
         if not isinstance(probe, Probe):
             raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
         chosen = [layers] if isinstance(layers, str) else layers
@@ -42,36 +42,37 @@ class Measurement:
         self.initial = None if initial is None else check_initial(self.model, initial)
         self.subject = Subject(self.model, probe, self.initial, chosen, parse_bytes(memory), output, errors)
 
-    def take(self, step: int | None = None, matrices: int = 0) -> Snapshot:
-        """Measure the model as it is now. It is left exactly as it was."""
+    def take(self, step: int | None = None, matrices: int = 0, only: Collection[str] | None = None) -> Snapshot:
+        """Measure the model as it is now. It is left exactly as it was. ``only``: names of some of the measures."""
         begun = time.perf_counter()
         check_weights(self.model)
         if self.subject.initial is not None:
             check_initial(self.model, self.subject.initial)
         with quiet(self.model, self.mode, self.seed):
             if self.subject.renew():
-                self.plan = None
-            work, rows = self._evaluated(step, matrices)
+                self.plans.clear()
+            work, rows = self._evaluated(step, matrices, [m for m in self.measures if only is None or m.name in only])
             labels = None if self.subject.objective is None else self.subject.objective.labels
         seconds = time.perf_counter() - begun
         return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
                         work.arrays, labels)
 
-    def _evaluated(self, step: int | None, matrices: int) -> tuple[Evaluation, list[Row]]:
+    def _evaluated(self, step: int | None, matrices: int, measures: Sequence[Measure]) -> tuple[Evaluation, list[Row]]:
         """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the
         range of single precision is computed in double."""
         for left in range(MOST_DOUBTS, -1, -1):
             try:
-                if self.plan is None:
-                    self.plan = plan(self.subject, self.measures, self.cotangents)
-                work = Evaluation(self.subject, self.plan, step, matrices)
+                names = tuple(m.name for m in measures)
+                if names not in self.plans:
+                    self.plans[names] = plan(self.subject, measures, self.cotangents)
+                work = Evaluation(self.subject, self.plans[names], step, matrices)
                 return work, work.rows()
             except Doubt as doubt:
                 if not left:
                     raise
-                self.plan = None
+                self.plans.clear()
                 self.subject.amend(doubt)
             except OutOfRange:
-                self.plan = None
+                self.plans.clear()
                 self.subject.widen()
         raise AssertionError("the last doubt is raised")

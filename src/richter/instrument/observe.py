@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from richter.instrument.opening import open_run
 from richter.instrument.probe import Probe
 from richter.instrument.schedule import When, schedule
 from richter.instrument.snapshot import Snapshot
+from richter.measures import MOVEMENT
 from richter.measures.measure import Measure
 from richter.runs import Series, Writer
 
@@ -61,10 +62,11 @@ class Observer:
 
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``,
     ``richter.epochs(loader)``); the first call always measures. ``budget``: the share of wall time that measuring may
-    take after the first measurement; a step that is due and has no budget is put off until there is some, and the room of
-    one measurement is kept for the end. ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the end of
-    ``with Observer(...) as watch``, if the last step that was seen has not been measured (and not when memory or the device gave
-    out): a verdict is of the network as training left it. None: no limit.
+    take after the first measurement; of a step that is due and has no budget for everything, what is cheap is measured alone
+    (``richter.measures.MOVEMENT``, on which a verdict rests), and without budget for that it is put off until there is some.
+    The room of one measurement is kept for the end. ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the
+    end of ``with Observer(...) as watch``, if the last step that was seen has not been measured (and not when memory or the
+    device gave out): a verdict is of the network as training left it. None: no limit.
     ``watch.share`` is the share that was taken. (Scalars are the user's own logging and come on top: some 50 microseconds a call
     with a run, so that none is lost.)
 
@@ -109,11 +111,16 @@ class Observer:
         self._measuring = threading.Lock()
         self._at: tuple[int, int] | None = None  # the thread that measures, and the step
         self._called = self._tried = False
-        self._owed = False
+        names = [m.name for m in self.measures]
+        self._cheap = tuple(m for m in names if m in MOVEMENT) if set(names) - {*MOVEMENT} else ()  # what is put off last
+        self._owed = False  # everything, of a step that was due
+        self._missed = False  # a step that was due has nothing at all
         self._begun: float | None = None
         self._spent = 0.0
         self._first: float | None = None  # seconds of this process's first measurement; a resumed run has earlier ones
         self._last: float | None = None  # of the last, if it is another
+        self._brief: float | None = None  # of the last of what is cheap alone
+        self._on_cheap = 0.0  # of all of these
         self._drawn: int | None = None  # the last step whose matrices were kept
         self._seen: int | None = None  # the last step of a call
         self._last_try: int | None = None  # the last step at which it was measured, or failed to be
@@ -159,7 +166,7 @@ class Observer:
         with self._guard:
             if (waiting or self.when(step)) and self._at is not None and self._at[1] != step:
                 self.put_off.append(step)
-                self._owed = True
+                self._owed = self._missed = True
         return False
 
     def _leave(self) -> None:
@@ -191,10 +198,12 @@ class Observer:
         first = not self._tried
         try:
             with self._guard:
-                due = matrices is not None or self._is_due(step)
+                only = None if matrices is not None else self._due(step)
+                due = only is None or bool(only)
                 self._tried = True
                 self._last_try = step if due else self._last_try
-            return self._measured(step, self._draws(step) if matrices is None else matrices, first) if due else None
+            matrices = (0 if only else self._draws(step)) if matrices is None else matrices
+            return self._measured(step, matrices, first, only) if due else None
         except Exception as why:
             self._tolerated(step, "not measured", why, first)
         return None
@@ -203,25 +212,25 @@ class Observer:
         """Matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured."""
         return self.matrices if self._drawn is None or step >= 1.1 * self._drawn or step < self._drawn else 0
 
-    def _measured(self, step: int, matrices: int, first: bool) -> Snapshot:
+    def _measured(self, step: int, matrices: int, first: bool, only: Collection[str] | None = None) -> Snapshot:
         if self.writer is not None and self.writer.closed:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         start = time.perf_counter()
         self._begun = start if self._begun is None else self._begun
-        self._owed = done = False
+        self._owed, self._missed, done = only is not None, False, False
         try:
-            snap = self.measurement.take(step, matrices)
+            snap = self.measurement.take(step, matrices, only)
             with self._guard:
                 snap = self._kept(snap, matrices, first)
             done = True
         finally:
-            self._pay(time.perf_counter() - start, done)  # with writing it down
+            self._pay(time.perf_counter() - start, done, only is not None)  # with writing it down
         return snap
 
     def _kept(self, snap: Snapshot, matrices: int, first: bool) -> Snapshot:
         """In memory, and in the run, which also has its matrices, and what the next snapshot wants to know of this one."""
         subject = self.measurement.subject
-        subject.previous = subject.carried
+        subject.previous = {**subject.previous, **subject.carried}  # not all is measured every time
         state = {key: value.cpu().contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
                  for key, value in subject.carried.items() if isinstance(value, (Tensor, float, int))}
         try:
@@ -234,11 +243,14 @@ class Observer:
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
 
-    def _pay(self, seconds: float, done: bool) -> None:
+    def _pay(self, seconds: float, done: bool, brief: bool) -> None:
         """The first measurement is not optional; a failed one is paid for, and the next is expected to take as long."""
         with self._guard:
             self._spent += seconds
-            if not done:
+            if brief:
+                self._on_cheap += seconds
+                self._brief = seconds if done else max(seconds, self._brief or 0.0)
+            elif not done:
                 self._last = max(seconds, self._expected)
             elif self._first is None:
                 self._first = seconds
@@ -250,23 +262,30 @@ class Observer:
         """Seconds of the next measurement: as the last one, or a guess until there is a second."""
         return (self._first or 0.0) / 5 if self._last is None else self._last
 
-    def _is_due(self, step: int) -> bool:
-        """By the schedule and within the budget; a step that is due and has no budget is put off."""
+    def _due(self, step: int) -> tuple[str, ...] | None:
+        """What is measured now, by the schedule and within the budget: everything (None), what is cheap alone if there is no
+        budget for more, or nothing: the step is put off. What is cheap alone takes half of the budget at most, and once there is
+        room for more, leaves that of one whole measurement."""
         due = self.when(step)
         if not self._tried:
-            return True
+            return None
         if not (due or self._owed):
-            return False
+            return ()
         if self.budget is None or self._begun is None:
-            return True
+            return None
         first, expected = self._first or 0.0, self._expected
-        elapsed = time.perf_counter() - self._begun
-        if self._spent - first + 2 * expected <= self.budget * (elapsed - first + expected):  # one in reserve, for now()
-            return True
+        brief = expected / 5 if self._brief is None else self._brief
+        spent, elapsed = self._spent - first, time.perf_counter() - self._begun - first
+        if spent + 2 * expected <= self.budget * (elapsed + expected):  # one in reserve, for now()
+            return None
+        room = self.budget * (elapsed + brief)
+        if self._cheap and (due or self._missed) and self._on_cheap + brief <= room / 2 and (
+                self._last is None or spent + brief + expected <= room):
+            return self._cheap
         if due:
             self.put_off.append(step)
-        self._owed = True
-        return False
+        self._owed, self._missed = True, self._missed or due
+        return ()
 
     @property
     def share(self) -> float:
@@ -316,8 +335,9 @@ class Observer:
         return max((int(s) for s in steps if s is not None), default=None)
 
     def curve(self, name: str, layer: str = WHOLE) -> tuple[list[int], list[float]]:
-        """Steps and values of one measure of one layer."""
-        return [s.step or 0 for s in self.snapshots], [s.value(name, layer) for s in self.snapshots]
+        """Steps and values of one measure of one layer, wherever it was measured."""
+        having = [s for s in self.snapshots if name in s.measures] or self.snapshots
+        return [s.step or 0 for s in having], [s.value(name, layer) for s in having]
 
     def close(self) -> None:
         """Measure, if the last step that was seen has not been; then finish the run on disk, if it is the Observer's own. The

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BLOCK = 64  # examples whose statistics a norm uses
 IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do to them where it is said to have no effect
 IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect
-FEW = 16  # examples on which a way is tried, and effects of scales are seen
+FEW, FEWEST = 16, 4  # examples on which a way is tried, and effects of scales are seen: one in 16
 FAR_FROM_IDLE = 0.03  # of the same: if every layer's scale does so much, no norm follows a layer, and nobody looks again
 COTANGENTS = 3  # random ones, from which the effect of a layer's scale is seen
 
@@ -125,8 +125,8 @@ class Journey:
     def few(self) -> Any:
         """Some examples from all over the probe."""
         n = self.subject.probe.n
-        return self.examples(slice(None)) if n <= FEW else to_device(
-            select(self.subject.x, torch.linspace(0, n - 1, FEW).long()), self.subject.device)
+        rows = torch.linspace(0, n - 1, min(n, max(FEWEST, min(FEW, n // 16)))).long()
+        return to_device(select(self.subject.x, rows), self.subject.device)
 
     def _layers(self) -> dict[str, str]:
         """Weight matrices, and their biases, if they have one."""
