@@ -500,10 +500,11 @@ def test_a_product_that_disagrees_with_the_backward_pass_is_not_used(monkeypatch
 # ------------------------------------------------------------------------------------------------------- precision, errors
 
 
-def test_a_gap_below_the_rounding_is_a_bound() -> None:
+@pytest.mark.parametrize(("widths", "size"), [((6, 64, 3), 1e-5), ((6, 256, 256, 256, 3), 1e-6), ((6, 2048, 3), 1e-6)])
+def test_a_gap_below_the_rounding_is_a_bound(widths: tuple[int, ...], size: float) -> None:
     x, y = data(80, dtype=torch.float32)
-    model = plain(6, 64, 3, dtype=torch.float32)
-    then = nudged(model, 1e-5)
+    model = plain(*widths, dtype=torch.float32)
+    then = nudged(model, size)
     row = richter.measure(model, richter.Probe(x, y), [GAP], initial=then).row(GAP)
     assert row.mark is Mark.BOUND
     assert "rounding (float32)" in row.note
