@@ -201,7 +201,7 @@ class Observer:
                 only = None if matrices is not None else self._due(step)
                 due = only is None or bool(only)
                 self._tried = True
-                self._last_try = step if due else self._last_try
+                self._last_try = step if only is None else self._last_try  # the end measures what was put off
             matrices = (0 if only else self._draws(step)) if matrices is None else matrices
             return self._measured(step, matrices, first, only) if due else None
         except Exception as why:
