@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -74,13 +75,16 @@ class Snapshot:
         return pd.DataFrame(columns, index=pd.Index(layers, name="layer"))
 
     def __str__(self) -> str:
-        """A table for a terminal: value and, in brackets, the error in the last digits."""
-        measures, layers = self.measures, [k for k in self.layers if k != WHOLE] + [WHOLE]
+        """A table for a terminal: value and, in brackets, the error in the last digits; below, what only the whole model has."""
         cells = {(r.layer, r.measure): r for r in self.rows}
+        layers = [k for k in self.layers if k != WHOLE] + [WHOLE]
+        measures = [m for m in self.measures if any((k, m) in cells for k in layers[:-1])]
         body = [["layer", *measures]] + [
             [k, *(shown(cells.get((k, m))) for m in measures)] for k in layers if any((k, m) in cells for m in measures)]
-        remarks = [f"{k}: {text}" for k, text in self.notes.items()]
-        return "\n".join([table(body, right=range(1, len(measures) + 1)), *remarks])
+        whole = [f"{m} {shown(cells[WHOLE, m])}" for m in self.measures if m not in measures and shown(cells[WHOLE, m])]
+        lines = [table(body, right=range(1, len(measures) + 1))] if measures else []
+        lines += textwrap.wrap(f"whole model: {', '.join(whole)}", 130, break_on_hyphens=False) if whole else []
+        return "\n".join([*lines, *(f"{k}: {text}" for k, text in self.notes.items())])
 
     def _repr_html_(self) -> str:
         return self.frame[self.measures].to_html(float_format=lambda v: f"{v:.3f}", na_rep="", escape=True)

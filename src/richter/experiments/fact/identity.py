@@ -18,6 +18,7 @@ from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.training import Curves, linears
 from richter.instrument.probe import Probe
 from richter.models import mlp
+from richter.report.drawing import caption
 from richter.runs import Writer
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ def draw(results: Results) -> Figure:
         right.semilogy(np.tile(layers, len(results)), at(results, "fact_error", step).ravel(), "o", color=COLOURS[k], label=label)
     right.set(xlabel="layer", ylabel="$|W^T W -$ FACT$| / |W^T W|$", xticks=layers)
     right.legend(frameon=False)
+    caption(figure, "At a minimum W^T W is FACT up to what is left of the gradient, in every layer; AGOP and its root only "
+                    "resemble it.")
     return figure
 
 
