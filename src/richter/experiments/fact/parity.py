@@ -126,8 +126,8 @@ def draw(results: Results) -> Figure:
     for column, d in enumerate(sweeps, len(columns)):
         _sweep(axes[0, column], results, d, s.sweep if d == D else s.large)
         _diagonals(axes[1, column], results, d)
-    caption(figure, "Within a few iterations the metric goes to the coordinates of the parity, and accuracy to 1; without a metric "
-                    "it stays at chance.")
+    caption(figure, "Within a few iterations the metric goes to the coordinates of the parity, and accuracy to 1; without a "
+                    "metric it stays at chance.")
     return figure
 
 
