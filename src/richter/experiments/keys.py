@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
 JUDGING = {f"experiments/{name}.py" for name in ("html", "keys", "ledger", "page", "seeds", "staleness")}
 FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/running.py", *JUDGING}  # serve all experiments alike
-SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", "instrument/verdict.py", *JUDGING}  # no result is theirs
+SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", *JUDGING}  # no result is theirs
 
 
 def modules(files: Iterable[Path], root: Path = ROOT) -> dict[str, str]:
