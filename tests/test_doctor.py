@@ -145,9 +145,9 @@ def results(rule: str = "verdict", number: str = "magnitude") -> Results:
 
 
 def test_a_verdict_is_right_with_its_word_and_its_remark() -> None:
-    assert judging.most_wrong(results(), ("MLP",)) == 1  # of three: one without its remark, one wrong
-    assert judging.most_wrong(results("constant"), ("MLP",)) == 3  # of rivals no remark is asked
-    assert np.isnan(judging.most_wrong(results(), ("GPT",)))
+    assert judging.fewest_right(results(), "MLP") == 1  # of three: one without its remark, one wrong
+    assert judging.fewest_right(results("constant"), "MLP") == 3  # of rivals no remark is asked
+    assert np.isnan(judging.fewest_right(results(), "GPT"))
 
 
 def test_the_magnitude_is_monotone_and_a_score_is_not() -> None:

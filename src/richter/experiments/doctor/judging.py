@@ -68,21 +68,13 @@ def judged(r: Results, network: str = "") -> Iterator[tuple[Any, Mapping[str, An
     return ((t, arrays) for t, arrays in r if not t.scale and network in ("", t.network))
 
 
-def most_wrong(r: Results, networks: Sequence[str]) -> float:
+def fewest_right(r: Results, *networks: str) -> float:
     """The smallest number of trainings that the rule of the settings judges rightly, over networks and seeds."""
     counts: dict[tuple[str, int], int] = {}
     for t, arrays in judged(r):
         if t.network in networks:
             counts[t.network, t.seed] = counts.get((t.network, t.seed), 0) + is_right(arrays, r.settings.rule)
     return float(min(counts.values())) if counts else math.nan
-
-
-def right_of_mlp(r: Results) -> float:
-    return most_wrong(r, ("MLP",))
-
-
-def right_of_others(r: Results) -> float:
-    return most_wrong(r, ("CNN", "GPT"))
 
 
 def monotone(r: Results) -> float:
