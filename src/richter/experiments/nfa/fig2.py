@@ -174,8 +174,8 @@ def draw_layers(results: Results) -> Figure:
             band(ax, curve.epochs, curve[measure][:, :, layer], COLOURS[k], name, style)
         label(ax, "epoch", "correlation", f"{curve.name}, layer {layer + 1}", steps=True, legend=i == 0)
         ax.set_ylim(0, 1.02)
-    caption(figure, "In every layer the centred correlation C lies above the uncentred one UC; dotted what C is for a K of the "
-                    "same spectrum with random eigenvectors.")
+    caption(figure, "In nearly every layer and epoch the centred correlation C is above the uncentred one UC; dotted what C is "
+                    "for a K of the same spectrum with random eigenvectors.")
     return figure
 
 
@@ -205,7 +205,8 @@ LABELS = "what is there because something is learned is larger with true labels"
 TEXT = "the paper's text, Sec. 3"
 MISSING = "CIFAR-100, SVHN, GTSRB and STL-10 cannot be had here (Fashion-MNIST stands in, 10 epochs); CIFAR-10: 15 of 150 epochs"
 FEW = "early the weights have moved in few directions, and any K of this spectrum gives such a movement a correlation near one"
-MEMORISED = "shuffled labels are learned by heart, and descent aligns with what it learns, whatever it is"
+MEMORISED = ("with shuffled labels, which are hardly learned in this time, C - UC ends as large: it comes with descent, whatever "
+             "is learned")
 CLAIMS = (
     *(Claim(f"C {when} on 5,000 images, mean over layers (with shuffled labels too)",
             partial(lambda r, epoch: of_pair(r, mean_of(r.settings.centred, epoch)), epoch=epoch), Interval(low=0.75), GAUSSIAN,

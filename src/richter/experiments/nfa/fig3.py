@@ -136,14 +136,16 @@ def draw(results: Results) -> Figure:
     points(middle, balances, observed, COLOURS[0], "median, range")
     label(left, "balance", "early C-NFC", "predicted", legend=True)
     label(middle, "balance", "early C-NFC", "observed", legend=True)
-    middle.set_ylim(left.get_ylim())
+    both = [*left.get_ylim(), *middle.get_ylim()]
+    left.set_ylim(min(both), max(both))
+    middle.set_ylim(min(both), max(both))
     ends = [min(own.min(), observed.min()), max(own.max(), observed.max())]
     line(right, ends, ends, label="equal")
     right.plot(own.mean(0), observed.mean(0), "o", color=COLOURS[1], label="a balance, mean over draws")
     label(right, "predicted early C-NFC", "observed early C-NFC", "one against the other", legend=True)
     caption(figure, "Free probability predicts the early centred correlation of one network, whatever the balance of the "
-                    "data: the "
-                    f"points of the third panel lie on its line. {draws} draws of the data.")
+                    "data: in "
+                    f"the third panel, how near its points are to the line. {draws} draws of the data.")
     return figure
 
 

@@ -140,8 +140,8 @@ def draw(results: Results) -> Figure:
     return figure
 
 
-CAPTION = ("At equal steps SLO lifts the correlations of hidden layers above those of SGD and of equal speeds; its test loss is "
-           "no lower.")
+CAPTION = ("Correlations of hidden layers and test loss after equal steps: SLO beside SGD, Adam and equal speeds. What is above "
+           "what differs between networks and lengths of training.")
 SGD = Control("SGD in SLO's place", {"judged": "sgd"})
 ADAM = Control("Adam in SLO's place", {"judged": "adam"})
 EQUAL = Control("equal speeds in SLO's place", {"judged": "equal"})
