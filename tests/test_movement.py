@@ -593,3 +593,75 @@ def test_what_it_costs_in_passes() -> None:
     seen.clear()
     measurement.take()
     assert [n for n in seen if n > 8] == [40, 40, 40, 40]
+
+
+# ------------------------------------------------------------------------------------- where it was another network's
+
+
+def test_a_saturated_layer_is_not_taken_for_one_without_scale() -> None:
+    """At both ends the derivative in the scale of the first layer is small: at the start because outputs are small, at the end
+    because the layer is saturated. Scaling it by a finite factor has an effect all the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x = torch.randn(600, 8)
+        y = (x[:, 0] * x[:, 1] > 0).long()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.Sigmoid(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 2))
+        with torch.no_grad():
+            model[4].weight.mul_(0.01)  # type: ignore[union-attr, operator]
+            model[4].bias.zero_()  # type: ignore[union-attr, operator]
+        before, optimiser = state(model), torch.optim.Adam(model.parameters(), 0.05)
+        for _ in range(600):
+            rows = torch.randint(600, (64,))
+            optimiser.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimiser.step()
+    model, before, x = model.double(), {k: v.double() for k, v in before.items()}, x[:128].double()
+    then = copy.deepcopy(model)
+    then.load_state_dict(before)
+    snap = richter.measure(model, richter.Probe(x, y[:128]), [GAP, LAYER], initial=before)
+    assert snap.value(GAP) == pytest.approx(oracles.linearisation_gap(model, then, x), rel=1e-8)
+
+
+def test_features_of_the_start_are_those_of_the_norms_that_have_moved() -> None:
+    """A norm that is thawed later uses its batch from then on, in the initial network too."""
+    x, y = data(128, 6, 3)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(),
+                          nn.Linear(16, 3)).double()
+    x = 20 * x + 2
+    before, probe = state(model), richter.Probe(x, y)
+    watch = richter.Observer(model, probe, when=1, budget=None, measures=[TURNED], initial=before)
+    for step, thawed in enumerate((4, 1)):
+        model.eval()
+        model[thawed].train()
+        model(x)
+        nudged(model, 0.01, seed=step)
+        snap = watch(step)
+    assert snap is not None
+    assert snap.value(TURNED) == pytest.approx(richter.measure(model, probe, [TURNED], initial=before).value(TURNED), rel=1e-10)
+
+
+def test_a_gap_made_of_the_rounding_of_the_outputs_is_a_bound() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = plain(6, 16, 3, dtype=torch.float32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x) + 1e4
+
+    x, y = data(dtype=torch.float32)
+    model = Shifted()
+    before = nudged(model, 1e-4)
+    row = richter.measure(model, richter.Probe(x, y), [GAP], initial=before).row(GAP)
+    assert row.mark is Mark.BOUND
+    assert "rounding" in row.note
+
+
+@pytest.mark.parametrize("targets", ["multi-label", "soft", "values"])
+def test_a_loss_that_need_not_be_the_trainings_says_so(targets: str) -> None:
+    x, _ = data()
+    Y = {"multi-label": (x[:, :3] > 0).double(), "soft": torch.softmax(x[:, :3], 1), "values": x[:, :3]}[targets]
+    note = richter.measure(plain(6, 16, 3), richter.Probe(x, Y), ["probe_loss"]).note("probe_loss")
+    assert ("not known" in note) is (targets != "values")
+    assert not richter.measure(plain(6, 16, 3), richter.Probe(x, Y, loss=nn.MSELoss()), ["probe_loss"]).note("probe_loss")

@@ -192,6 +192,33 @@ def test_not_learning(given: dict[str, Any], fails: bool) -> None:
     assert not fails or "larger learning rate" in still.advice[0]
 
 
+def test_a_loss_that_fell_to_that_of_guessing_is_no_learning() -> None:
+    given = {"now": {"probe_loss": 1.02 * LOG, "probe_accuracy": 0.15}, "start": {"probe_loss": 7.3, "probe_accuracy": 0.02}}
+    found = diagnose(Training(**given))  # type: ignore[arg-type]
+    assert found.word == "not learning"
+    assert "that of guessing" in found.verdict
+    assert diagnose(Training(**given, loss=[7.3, 7.3, *[2.3] * 200])).word == "not learning"  # type: ignore[arg-type]
+    assert diagnose(Training(**given, loss=[7.3, 7.3, *[1.0] * 200])).word != "not learning"  # type: ignore[arg-type]
+
+
+def test_outputs_around_a_large_mean_have_not_collapsed() -> None:
+    numbers = {"output_spread": 89.0, "output_rms": 1e5, "probe_loss": 6.4}
+    before = {"output_spread": 0.3, "output_rms": 1e5, "probe_loss": 8000.0}
+    assert diagnose(Training(numbers, before, labels=None)).word == "rich"
+    assert diagnose(Training(numbers, {**before, "output_spread": 100.0}, labels=None)).word == "collapsed"
+    assert diagnose(Training({**numbers, "probe_loss": 7999.0}, before, labels=None)).word == "collapsed"
+
+
+def test_a_gap_that_rounding_hides_is_no_verdict() -> None:
+    t = Training({"linearisation_gap": 0.6, "feature_change_cka": 0.01})
+    assert diagnose(t).word == "amplified"
+    rows = [replace(r, mark=Mark.BOUND, note="below 0.6, what rounding makes") if r.measure == "linearisation_gap" else r
+            for r in t.snapshots[1].rows]
+    t.snapshots[1] = replace(t.snapshots[1], rows=tuple(rows))
+    assert diagnose(t).word == "unknown"
+    assert "double precision" in diagnose(t).verdict
+
+
 @pytest.mark.parametrize(("ratio", "logged", "fails"), [
     (0.76, None, True), (0.74, None, False), (0.85, 0.7, False), (0.7, 0.85, False), (0.85, 0.8, True)])
 def test_early(ratio: float, logged: float | None, fails: bool) -> None:

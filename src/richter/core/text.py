@@ -1,8 +1,10 @@
-"""Text for a terminal: tables."""
+"""Text: tables for a terminal, and what is written in one place and read in another."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+
+ASSUMED_LOSS = "squared error: whether it is the training's loss is not known"  # beside such a number
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:

@@ -64,6 +64,16 @@ class Objective:
         return self.Y.argmax(1) if hot else None
 
     @property
+    def assumed(self) -> bool:
+        """Is the loss one that these targets need not be trained with? Those of 0 and 1 and probabilities are mostly trained with
+        a cross-entropy."""
+        if self.loss is not None or self.ids is not None or self.Y is None:
+            return False
+        Y = self.Y if self.counted is None else self.Y[self.counted.to(self.Y.device)][:, None]
+        sums = (Y >= 0).all() and ((Y.sum(1) - 1).abs() < 1e-4).all()
+        return bool(((Y == 0) | (Y == 1)).all() or (sums and Y.shape[1] > 1))
+
+    @property
     def labels(self) -> Labels | None:
         """What guessing would get right on the classes; None where the labels are none."""
         ids = self.classes

@@ -8,8 +8,10 @@ of an accuracy at p (``Labels``):
                    loss > 2 max(first, log C) with an accuracy <= p + 5 s, unless the logged loss has fallen (then training
                    works, and what it learned does not help the probe)
     untrained      no weight moved
-    collapsed      outputs differ between examples by <= 1e-3 of max(their initial spread, their rms), or by < 1e-6
-    not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s
+    collapsed      outputs differ between examples by <= 1e-3 of max(their initial spread, their rms), or by < 1e-6; not if they
+                   differ more than at the start and the loss has fallen (targets with a large mean)
+    not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s; or no loss < .9 log C, that of the probe not
+                   even < log C, and an accuracy <= p + 5 s: a loss that fell to that of guessing is no learning
     early          the loss fell by less than 25 %
     stale          more steps were trained after the last measurement than before it
 
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from richter.core import WHOLE, Failure, Labels, Mark, Row
+from richter.core.text import ASSUMED_LOSS
 from richter.instrument.regime import MOVED, Margin
 from richter.instrument.snapshot import Snapshot
 
@@ -113,6 +116,15 @@ class Course:
         return (self.now("probe_accuracy") - self.before("probe_accuracy")) / self.labels.noise
 
     @property
+    def guesses(self) -> bool:
+        """Are its answers no better than guessing, by both losses and by accuracy?"""
+        if self.labels is None:
+            return False
+        guessed = math.log(self.labels.classes)
+        return (self.now("probe_loss") >= guessed and (self.loss is None or self.loss.smoothed >= FALLEN * guessed)
+                and self.now("probe_accuracy") <= self.labels.chance + SIGMAS * self.labels.noise)
+
+    @property
     def known(self) -> bool:
         """Is there anything that says whether it learned?"""
         return bool(self.ratios) or math.isfinite(self.risen)
@@ -169,7 +181,8 @@ def untrained(c: Course) -> Failed | None:
 def collapsed(c: Course) -> Failed | None:
     spread = c.now("output_spread")
     scale = max((s for s in (c.before("output_spread"), c.now("output_rms")) if math.isfinite(s)), default=math.nan)
-    if not (spread <= SPREAD * scale or spread < VANISHED):
+    grown = spread > c.before("output_spread") and any(m.value < FALLEN for m in c.ratios)
+    if not (spread <= SPREAD * scale or spread < VANISHED) or (grown and spread >= VANISHED):
         return None
     margin = Margin("output_spread / max(initial spread, rms)", spread / scale, SPREAD, "no failure") if scale > 0 else None
     same = f"collapsed: all examples have the same output (they differ by {spread:.2g})"
@@ -181,12 +194,13 @@ def collapsed(c: Course) -> Failed | None:
 
 def not_learning(c: Course) -> Failed | None:
     ratios = c.ratios
-    if not c.known or any(m.value < FALLEN for m in ratios) or c.risen > SIGMAS:
+    if not c.known or ((any(m.value < FALLEN for m in ratios) or c.risen > SIGMAS) and not c.guesses):
         return None
-    best = min(ratios, key=lambda m: m.value, default=None)
+    best = min((m for m in ratios if m.value >= FALLEN), key=lambda m: m.value, default=None)
     moved = [r.value for r in c.last.rows if r.measure == "weight_change" and math.isfinite(r.value)]
     advice = _unlearned(sorted(moved)[len(moved) // 2] if moved else math.nan)
     words = [*([f"{best.number} is {best.value:.3g}"] if best else []),
+             *([f"the loss ({c.now('probe_loss'):.3g}) is that of guessing"] if c.guesses else []),
              *([f"the accuracy changed by {c.risen:.2g} standard deviations"] if math.isfinite(c.risen) else [])]
     given = " beyond its given start" if c.begun_trained else ""
     return Failed("not learning", f"not learning{given}: {' and '.join(words)}.", (advice,), best)
@@ -231,9 +245,9 @@ def failed(c: Course) -> Failed | None:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 def value(snap: Snapshot, measure: str, layer: str = WHOLE) -> float:
-    """NaN where there is no number."""
+    """NaN where there is no number, or where it is of a loss that need not be the training's."""
     row = row_of(snap, measure, layer)
-    return math.nan if row is None else row.value
+    return math.nan if row is None or ASSUMED_LOSS in row.note else row.value
 
 
 def _error(snap: Snapshot, measure: str) -> float:

@@ -159,6 +159,8 @@ def _regime(c: Course, layers: Sequence[LayerVerdict]) -> Judged:
     if gap is None or turn is None or not (math.isfinite(gap.value) and math.isfinite(turn.value)):
         return "unknown", f"cannot be told: {_missing(c.last)}", None, []
     word = regime(gap.value, turn.value)
+    if gap.mark is Mark.BOUND and word != regime(0.0, turn.value):  # anything below it would be as likely
+        return "unknown", f"cannot be told: {GAP} is {gap.note}. Measure a copy in double precision.", None, []
     margin = regime_margin(gap.value, turn.value, gap.error, turn.error)
     given = ", relative to the given start" if c.begun_trained else ""
     sentence = f"{word}{given}. {REGIMES[word].capitalize()} ({GAP} {gap.value:.3g}, {TURN} {turn.value:.3g})."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from richter.core import Interval, Mark, Ref, Remark
+from richter.core.text import ASSUMED_LOSS
 from richter.instrument.statistics import FEATURE_CHANGE, FUNCTION_CHANGE, LINEARISATION, OUTPUTS, SPREAD, Answers, Gap, Turned
 from richter.instrument.statistics.outputs import Sizes
 from richter.measures.measure import Measure, quotient
@@ -60,6 +61,11 @@ def loss(a: Answers) -> float:
     return a.loss
 
 
+def assumed(a: Answers) -> Remark:
+    """Nobody said which loss is trained."""
+    return Remark(text=f"{ASSUMED_LOSS}; Probe(loss=...) says which it is") if a.objective.assumed else Remark()
+
+
 def accuracy(a: Answers) -> float:
     return a.right
 
@@ -81,7 +87,7 @@ MEASURES = (
     Measure("feature_change_cka", largest, (FEATURE_CHANGE,), ref=Ref("cka", "Sec. 3"), bounds=Interval(0.0, 2.0),
             remark=partial),
     Measure("function_change", ratio, (FUNCTION_CHANGE,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),
-    Measure("probe_loss", loss, (OUTPUTS,), ref=Ref("lazy", "Sec. 1")),
+    Measure("probe_loss", loss, (OUTPUTS,), ref=Ref("lazy", "Sec. 1"), remark=assumed),
     Measure("probe_accuracy", accuracy, (OUTPUTS,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(0.0, 1.0)),
     Measure("output_spread", spread, (SPREAD,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),
     Measure("output_rms", rms, (SPREAD,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),

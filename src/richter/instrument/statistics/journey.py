@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -103,17 +103,38 @@ class Journey:
         idle = self._without_effect(self.subject.state)
         if idle:
             idle &= self._without_effect(self.first)
+        chosen = self._in_vain({k: {name: grown[k] for name in (k, layers[k]) if name} for k in grown if k in idle})
         del self._few_runs  # their graphs
-        return {name: grown[k] for k in grown if k in idle for name in (k, layers[k]) if name}
+        return chosen
+
+    def _in_vain(self, scales: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Of layers whose scale seems to have no effect, those that can be scaled so far: a saturated layer has no derivative,
+        and an effect all the same. All of them if they can together, else one after another."""
+        now, then = self._few_runs
+        size = self._wide(now.f - then.f).norm()
+
+        def idle(factors: Mapping[str, float]) -> bool:
+            f = self.run(self._scaled(factors), self.few, 0, record=False).f
+            return bool(self._wide(f - now.f).norm() <= IN_VAIN * size)
+
+        together = {name: s for factors in scales.values() for name, s in factors.items()}
+        if not together or idle(together):
+            return together
+        kept: dict[str, float] = {}
+        for factors in scales.values():
+            kept = {**kept, **factors} if idle({**kept, **factors}) else kept
+        return kept
+
+    def _scaled(self, factors: Mapping[str, float]) -> State:
+        """The weights of now, some times a number."""
+        state = self.subject.state
+        scaled: dict[int, Tensor] = {id(state[k]): (state[k].detach() * s).requires_grad_() for k, s in factors.items()}
+        return State(self.subject.model, {k: scaled.get(id(w), w) for k, w in state.items()})
 
     @cached_property
     def last(self) -> State:
         """The weights of now, at their initial scale where scale has no effect."""
-        if not self.scales:
-            return self.subject.state
-        scaled: dict[int, Tensor] = {id(self.subject.state[k]): (self.subject.state[k].detach() * s).requires_grad_()
-                                     for k, s in self.scales.items()}
-        return State(self.subject.model, {k: scaled.get(id(w), w) for k, w in self.subject.state.items()})
+        return self._scaled(self.scales) if self.scales else self.subject.state
 
     @cached_property
     def direction(self) -> dict[str, Tensor]:

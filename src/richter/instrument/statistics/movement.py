@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 FEWEST, MOST_TOKENS = 64, 2048  # rows of features that are compared
-NEAR = 32  # roots of the precision: rounding has never made so much of a gap
 UNTRAINED = "0/0: untrained, the weights are the initial ones"
 READOUT = ("the read-out: its output is the model's, and moves as far where the network is still its linearisation, so this says "
            "nothing of features")
@@ -105,8 +104,7 @@ class _Linearisation(Simple):
             keep[without[1]] = False
         rest, change, linear = self.sums[keep].sum(0).sqrt().tolist()
         precision = self.journey.last.precision
-        near = rest <= NEAR * torch.finfo(precision).eps ** 0.5 * (change + linear)  # else rounding cannot matter
-        rounding = (self.pushing.rounding * self.counts[keep].sum().item()) ** 0.5 if near else 0.0
+        rounding = (self.pushing.rounding * self.counts[keep].sum().item()) ** 0.5
         return Gap(rest, change, linear, rounding, str(precision).removeprefix("torch."), self.pushing.remark)
 
 
@@ -223,7 +221,7 @@ class _FeatureChange(Simple):
         is their size."""
         a, b = (Rows(X, group, self.journey.groups) for X in (now, then))
         sizes = self.subject.kept.setdefault("initial features", {})
-        key = (name, self.journey.groups, self.journey.mixes, len(now))
+        key = (name, self.journey.groups, tuple(map(id, self.journey.norms)), len(now))
         if key not in sizes:
             sizes[key] = b.hsic(b)
         return debiased_cka(a, b, sizes[key])

@@ -164,7 +164,8 @@ class Pushing:
     @cached_property
     def rounding(self) -> float:
         """The mean square, over a few examples, of what rounding may do to the change of an example's outputs: what it does to
-        the outputs if every weight is moved in its last place, twice because two networks are subtracted, and with a margin."""
+        the outputs if every weight is moved in its last place, and that they are rounded themselves; twice because two networks
+        are subtracted, and with a margin."""
         journey, few = self.journey, self.journey.few
         eps, draw = torch.finfo(journey.last.precision).eps, torch.Generator().manual_seed(2)
         moved: dict[int, Tensor] = {}
@@ -174,4 +175,5 @@ class Pushing:
             moved[id(journey.last[k])] = (w + eps * signs * w).requires_grad_()
         state = State(self.subject.model, {k: moved.get(id(w), w) for k, w in journey.last.items()})
         f, g = (self._wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, state))
-        return 2 * MARGIN ** 2 * (f - g).square().sum().item() / len(f)
+        last_place = (eps * f).square().sum().item() / 12  # of a number that is rounded to the nearest
+        return 2 * MARGIN ** 2 * ((f - g).square().sum().item() + last_place) / len(f)
