@@ -318,7 +318,6 @@ def test_the_earlier_verdicts_are_of_places_that_there_are() -> None:
         assert {(paper, place) for paper, mine in earlier[part].items() for place in mine} <= rows
 
 
-@pytest.mark.xfail(reason="verdicts are settled when all experiments of a change are done", strict=False)
 def test_every_changed_verdict_is_explained() -> None:
     assert [f"{row.paper} {row.place}" for row, _, why in ledger.changed(ledger.places(ALL, ledger.records())) if not why] == []
 

@@ -138,7 +138,6 @@ def test_the_page_counts_what_is_stale(smoke: dict[str, Any]) -> None:
     assert "Records at smoke scale: 1, stale: 0. Records at paper scale: 1, stale: 1." in page([TINY], kept)
 
 
-@pytest.mark.xfail(reason="records are renewed when all experiments of a change are done", strict=False)
 def test_no_record_of_smoke_is_stale() -> None:
     kept = ledger.records()
     stale = {name: str(state) for (name, scale), record in kept.items() if scale == "smoke"
