@@ -10,8 +10,8 @@ of an accuracy at p (``Labels``):
     untrained      no weight moved
     collapsed      outputs differ between examples by <= 1e-3 of max(their initial spread, their rms), or by < 1e-6; not if they
                    differ more than at the start and the loss has fallen (targets with a large mean)
-    not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s; or no loss < .9 log C, that of the probe not
-                   even < log C, and an accuracy <= p + 5 s: a loss that fell to that of guessing is no learning
+    not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s; or no loss < .9 log C, that of the probe
+                   in [1, 1.5] log C, and an accuracy <= p + 5 s: a loss that fell to that of guessing is no learning
     early          the loss fell by less than 25 %
     stale          more steps were trained after the last measurement than before it
 
@@ -121,7 +121,8 @@ class Course:
         if self.labels is None:
             return False
         guessed = math.log(self.labels.classes)
-        return (self.now("probe_loss") >= guessed and (self.loss is None or self.loss.smoothed >= FALLEN * guessed)
+        return (guessed <= self.now("probe_loss") <= RISEN * guessed
+                and (self.loss is None or self.loss.smoothed >= FALLEN * guessed)
                 and self.now("probe_accuracy") <= self.labels.chance + SIGMAS * self.labels.noise)
 
     @property
