@@ -94,7 +94,7 @@ MUTATIONS = [
              "state[name] = value.detach()", "identity::what_a_model_remembers_is_not_of_the_probe", "identity::settings"),
     mutation(f"{CAPTURE}/state.py", "the precision is the finest that is seen", "return max(self.seen", "return min(self.seen",
              "mutants", "splits", "precision"),
-    mutation(f"{CAPTURE}/state.py", "the model writes into the probe", "        return x.clone()\n", "        return x\n",
+    mutation(f"{CAPTURE}/state.py", "the model writes into the probe", "    return _each(x, Tensor.clone)\n", "    return x\n",
              "identity::the_probe_and_the_data_behind_it_stay_as_they_were"),
     mutation(f"{CAPTURE}/state.py", "initial weights are those of now", "value = p.detach() if initial is None else",
              "value = p.detach() if True else", "exactness"),

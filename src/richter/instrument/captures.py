@@ -177,7 +177,7 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     if examined and audit is not None:
         firsts = {name: calls[own[0][0]] for name, own in where.items()}
         examples = sorted({*audit.examples(rows), *(odd(run) if odd else ())})
-        if firsts and (examples or n > 1 or Check.unseen(audit, bench, firsts)):
+        if firsts and (examples or n > 1 or audit.unseen(bench.state, firsts)):
             recording.check = Check(bench, survey, firsts, examples, rows.start, audit)
     return recording
 

@@ -115,29 +115,26 @@ def select(x: Inputs, index: slice | Tensor | Sequence[int]) -> Inputs:
 
 def copy_of(x: Inputs) -> Inputs:
     """A model may write into its input; the probe's own examples stay as they are."""
-    if isinstance(x, Tensor):
-        return x.clone()
-    if isinstance(x, Mapping):
-        return {k: copy_of(v) for k, v in x.items()}
-    return tuple(copy_of(v) for v in x) if isinstance(x, (tuple, list)) else x
+    return _each(x, Tensor.clone)
 
 
 def doubled(x: Inputs) -> Inputs:
     """The same numbers in double precision; indices stay what they are."""
-    if isinstance(x, Tensor):
-        return x.double() if x.is_floating_point() else x
-    if isinstance(x, Mapping):
-        return {k: doubled(v) for k, v in x.items()}
-    return tuple(doubled(v) for v in x) if isinstance(x, (tuple, list)) else x
+    return _each(x, lambda t: t.double() if t.is_floating_point() else t)
 
 
 def to_device(x: Inputs, device: torch.device) -> Inputs:
     """Move a tensor, or a tuple, list or dict of tensors; tensors made in inference mode are copied out of it."""
+    return _each(x, lambda t: (t.clone() if t.is_inference() else t.detach()).to(device))
+
+
+def _each(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """Inputs of the same form, with every tensor changed; what is not a tensor is passed on."""
     if isinstance(x, Tensor):
-        return (x.clone() if x.is_inference() else x.detach()).to(device)
+        return change(x)
     if isinstance(x, Mapping):
-        return {k: to_device(v, device) for k, v in x.items()}
-    return tuple(to_device(v, device) for v in x) if isinstance(x, (tuple, list)) else x
+        return {k: _each(v, change) for k, v in x.items()}
+    return tuple(_each(v, change) for v in x) if isinstance(x, (tuple, list)) else x
 
 
 def arguments(model: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -111,11 +111,11 @@ class Journey:
         """Of layers whose scale seems to have no effect, those that can be scaled so far: a saturated layer has no derivative,
         and an effect all the same. All of them if they can together, else one after another."""
         now, then = self._few_runs
-        size = self._wide(now.f - then.f).norm()
+        size = self.wide(now.f - then.f).norm()
 
         def idle(factors: Mapping[str, float]) -> bool:
             f = self.run(self._scaled(factors), self.few, 0, record=False).f
-            return bool(self._wide(f - now.f).norm() <= IN_VAIN * size)
+            return bool(self.wide(f - now.f).norm() <= IN_VAIN * size)
 
         together = {name: s for factors in scales.values() for name, s in factors.items()}
         if not together or idle(together):
@@ -165,7 +165,7 @@ class Journey:
     def _without_effect(self, state: State) -> set[str]:
         """Weights for which <W, df/dW> + <b, df/db> vanishes, for random combinations of the outputs of a few examples."""
         layers, runs = self._layers(), self._few_runs
-        run, moved = runs[state is self.first], self._wide(runs[0].f - runs[1].f)
+        run, moved = runs[state is self.first], self.wide(runs[0].f - runs[1].f)
         names = list(dict.fromkeys([*layers, *filter(None, layers.values())]))
         draw = torch.Generator().manual_seed(0)
         effects: dict[str, float] = dict.fromkeys(layers, 0.0)
@@ -174,10 +174,10 @@ class Journey:
         for _ in range(COTANGENTS):
             V = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
             d = dict(zip(names, run.backward(V, [state[k] for k in names])[1], strict=True))
-            size += (self._wide(V) * moved).sum().item() ** 2
+            size += (self.wide(V) * moved).sum().item() ** 2
             for weight, bias in layers.items():
                 parts = [k for k in (weight, bias) if k]
-                effects[weight] += sum((self._wide(state[k]) * self._wide(d[k])).sum().item() for k in parts) ** 2
+                effects[weight] += sum((self.wide(state[k]) * self.wide(d[k])).sum().item() for k in parts) ** 2
                 rounding[weight] += sum(state[k].detach().norm().item() * d[k].norm().item() for k in parts) ** 2
         largest = max(effects.values(), default=0.0)
         self.subject.kept["no scale is idle"] = min(effects.values(), default=0.0) > FAR_FROM_IDLE ** 2 * largest
@@ -185,7 +185,8 @@ class Journey:
         return {k for k, effect in effects.items() if rounding[k] > 0 and math.sqrt(effect) <= IN_VAIN * math.sqrt(size)
                 + IN_VAIN_BESIDE * math.sqrt(largest) + eps * math.sqrt(rounding[k])}  # a weight that is not used says nothing
 
-    def _wide(self, t: Tensor) -> Tensor:
+    def wide(self, t: Tensor) -> Tensor:
+        """Differences of near numbers take float64."""
         return t.detach().to(self.subject.home, torch.float64)
 
     # --------------------------------------------------------------------------------------------------- the walk

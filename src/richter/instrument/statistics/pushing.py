@@ -79,9 +79,9 @@ class Pushing:
         V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
         names = list(journey.direction)
         terms = list(zip(run.backward(V, [journey.first[k] for k in names])[1], journey.direction.values(), strict=True))
-        expected = sum((self._wide(d) * self._wide(v)).sum().item() for d, v in terms)
+        expected = sum((self.journey.wide(d) * self.journey.wide(v)).sum().item() for d, v in terms)
         size = sum(d.norm().item() * v.norm().item() for d, v in terms)
-        seen = (self._wide(V) * self._wide(tangent)).sum().item()
+        seen = (self.journey.wide(V) * self.journey.wide(tangent)).sum().item()
         return abs(seen - expected) <= tolerance(journey.first.precision) * size
 
     def _holds(self, stretch: Stretch, x: Any, tangent: Tensor) -> bool:
@@ -114,12 +114,9 @@ class Pushing:
                 raise Missing(f"the product of the initial Jacobian with the change of the weights cannot be had: on some "
                               f"examples of the probe, {self.way} is not what the backward pass says")
             return self._captured(stretch, x)
-        return replace(stretch, then=then, change=self._counted(self._wide(stretch.now.f) - self._wide(then.f), stretch),
-                       linear=self._counted(self._wide(tangent), stretch))
-
-    def _wide(self, t: Tensor) -> Tensor:
-        """Differences of near numbers take float64."""
-        return t.detach().to(self.subject.home, torch.float64)
+        wide = self.journey.wide
+        return replace(stretch, then=then, change=self._counted(wide(stretch.now.f) - wide(then.f), stretch),
+                       linear=self._counted(wide(tangent), stretch))
 
     def _counted(self, f: Tensor, stretch: Stretch) -> Float[Tensor, "n k"]:
         """Zero at outputs that do not count."""
@@ -158,8 +155,9 @@ class Pushing:
                 linear[i] += asked @ v[b].flatten().to(asked)
         for k in loose:
             linear += chunk.gradients[k] @ v[k].flatten().to(linear)
-        change = self._wide(stretch.now.f).reshape(stretch.n, -1) - self._wide(f)
-        return replace(stretch, change=torch.einsum("vnk,nk->nv", self._wide(chunk.V), change), linear=self._wide(linear.T))
+        wide = self.journey.wide
+        change = wide(stretch.now.f).reshape(stretch.n, -1) - wide(f)
+        return replace(stretch, change=torch.einsum("vnk,nk->nv", wide(chunk.V), change), linear=wide(linear.T))
 
     @cached_property
     def rounding(self) -> float:
@@ -174,6 +172,6 @@ class Pushing:
             signs = torch.randint(0, 2, w.shape, generator=draw).to(w) * 2 - 1
             moved[id(journey.last[k])] = (w + eps * signs * w).requires_grad_()
         state = State(self.subject.model, {k: moved.get(id(w), w) for k, w in journey.last.items()})
-        f, g = (self._wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, state))
+        f, g = (self.journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, state))
         last_place = (eps * f).square().sum().item() / 12  # of a number that is rounded to the nearest
         return 2 * MARGIN ** 2 * ((f - g).square().sum().item() + last_place) / len(f)

@@ -63,6 +63,10 @@ class Audit:
         self.done.add(key)
         return True
 
+    def unseen(self, state: object, maps: Iterable[str]) -> list[str]:
+        """Those of these maps of which no gradient but zeros was compared in this measurement."""
+        return [name for name in maps if (id(state), name) not in self.seen]
+
     def examples(self, rows: slice) -> list[int]:
         """One of every ``ONE_IN`` neighbours among ``rows``, of single examples four: where they stand in it."""
         one_in = ONE_IN if rows.stop - rows.start > 1 else ONE_IN // 4
@@ -182,19 +186,16 @@ class Check:
         doubted: dict[str, int] = {}
         for rows in [*([self._together()] if self.bench.n > 1 else []), *([i] for i in self.examples)]:
             doubted |= self._doubted(rows, cotangents, captured, mix)
-        for name in self.unseen(self.audit, self.bench, self.calls):  # a gradient of zero is no evidence
-            sizes = captured(torch.arange(self.bench.n, device=V.device), mix)[name][1].flatten(1).norm(dim=1)
-            if name in self.unseen(self.audit, self.bench, self.calls) and sizes.max() > 0:
+        unseen = self.audit.unseen(self.bench.state, self.calls)  # a gradient of zero is no evidence
+        everything = captured(torch.arange(self.bench.n, device=V.device), mix) if unseen else {}
+        for name in unseen:
+            sizes = everything[name][1].flatten(1).norm(dim=1)
+            if sizes.max() > 0 and self.audit.unseen(self.bench.state, [name]):  # not seen with another one meanwhile
                 doubted |= self._doubted([int(sizes.argmax())], cotangents, captured, mix)
         if doubted:
             biases = [k for k in doubted if k in self.survey.biases]
             raise Doubt([k for k in doubted if k not in biases], self.bench.x, next(iter(doubted.values())),
                         "they do not rebuild the gradients of single examples", biases)
-
-    @staticmethod
-    def unseen(audit: Audit, bench: Bench, maps: Iterable[str]) -> list[str]:
-        """Those of these maps of which no gradient but zeros was compared in this measurement."""
-        return [name for name in maps if (id(bench.state), name) not in audit.seen]
 
     def _doubted(self, rows: list[int], cotangents: Tensor, captured: Captured, mix: Tensor) -> dict[str, int]:
         """Maps (and biases) that do not rebuild the gradient of these examples, and one of these by which they do not."""
