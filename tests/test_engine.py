@@ -229,7 +229,7 @@ FIG1 = dataclasses.replace(tiny.EXPERIMENT, ref=Ref("nfa", "Fig. 1"), reduced="h
 
 def record(scale: str = "paper", **changes: Any) -> dict[str, Any]:
     claim = {"text": "a number", "paper": "0.93", "source": "definitions", "expect": [0.9, None], "value": 0.95, "holds": True,
-             "verdict": "holds"}
+             "verdict": "holds", "controls": []}
     return {"experiment": "nfa_tiny", "scale": scale, "place": "Fig. 1", "modules": FIG1.modules,
             "claims": [claim | changes], "tasks": 1, "cpu_minutes": 1.5, "memory": 2 ** 20,
             "date": "2026-01-01", "revision": "abc", "hardware": {"processor": "P", "cores": 2}}
@@ -242,7 +242,8 @@ def record(scale: str = "paper", **changes: Any) -> dict[str, Any]:
     ([record("smoke", holds=False), record()], "reproduced", "0.95"),
     ([record(holds=False, value=0.5, differs="the paper's lr is not given")], "differs", "the paper's lr is not given"),
     ([record(holds=False, value=None)], "differs", "no number"),
-    ([record(verdict="holds on average")], "holds on average", "*on average*"),
+    ([record(verdict="holds on average")], "holds on average", "*holds on average*"),
+    ([record(verdict="too few seeds")], "too few seeds", "*too few seeds*"),
     ([record(verdict="holds on average"), record("smoke")], "holds on average", "0.95"),
     ([record(was="0.99 for 0.95, of one seed")], "reproduced", "(bar >= 0.9; paper: 0.93; once: 0.99 for 0.95, of one seed)"),
     ([{**record(), "tried": "lr 0.1, 0.3"}], "reproduced", "Tried before: lr 0.1, 0.3"),
@@ -278,6 +279,9 @@ def test_what_is_missing_is_named() -> None:
     assert row(lacking, record(holds=False)).verdict == "differs"
     small = dataclasses.replace(FIG1, reduced="")
     assert row(small, {("nfa_tiny", "smoke"): record("smoke")}).numbers.endswith("Small scale only: steps 30 for 60")
+    alone = record()
+    del alone["claims"][0]["controls"]
+    assert row(FIG1, alone).numbers.endswith("Its controls were not run at this scale")
     same = dataclasses.replace(small, paper=small.smoke)
     assert row(same, {("nfa_tiny", "smoke"): record("smoke")}).verdict == "reproduced"
 
@@ -296,6 +300,20 @@ def test_two_experiments_may_cover_one_place() -> None:
     ("Theorem (FACT)", "nfa_theorem_fact"), ("MNIST", "nfa_mnist"), ("Sec. 5", "nfa_sec5")])
 def test_drawings_are_named_by_their_places(place: str, name: str) -> None:
     assert ledger.figure_name("nfa", place) == name
+
+
+def test_a_place_has_the_weakest_verdict_of_its_claims() -> None:
+    def judged(*verdicts: str) -> str:
+        claims = [record(verdict=v, text=v, holds=v != "differs")["claims"][0] for v in verdicts]
+        return row(FIG1, {**record(), "claims": claims}).verdict
+    assert judged("holds", "holds on average") == "holds on average"
+    assert judged("holds on average", "too few seeds") == "too few seeds"
+    assert judged("too few seeds", "differs", "holds") == "differs"
+
+
+def test_what_looks_like_a_tag_is_none() -> None:
+    e = dataclasses.replace(FIG1, missing={"Fig. 1": "<b>all</b> of `a < b`"})
+    assert "&lt;b>all&lt;/b> of `a < b`" in page([e], {("nfa_tiny", "paper"): record()})
 
 
 def test_every_changed_verdict_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

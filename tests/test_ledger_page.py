@@ -110,5 +110,5 @@ def test_a_check_tells_what_drawings_lack(tmp_path: Path, monkeypatch: pytest.Mo
         return figure
     monkeypatch.setattr("richter.experiments.names", lambda: ["nfa_tiny"])
     monkeypatch.setattr("richter.experiments.get", lambda name: dataclasses.replace(E, figures={"nfa_fig1": draw}))
-    assert cli.main(["check", "--store", str(tmp_path)]) == 0
+    assert cli.main(["check", "--store", str(tmp_path)]) == 1
     assert "drawing to be mended: nfa_fig1: panel 1 (without a title) does not name its x axis" in capsys.readouterr().out

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SMOKE_MINUTES = 1.5  # of the processor, for one experiment and its controls; for all of them together:
 SMOKE_MINUTES_OF_ALL = 90
-OUTCOMES = {"fails": "fails, as it must", "holds": "HOLDS, and must not",
+OUTCOMES = {"fails": "fails, as it must", "fails on average": "fails on average only", "holds": "HOLDS, and must not",
             "invalid": "INVALID: without a number it proves nothing"}
 
 
@@ -75,7 +75,8 @@ def _checked(e: Experiment, given: argparse.Namespace, changes: Mapping[str, Any
         print("".join(f"drawing to be mended: {fault}\n" for fault in summary.faults))
     if given.record:
         keep(checked.record)
-    return not checked.failed, {**checked.record, "cpu_minutes_with_controls": checked.minutes, "ledger": ledger,
+    lacking = bool(summary.faults) and not changes  # a drawing that other settings leave empty is no fault
+    return not (checked.failed or lacking), {**checked.record, "cpu_minutes_with_controls": checked.minutes, "ledger": ledger,
                                 "faults_of_drawings": summary.faults}
 
 
@@ -92,8 +93,9 @@ def _shown(c: Checked) -> str:
     rows = [("claim", "paper", "ours", "bar", "verdict")]
     for f in c.findings:
         rows.append((f.claim.text, f.claim.paper, number(f.record), str(f.claim.expect),
+                     f"no number with these settings ({f.unread})" if f.unread else
                      f"FAILED: {f.failure}" if f.failure else f.verdict))
-        rows += [(f"  control: {a.control.text}", "", number(a.record), str(f.claim.expect), OUTCOMES[a.as_control["outcome"]])
+        rows += [(f"  control: {a.control.text}", "", number(a.record), str(f.claim.expect), OUTCOMES[a.outcome])
                  for a in c.against if a.claim is f.claim and a.control]
     head = f"{c.experiment.name}  [{c.experiment.ref}]  {c.experiment.title}"
     tasks = f"{c.record['tasks']} task{'s' * (c.record['tasks'] != 1)}"

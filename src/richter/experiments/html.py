@@ -14,7 +14,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from richter.core.citations import reference
-from richter.experiments.ledger import VERDICTS, Place, Records, bar_of, changed, changes, figures_at, number, places
+from richter.experiments.ledger import UNSURE, VERDICTS, Place, Records, bar_of, changed, changes, figures_at, number, places
 from richter.experiments.page import out_of_date
 from richter.report.markup import Markup, joined, table, tag
 from richter.report.svg import STATIC, stored_picture
@@ -24,8 +24,10 @@ from richter.runs.provenance import plain
 if TYPE_CHECKING:
     from richter.experiments.frame import Experiment
 
-CHIPS = {"reproduced": "finished", "reproduced in part": "running", "holds on average": "running", "differs": "trouble"}
-OUTCOMES = {"fails": "fails, as it must", "holds": "holds, and must not", "invalid": "no number: proves nothing"}
+CHIPS = {"reproduced": "finished", "reproduced in part": "running", "holds on average": "running",
+         "too few seeds": "running", "differs": "trouble"}
+OUTCOMES = {"fails": "fails, as it must", "fails on average": "fails on average only", "holds": "holds, and must not",
+            "invalid": "no number: proves nothing"}
 
 
 def html(experiments: Iterable[Experiment], kept: Records, store: Path) -> str:
@@ -111,7 +113,7 @@ def _claim(c: Mapping[str, Any]) -> list[object]:
     notes += [f"On {rival['text']}: {'no number' if rival['value'] is None else format(rival['value'], '.3g')}, "
               f"{OUTCOMES.get(rival['outcome'], rival['outcome'])}" for rival in c.get("controls", ())]
     text = joined([c["text"], *(part for note in notes for part in (tag("br"), tag("span", note, class_="soft")))])
-    look = "trouble" if not c["holds"] else "between" if c["verdict"] == "holds on average" else "rich"
+    look = "trouble" if not c["holds"] else "between" if c["verdict"] in UNSURE else "rich"
     return [text, number(c), str(bar_of(c)), c["paper"], tag("span", c["verdict"], class_=look)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from richter.core import Interval
+from richter.experiments.seeds import ENOUGH, ON_AVERAGE, TOO_FEW
 from richter.experiments.staleness import Record, Standing, for_comparison, standing
 
 if TYPE_CHECKING:  # `richter list` reads the records, and starts at once
@@ -19,10 +20,15 @@ FOLDER = Path(__file__).parent / "records"
 VERDICTS = {  # and what they say; only the first is said of the paper's data, panels and sizes, all of them
     "reproduced": "every claim holds, on the paper's data, panels and sizes",
     "reproduced in part": "every claim holds; panels, data or sizes are missing, and named",
-    "holds on average": "every claim holds for the median or mean of the seeds, not for the whole interval over them",
+    ON_AVERAGE: "every claim holds for the median or mean of the seeds, not for the whole interval over them, its own or "
+                "that of a rival",
+    TOO_FEW: f"every number is in its bar, from fewer than {ENOUGH} seeds, which decide nothing",
     "differs": "a claim does not hold",
     "not run": "there is an experiment, but no record of it, or no claim of this place's own",
     "no experiment yet": ""}
+
+
+UNSURE = (TOO_FEW, ON_AVERAGE)  # of claims and places, the weaker one first
 
 
 class Place(NamedTuple):
@@ -130,7 +136,7 @@ def _judged(paper: str, place: str, title: str, owners: list[Experiment], kept: 
     if not owners:
         return Place(paper, place, title, "no experiment yet")
     rows = [_judged_by(e, Place(paper, place, title, "not run", experiments=(e.name,)), kept) for e in owners]
-    order = ("differs", "not run", "holds on average", "reproduced in part", "reproduced")
+    order = ("differs", "not run", *UNSURE, "reproduced in part", "reproduced")
     return Place(paper, place, title, min((row.verdict for row in rows), key=order.index),
                  tuple(c for row in rows for c in row.claims), *(
                      tuple(dict.fromkeys(word for row in rows for word in words(row)))
@@ -148,12 +154,14 @@ def _judged_by(e: Experiment, row: Place, kept: Records) -> Place:
         return row._replace(remarks=(*missing,) or ("no claim of its own",))
     smaller = [f"Small scale only: {fewer}"] if record["scale"] == "smoke" and (fewer := e.reduced or _smaller(e)) else []
     tried = [f"Tried before: {record['tried']}"] if record.get("tried") else []
+    alone = ["Its controls were not run at this scale"] if not all("controls" in c for c in claims) else []
     state = state_of(record, e, kept)
-    verdict = ("differs" if not all(c["holds"] for c in claims)
-               else "holds on average" if any(c["verdict"] == "holds on average" for c in claims)
-               else "reproduced in part" if missing or smaller else "reproduced")
+    verdict = _of_claims(claims)
+    if verdict == "holds":
+        verdict = "reproduced in part" if missing or smaller else "reproduced"
     return row._replace(
-        verdict=verdict, claims=tuple(claims), remarks=(*missing, *smaller, *tried), stale=(str(state),) if state.stale else (),
+        verdict=verdict, claims=tuple(claims), remarks=(*missing, *smaller, *tried, *alone),
+        stale=(str(state),) if state.stale else (),
         sources=(f"{e.name} at {record['scale']} scale, {record['date']}, {record['cpu_minutes']:.3g} CPU-minutes",))
 
 
@@ -170,12 +178,14 @@ def _short(value: Any) -> str:
 
 
 def verdict_of(record: Record | None) -> str:
-    """On all claims of an experiment, for a list: holds, holds on average, differs, or not run."""
-    if record is None:
-        return "not run"
-    if not all(c["holds"] for c in record["claims"]):
-        return "differs"
-    return "holds on average" if any(c["verdict"] == "holds on average" for c in record["claims"]) else "holds"
+    """On all claims of an experiment, for a list: holds, holds on average, too few seeds, differs, or not run."""
+    return "not run" if record is None else _of_claims(record["claims"])
+
+
+def _of_claims(claims: Iterable[Mapping[str, Any]]) -> str:
+    """The weakest verdict of several claims."""
+    verdicts = {c["verdict"] if c["holds"] else "differs" for c in claims}
+    return next((weak for weak in ("differs", *UNSURE) if weak in verdicts), "holds")
 
 
 def state_of(record: Record, e: Experiment, kept: Records) -> Standing:
@@ -191,7 +201,7 @@ def bar_of(c: Mapping[str, Any]) -> Interval:
 
 def _number(c: Mapping[str, Any]) -> str:
     bar = f"bar {bar_of(c)}{'; paper: ' + c['paper'] if c['paper'] else ''}{'; once: ' + c['was'] if c.get('was') else ''}"
-    mark = ", **not so**" if not c["holds"] else ", *on average*" if c["verdict"] == "holds on average" else ""
+    mark = ", **not so**" if not c["holds"] else f", *{c['verdict']}*" if c["verdict"] in UNSURE else ""
     return f"{c['text']}: {number(c)} ({bar}){mark}"
 
 

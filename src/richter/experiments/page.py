@@ -81,4 +81,6 @@ def _state(record: Record, e: Experiment | None, kept: Records) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    """In a table of Markdown, where what is not code may not look like a tag."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))

@@ -14,7 +14,7 @@ from richter.core import Interval, RichterError, SelectionError
 from richter.engine import Outcome, sweep
 from richter.engine.sweep import name_of
 from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
-from richter.experiments.seeds import ENOUGH, SHARE, SURE, summary
+from richter.experiments.seeds import ENOUGH, ON_AVERAGE, SHARE, TOO_FEW, summary
 from richter.runs import Run, create
 from richter.runs.provenance import hardware, plain, revision, versions
 
@@ -35,6 +35,7 @@ class Finding:
     values: Mapping[Any, float] = field(default_factory=dict)
     interval: Interval | None = None
     coverage: float = 0.0
+    unread: str = ""  # why it has no number, if changed settings leave nothing to read it from
 
     @classmethod
     def over(cls, claim: Claim, values: Mapping[Any, float], scale: Scale = "smoke", control: Control | None = None) -> Finding:
@@ -50,25 +51,29 @@ class Finding:
         return math.isfinite(self.value) and self.value in self.claim.expect
 
     @property
+    def enough(self) -> bool:
+        """Are there seeds enough to decide anything? One number that is over everything has none."""
+        return not self.claim.over or len(self.values) >= ENOUGH
+
+    @property
     def sure(self) -> bool:
-        """Is the whole interval over seeds in the bar? One number that is over everything has none."""
-        if not self.claim.over:
+        """Is the whole interval over seeds in the bar?"""
+        if not self.claim.over or self.claim.by == "each":
             return True
-        if self.claim.by == "each":
-            return len(self.values) >= ENOUGH
-        return (self.interval is not None and self.coverage >= SURE
-                and self.interval.low in self.claim.expect and self.interval.high in self.claim.expect)
+        return self.interval is not None and self.interval.low in self.claim.expect and self.interval.high in self.claim.expect
 
     @property
     def verdict(self) -> str:
         if self.holds:
-            return "holds" if self.sure else "holds on average"
+            return TOO_FEW if not self.enough else "holds" if self.sure else ON_AVERAGE
         return "differs" if self.claim.differs_at(self.scale) else "does not hold"
 
     @property
     def failure(self) -> str:
         """Why a check of this claim fails; empty if it does not."""
-        if self.verdict == "holds" and (why := self.claim.differs_at(self.scale)):
+        if self.unread:
+            return ""
+        if self.verdict in ("holds", ON_AVERAGE) and (why := self.claim.differs_at(self.scale)):
             return f"holds, but is marked as differing ({why}): remove differs=... from the claim"
         return "does not hold" if self.verdict == "does not hold" else ""
 
@@ -90,10 +95,24 @@ class Finding:
                 **(seeds if c.over else {})}
 
     @property
+    def outcome(self) -> str:
+        """Of a control: it fails when no part of its interval over seeds is in the bar (with fewer seeds than give one: none of
+        its numbers; of a claim about each: fewer than half of them), and on average when only its median or mean is outside."""
+        if self.invalid or self.holds:
+            return "invalid" if self.invalid else "holds"
+        expect = self.claim.expect
+        if self.claim.over and self.claim.by == "each":
+            apart = self.value < 0.5
+        elif self.claim.over and self.enough and self.interval is not None:
+            apart = self.interval.high < expect.low or self.interval.low > expect.high
+        else:
+            apart = not any(v in expect for v in self.values.values())
+        return "fails" if apart else "fails on average"
+
+    @property
     def as_control(self) -> dict[str, Any]:
         """As the record of its claim keeps it."""
-        outcome = "invalid" if self.invalid else "holds" if self.holds else "fails"
-        return {"text": self.control.text if self.control else "", "value": _finite(self.value), "outcome": outcome}
+        return {"text": self.control.text if self.control else "", "value": _finite(self.value), "outcome": self.outcome}
 
 
 @dataclass(frozen=True)
@@ -111,7 +130,7 @@ class Checked:
 
     @property
     def failed(self) -> bool:
-        return any(f.failure for f in self.findings) or any(f.holds or f.invalid for f in self.against)
+        return any(f.failure for f in self.findings) or any(f.outcome in ("holds", "invalid") for f in self.against)
 
     @property
     def minutes(self) -> float:
@@ -143,7 +162,13 @@ def summarise(c: Checked, store: str | Path) -> Summary:
         for claim in c.record["claims"]:
             run.claim(claim["text"], claim)
         for name, draw in e.figures.items():
-            figure = draw(c.results)
+            try:
+                figure = draw(c.results)
+            except Exception as why:
+                if settings == e.settings(c.scale):
+                    raise
+                lacking.append(f"{name} cannot be drawn with these settings ({_named(why)})")
+                continue
             lacking += [f"{name}: {fault}" for fault in faults(figure)]
             for path in save(figure, folder / name):
                 run.figure(name, path.suffix[1:], path.read_bytes())
@@ -154,7 +179,7 @@ def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, f
           changes: Mapping[str, Any] | None = None) -> Checked:
     """Run it and hold each claim against its interval."""
     results, runs = _finished(e, e.settings(scale, **(changes or {})), store, workers, fresh)
-    findings = tuple(finding(c, results, scale) for c in e.claims)
+    findings = tuple(_read(c, results, scale, lenient=bool(changes)) for c in e.claims)
     about, seconds = [run.about for run in runs], _seconds(runs)
     begun = datetime.datetime.fromtimestamp(max(run.sessions[-1].begun for run in runs), datetime.UTC)
     return Checked(e, scale, results, findings, {
@@ -176,6 +201,20 @@ def finding(c: Claim, results: Results, scale: Scale = "smoke", control: Control
     return Finding.over(c, values, scale, control)
 
 
+def _read(c: Claim, results: Results, scale: Scale, *, lenient: bool) -> Finding:
+    """Its finding. Under changed settings there may be nothing to read a number from, such as one width of a claim about two."""
+    try:
+        return finding(c, results, scale)
+    except Exception as why:
+        if not lenient:
+            raise
+        return Finding(c, math.nan, scale, unread=_named(why))
+
+
+def _named(why: Exception) -> str:
+    return f"{type(why).__name__}: {why}"
+
+
 def with_controls(checked: Checked, store: str | Path, *, workers: int = 1) -> Checked:
     """And each claim on its controls, where it must not hold."""
     e, scale = checked.experiment, checked.scale
@@ -185,8 +224,14 @@ def with_controls(checked: Checked, store: str | Path, *, workers: int = 1) -> C
             results, runs = _finished(e, e.settings(scale, **control.changes), store, workers, False)
             against.append(finding(c, results, scale, control))
             seconds |= _seconds(runs)
-    claims = [{**f.record, "controls": [a.as_control for a in against if a.claim is f.claim]} for f in checked.findings]
+    claims = [_weighed(f, [a.as_control for a in against if a.claim is f.claim]) for f in checked.findings]
     return replace(checked, against=tuple(against), seconds=seconds, record={**checked.record, "claims": claims})
+
+
+def _weighed(f: Finding, controls: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of a claim with its controls. It holds on average only when one of them fails on average only."""
+    close = f.verdict == "holds" and any(c["outcome"] == "fails on average" for c in controls)
+    return {**f.record, **({"verdict": ON_AVERAGE} if close else {}), "controls": controls}
 
 
 def start(e: Experiment, store: str | Path) -> None:

@@ -13,23 +13,23 @@ Wilson's interval, which is shown and not weighed, because it would ask for 35 s
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from richter.core import Interval
 
 By = Literal["median", "mean", "each"]
 WAYS: tuple[By, By, By] = ("median", "mean", "each")
 LEVEL = 0.95  # of intervals, where there are values enough
-SURE = 0.9  # an interval that covers less than this decides nothing: four values and fewer, for a median
-ENOUGH = 5  # values, for a claim about each
-SHARE = 0.9  # of the values that must lie in the bar, for a claim about each
+ENOUGH = 5  # values; with fewer nothing is decided: the range of four covers their median with 87 % only
+SHARE = 0.9  # of the values that must lie in the bar, for a claim about each; of its rivals fewer than half may
+
+ON_AVERAGE, TOO_FEW = "holds on average", "too few seeds"  # verdicts on numbers that are in their bar
 
 
 class Summary(NamedTuple):
-    """What is said of all values. Without an interval: one value alone, or some that are no numbers."""
+    """What is said of all values. Without an interval: one value alone, none, or some that are no numbers."""
 
     value: float
     interval: Interval | None
@@ -38,14 +38,16 @@ class Summary(NamedTuple):
 
 def summary(values: Sequence[float], by: By, expect: Interval | None = None) -> Summary:
     """The median, the mean, or the share of values in ``expect``. NaN among the values is NaN, or a value outside."""
-    x = np.sort(np.asarray(values, dtype=float))
+    x = sorted(map(float, values))
+    if not x:
+        return Summary(math.nan, None, 0.0)
     if by == "each":
-        inside = sum(math.isfinite(v) and expect is not None and v in expect for v in x.tolist())
+        inside = sum(math.isfinite(v) and expect is not None and v in expect for v in x)
         return Summary(inside / len(x), wilson(inside, len(x)), LEVEL)
-    value = float(np.median(x) if by == "median" else np.mean(x))
-    if len(x) < 2 or not np.isfinite(x).all():
+    value = math.nan if any(map(math.isnan, x)) else statistics.median(x) if by == "median" else statistics.fmean(x)
+    if len(x) < 2 or not all(map(math.isfinite, x)):
         return Summary(value, None, 0.0)
-    return Summary(value, *(_of_median(x.tolist()) if by == "median" else _of_mean(x.tolist())))
+    return Summary(value, *(_of_median(x) if by == "median" else _of_mean(x)))
 
 
 def wilson(inside: int, n: int) -> Interval:
@@ -66,5 +68,5 @@ def _of_median(x: list[float]) -> tuple[Interval, float]:
 
 def _of_mean(x: list[float]) -> tuple[Interval, float]:
     from scipy.special import stdtrit
-    half = float(stdtrit(len(x) - 1, (1 + LEVEL) / 2)) * float(np.std(x, ddof=1)) / math.sqrt(len(x))
-    return Interval(float(np.mean(x)) - half, float(np.mean(x)) + half), LEVEL
+    half = float(stdtrit(len(x) - 1, (1 + LEVEL) / 2)) * statistics.stdev(x) / math.sqrt(len(x))
+    return Interval(statistics.fmean(x) - half, statistics.fmean(x) + half), LEVEL
