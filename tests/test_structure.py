@@ -54,7 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "experiments.keys": (), "experiments.seeds": ("core",),
     "experiments.frame": ("core", "experiments.keys", "experiments.running", "experiments.seeds", "runs"),
     "experiments.staleness": ("experiments.frame",),
-    "experiments.ledger": ("core", "experiments.frame", "experiments.staleness", "report.claims", "runs"),
+    "experiments.ledger": ("core", "experiments.frame", "experiments.seeds", "experiments.staleness", "report.claims", "runs"),
     "experiments.page": ("core", "experiments.frame", "experiments.ledger", "experiments.staleness"),
     "experiments.html": ("core", "experiments.frame", "experiments.ledger", "experiments.page", "report.markup", "report.svg",
                          "runs"),
