@@ -364,7 +364,7 @@ def added() -> Iterator[views.View]:
 
 def test_the_folder_is_the_list_of_views(store: Path) -> None:
     listed = client(store).get("/api/views").json()["views"]
-    assert [v["title"] for v in listed] == ["Curves", "Matrices", "Verdict", "Settings"]
+    assert [v["title"] for v in listed] == ["Curves", "Profiles", "Matrices", "Verdict", "Settings"]
     assert {v["name"] for v in listed} == {p.stem for p in Path(views.__file__).parent.glob("[!_]*.py")}
     for v in listed:
         assert client(store).get(f"/static/{v['script']}").status_code == 200
@@ -736,7 +736,7 @@ def test_each_part_of_the_extra_is_needed(store: Path, missing: str, monkeypatch
 
 def test_without_the_extra_reports_are_whole(store: Path) -> None:
     done = without_the_extra(f"import richter.report.views, richter.report.answers\nfrom richter.cli import main\n"
-                             f"assert len(richter.report.views.tabs()) == 4\n"
+                             f"assert len(richter.report.views.tabs()) == 5\n"
                              f"sys.exit(main(['report', {str(store / 'a')!r}, '-o', {str(store / 'r.html')!r}]))")
     assert done.returncode == 0, done.stderr
     assert (store / "r.html").read_text(encoding="utf-8").count("<img ") >= 4
@@ -992,6 +992,23 @@ def test_a_view_from_outside_is_drawn_without_a_script_of_its_own(store: Path, b
         assert "Asked for []." in browser.text()
         browser.open(browser.run("return location.href"))  # shared, it shows the same
         browser.until("document.querySelectorAll('.panel').length === 2")
+
+
+def test_profiles_have_an_axis_of_layers(site: tuple[str, Path], browser: Browser) -> None:
+    """Which neither the zoom of the steps nor their logarithm touches."""
+    folder = site[1] / "profile"
+    with create(folder) as writer:
+        writer.rows([Row(s, k, "nfc", (i - 1) ** 2 + s, 0.1) for s in (0, 100) for i, k in enumerate(("in", "mid", "<b>out"))])
+    try:
+        browser.open(f"{site[0]}#run=profile&view=profiles&logx&x=20~50")
+        browser.until("document.querySelector('.panel .scatterlayer .trace')")
+        axis = "document.querySelector('.panel .plot').layout.xaxis"
+        assert browser.run(f"return {axis}.ticktext") == ["in", "mid", "&lt;b&gt;out"]
+        assert browser.run(f"return [{axis}.title.text, {axis}.type, {axis}.range.join()]") == ["layer", "linear", "0.7,3.3"]
+        assert browser.run("return document.querySelector('.panel .plot').data.at(-1).x") == [1, 2, 3]
+        assert "layer 1 of 3 (101), not alone: layers 1, 3 can hardly be told apart" in browser.text()
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_names_that_are_scripts_are_text(site: tuple[str, Path], browser: Browser) -> None:

@@ -1,7 +1,8 @@
-"""Figures of runs and tables, as matplotlib Figures: curves, heat maps, spectra, matrices, scalars, several runs together.
+"""Figures of runs and tables, as matplotlib Figures: curves, heat maps, profiles over layers, spectra, matrices, scalars,
+several runs together.
 
 >>> curves(run, measures=("nfc", "tangent_cka"))        # a Run, an Observer, or a frame of rows
->>> heat_map(run, "nfc"); spectra(run, "0"); matrices(run, "0")
+>>> heat_map(run, "nfc"); profiles(run, ["tangent_cka"]); spectra(run, "0"); matrices(run, "0")
 >>> compare([run, other], "nfc"); scalars([run, other])
 >>> save(compare([run, other], "nfc"), "pictures/nfc")  # nfc.svg and nfc.pdf
 """
@@ -24,7 +25,7 @@ from richter.report.cards import cards_of, cards_of_all
 from richter.report.images import heat_panels, limits_of, matrix_panel
 from richter.report.looks import COLOURS, Look, depth_looks, run_looks, styled
 from richter.report.names import short_names, shortened
-from richter.report.panels import measure_panel, scalar_panel
+from richter.report.panels import measure_panel, profile_panel, scalar_panel
 from richter.report.plotdata import Framed
 from richter.runs import Run
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "save", "scalars", "side_by_side",
-           "spectra"]
+__all__ = ["COLOURS", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "profiles", "save", "scalars",
+           "side_by_side", "spectra"]
 
 
 @styled
@@ -78,6 +79,23 @@ def heat_maps(subject: pandas.DataFrame | Framed, measures: Sequence[str]) -> Fi
             raise unknown("this run", "measure", m, frame.measure.unique())
     grids = [(card(m, kept), plotdata.grid(frame, m)) for m in measures]
     return heat_panels([(c.heading, grid, limits_of([grid], c)) for c, grid in grids])
+
+
+@styled
+def profiles(subject: pandas.DataFrame | Framed, measures: Sequence[str], times: int = plotdata.TIMES) -> Figure:
+    """A panel for each measure: its values over the layers at a few steps, from light to dark, and where each has its peak."""
+    frame, kept = plotdata.frame_of(subject), cards_of(subject)
+    for m in measures:
+        if not (frame.measure == m).any():
+            raise unknown("this run", "measure", m, frame.measure.unique())
+    figure, axes = grid_of_panels(len(measures), across=3, height=2.7)
+    for ax, m in zip(axes, measures, strict=True):
+        layers, drawn = plotdata.profiles(plotdata.lines(frame, m), times)
+        if drawn:
+            profile_panel(ax, layers, drawn, card(m, kept))
+        else:
+            say_why(ax, [f"a profile needs three layers, and {len(layers)} have values"])
+    return figure
 
 
 @styled

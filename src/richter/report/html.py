@@ -18,6 +18,7 @@ from richter.core import WHOLE, Card, Failure, RichterError, SelectionError
 from richter.instrument.snapshot import Snapshot
 from richter.measures.cards import SHOWN_FIRST, panels
 from richter.measures.cards import card as measure_card
+from richter.measures.profile import peak
 from richter.report import plotdata
 from richter.report.cards import cards_of, cards_of_all
 from richter.report.looks import run_looks
@@ -123,6 +124,7 @@ def _sections(shown: Sequence[Shown], album: Album) -> Iterable[tuple[str, Marku
         yield "What differs", settings([(s.name, s.run.settings) for s in shown], differing=True)
     yield "Measures over training", _curves(shown, album)
     yield "Layers and time", _heat(shown, album)
+    yield "Profiles over layers", joined(_profiles(s, album, len(shown)) for s in shown)
     yield "Matrices and spectra", _matrices(shown, album)
     yield "Loss and other curves", _scalars(shown, album)
     yield "Last values", joined(last_values(s, several=len(shown) > 1) for s in shown)
@@ -177,6 +179,23 @@ def _heat(shown: Sequence[Shown], album: Album) -> Markup:
         return album.page("heat", lambda: figures.heat_maps(shown[0], wide), caption) if wide else Markup("")
     runs = {s.name: s for s in shown}
     return joined(album.page(f"heat-{m}", lambda m=m: figures.compare_heat(runs, m), caption) for m in wide)  # type: ignore[misc]
+
+
+def _profiles(s: Shown, album: Album, runs: int) -> Markup:
+    """Of one run every measure that has one; of several, the first of each panel."""
+    from richter.report import figures
+    filled = [measures for *_, measures in panels(_measures([s]), s.cards)]
+    drawn = {m: profiles[-1] for measures in filled for m in (measures if runs == 1 else measures[:1])
+             for _, profiles in [plotdata.profiles(plotdata.lines(s.frame, m))] if profiles}
+    if not drawn:
+        return Markup("")
+    peaks = [tag("li", tag("em", measure_card(m, s.cards).heading), f": {peak(p.value, p.error)}") for m, p in drawn.items()]
+    owner = f"{s.name}: " if runs > 1 else ""
+    return joined([
+        tag("h3", f"{owner}profiles") if owner else Markup(""),
+        album.page(f"profiles-{owner}", lambda: figures.profiles(s, list(drawn)), "Each measure over the layers, early steps "
+                   "light and late ones dark. A point marks the peak, a bar the layers that may as well have it."),
+        tag("details", tag("summary", "Where each of them is largest in the end"), tag("ul", *peaks, class_="soft"))])
 
 
 def _matrices(shown: Sequence[Shown], album: Album) -> Markup:

@@ -1,4 +1,4 @@
-"""Panels of curves: a measure or a scalar over the steps, with the bands of its errors."""
+"""Panels of curves: a measure or a scalar over the steps, or a measure over the layers, with the bands of its errors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from richter.core import Card, Interval
-from richter.report.axes import decade_ticks, say_why, shows_whole_range, step_axis
-from richter.report.looks import FAINT, LEGEND, Look
-from richter.report.names import shortened
-from richter.report.plotdata import Line
+from richter.measures.profile import Peak, peak
+from richter.report import plotdata
+from richter.report.axes import decade_ticks, say_why, shows_whole_range, step_axis, step_text
+from richter.report.looks import FAINT, LEGEND, Look, depth_map
+from richter.report.names import short_names, shortened
+from richter.report.plotdata import Line, Profile
 from richter.report.thin import thin
 
 if TYPE_CHECKING:
@@ -64,6 +66,30 @@ def scalar_panel(ax: Axes, name: str, lines: Mapping[str, tuple[Line, Look]], li
     ax.set_title(shortened(name))
     if not len(values):
         say_why(ax, [])
+
+
+def profile_panel(ax: Axes, layers: Sequence[str], profiles: Sequence[Profile], card: Card) -> Peak:
+    """A measure over the layers, a curve for each of a few steps, the last one darkest; the peak of each is a point, and where
+    the top of the last is flat a bar shows the layers that may as well have it. Returns the last peak."""
+    place = np.arange(1.0, len(layers) + 1)
+    colours = depth_map()(np.linspace(1, 0, max(2, len(profiles)))[-len(profiles):])
+    for p, colour in zip(profiles, colours, strict=True):
+        top = peak(p.value, p.error)
+        error = np.where(np.isfinite(p.error), p.error, 0.0)
+        ax.fill_between(place, p.value - error, p.value + error, color=colour, alpha=0.12, linewidth=0)
+        ax.plot(place, p.value, color=colour, linewidth=1.3, label=f"step {step_text(p.step)}")
+        ax.plot([top.layer], [top.value], "o", color=colour, markersize=5)
+    if top.flat:
+        ax.plot([top.low, top.high], [top.value] * 2, "-|", color=colour, linewidth=0.9, markersize=7, gid="flat")
+    marks = plotdata.chosen(place.tolist(), 7)
+    names = short_names(layers, 12)
+    ax.set_xticks(marks, [names[layers[int(i) - 1]] for i in marks])
+    ax.set_xlabel("layer")
+    ax.grid(alpha=0.7)
+    ax.legend(frameon=False, fontsize=7)
+    _heights(ax, [Line(place[known], p.value[known], p.error[known]) for p in profiles for known in [np.isfinite(p.value)]], card)
+    ax.set_title(shortened(card.heading))
+    return top
 
 
 def _heights(ax: Axes, lines: Sequence[Line], card: Card) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64]
 T = TypeVar("T")
 MATRICES = ("nfm", "agop", "egop")
+TIMES = 5  # at which profiles over layers are drawn
 NESTED = 8  # levels of settings that become names
 SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while somebody waits
 FLOOR = 1e-7  # of the largest eigenvalue: below it, single precision is noise
@@ -34,6 +35,14 @@ class Line(NamedTuple):
     """One curve: steps, values, standard errors (NaN: none)."""
 
     step: Numbers
+    value: Numbers
+    error: Numbers
+
+
+class Profile(NamedTuple):
+    """A measure over layers at one step, in the order of depth: NaN where a layer has no finding."""
+
+    step: int
     value: Numbers
     error: Numbers
 
@@ -83,6 +92,19 @@ def grid(frame: pandas.DataFrame, measure: str) -> Grid:
     row, column = {k: i for i, k in enumerate(layers)}, {s: j for j, s in enumerate(steps)}
     values[[row[k] for k in mine.layer], [column[int(s)] for s in mine.step]] = mine.value
     return Grid(layers, steps, values)
+
+
+def profiles(lines: Mapping[str, Line], most: int = TIMES) -> tuple[list[str], list[Profile]]:
+    """Of the curves of all layers: the layers, without the whole model, and the measure over them at a few of its steps, the
+    first and the last among them. Fewer than three layers have no profile: nothing lies between the ends."""
+    inner = {k: line for k, line in lines.items() if k != WHOLE}
+    steps = sorted({int(s) for line in inner.values() for s in line.step})
+    if len(inner) < 3:
+        return list(inner), []
+    known = [{int(s): (v, e) for s, v, e in zip(*line, strict=True)} for line in inner.values()]
+    nothing = (np.nan, np.nan)
+    drawn = [Profile(s, *np.array([mine.get(s, nothing) for mine in known]).T) for s in chosen(steps, most)]
+    return list(inner), [p for p in drawn if np.isfinite(p.value).sum() > 1]
 
 
 def scalar_lines(table: pandas.DataFrame) -> dict[str, Line]:

@@ -17,7 +17,8 @@ export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "
 
 /**
  * Draw panels into a grid; those that stay keep their zoom. A panel has a key, a title, a hint, its curves, the runs and layers that
- * colours and dashes tell apart, and perhaps a table (the question whose answer are all its points) and a legend.
+ * colours and dashes tell apart, and perhaps a table (the question whose answer are all its points), a legend, and an axis of its own
+ * (the word for it, and names of the places 1, 2, ... on it), which is not zoomed with the steps.
  */
 export function drawPanels(grid, wanted) {
   for (const [key, panel] of panels) {
@@ -29,7 +30,7 @@ export function drawPanels(grid, wanted) {
   wanted.forEach((w, i) => {
     const fresh = !panels.has(w.key);
     if (fresh) panels.set(w.key, made(w.key));
-    const panel = Object.assign(panels.get(w.key), { table: null, legend: false }, w);
+    const panel = Object.assign(panels.get(w.key), { table: null, legend: false, axis: "", ticks: [] }, w);
     if (grid.children[i] !== panel.node) grid.insertBefore(panel.node, grid.children[i] ?? null);
     if (fresh) watcher.observe(panel.node);
     panel.heading.textContent = w.title;
@@ -97,7 +98,7 @@ function drawPanel(panel) {
   Plotly.react(panel.plot, traces(panel, looks(panel.runs, panel.layers)), panelLayout(panel), { ...CONFIG, doubleClick: "reset" });
   if (panel.ready) return;
   panel.ready = true;
-  panel.plot.on("plotly_relayout", (e) => zoomed(e));
+  panel.plot.on("plotly_relayout", (e) => panel.axis || zoomed(e));
   panel.plot.on("plotly_doubleclick", () => change({ x: null }));
   panel.plot.on("plotly_hover", (e) => tip(panel, e));
   panel.plot.on("plotly_unhover", () => { byId("tip").hidden = true; });
@@ -109,17 +110,17 @@ function traces(panel, look) {
     const l = look(c.run, c.layer);
     const trivial = c.mark === "trivial";
     return {
-      x: c.step.map(place), y: c.value, customdata: c.step.map(() => i), name: literal(label(panel, c)), hoverinfo: "none", type: "scatter",
+      x: c.step.map((v) => place(v, panel)), y: c.value, customdata: c.step.map(() => i), name: literal(label(panel, c)), hoverinfo: "none", type: "scatter",
       mode: c.step.length > 60 || trivial || panel.runs.length > 1 ? "lines" : "lines+markers", marker: { size: 3.5 }, opacity: trivial ? 0.45 : 1, connectgaps: false,
       line: { color: l.color, dash: trivial ? "dot" : l.dash, width: panel.curves.length > BANDS ? 1.2 : 1.7 },
     };
   });
   if (panel.curves.length > BANDS) return lines;
-  return [...panel.curves.map((c) => band(c, look(c.run, c.layer).color, log)), ...lines];
+  return [...panel.curves.map((c) => band(panel, c, look(c.run, c.layer).color, log)), ...lines];
 }
 
 /** The standard error above and below, as one closed shape. */
-function band(c, color, log) {
+function band(panel, c, color, log) {
   const at = c.step.flatMap((_, i) => (c.value[i] === null ? [] : [i]));
   const edge = (i, sign) => {
     const v = c.value[i] + sign * (c.error[i] ?? 0);
@@ -127,7 +128,7 @@ function band(c, color, log) {
   };
   const back = at.toReversed();
   return {
-    x: [...at, ...back].map((i) => place(c.step[i])), y: [...at.map((i) => edge(i, 1)), ...back.map((i) => edge(i, -1))],
+    x: [...at, ...back].map((i) => place(c.step[i], panel)), y: [...at.map((i) => edge(i, 1)), ...back.map((i) => edge(i, -1))],
     type: "scatter", mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: `${color}2b`, hoverinfo: "skip", showlegend: false,
   };
 }
@@ -140,7 +141,7 @@ function panelLayout(panel, which = theme()) {
     font: { family: FONT, size: 11, color: c.text }, showlegend: panel.legend, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
     legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)", font: { size: 10.5 } },
     uirevision: `${panel.key} ${isLog(panel.key)} ${state.logx}`,
-    xaxis: { ...axis, ...steps(panel.curves), title: { text: "step", font: { size: 10.5, color: c.faint }, standoff: 4 },
+    xaxis: { ...axis, ...(panel.axis ? named(panel) : steps(panel.curves)), title: { text: literal(panel.axis || "step"), font: { size: 10.5, color: c.faint }, standoff: 4 },
       showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: c.line },
     yaxis: { ...axis, type: isLog(panel.key) ? "log" : "linear", exponentformat: "power", nticks: 6 },
   };
@@ -149,7 +150,7 @@ function panelLayout(panel, which = theme()) {
 // ------------------------------------------------------------------------------------------------ steps, zoom and keys
 
 // A logarithmic axis shows step + 1 and says step, so that the first measurement, at step 0, has a place.
-const place = (step) => (state.logx ? step + 1 : step);
+const place = (step, { axis } = {}) => (state.logx && !axis ? step + 1 : step);
 const onAxis = (step) => (state.logx ? Math.log10(Math.max(step, -0.9) + 1) : step);
 const offAxis = (at) => (state.logx ? 10 ** at - 1 : at);
 
@@ -160,7 +161,19 @@ function steps(curves) {
   const wide = range[1] - range[0] > 2;
   const ticks = [0];
   for (let k = 1; k <= last * 10; k *= 10) ticks.push(...(wide ? [k] : [k, 2 * k, 5 * k]));
-  return { type: "log", range, tickmode: "array", tickvals: ticks.map(place), ticktext: ticks.map((t) => t.toLocaleString("en")) };
+  return { type: "log", range, tickmode: "array", tickvals: ticks.map((t) => place(t)), ticktext: ticks.map((t) => t.toLocaleString("en")) };
+}
+
+const TICKS = 12; // names on an axis
+
+/** An axis of its own: all of it, with some of the names of its places. */
+function named({ curves, ticks }) {
+  const all = curves.flatMap((c) => c.step);
+  const range = [Math.min(...all) - 0.3, Math.max(...all) + 0.3];
+  if (!ticks.length) return { type: "linear", range, tickmode: "auto", nticks: 7 };
+  const every = Math.ceil(ticks.length / TICKS);
+  const at = ticks.map((_, i) => i + 1).filter((i) => (i - 1) % every === 0);
+  return { type: "linear", range, tickmode: "array", tickvals: at, ticktext: at.map((i) => literal(ticks[i - 1])) };
 }
 
 function zoomed(event) {
@@ -170,7 +183,7 @@ function zoomed(event) {
 }
 
 function onKey(event, key) {
-  const { plot, node, ready } = panels.get(key);
+  const { plot, node, ready, axis } = panels.get(key);
   if (!ready) return;
   const [low, high] = plot.layout.xaxis.range;
   const [width, middle] = [high - low, (high + low) / 2];
@@ -180,7 +193,7 @@ function onKey(event, key) {
     "+": () => to(middle - width / 3, middle + width / 3), "=": () => to(middle - width / 3, middle + width / 3),
     "-": () => to(middle - width * 0.75, middle + width * 0.75), 0: () => resetZoom(), l: () => toggleLog(key), w: () => widen(node),
   }[event.key];
-  if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!act || (axis && !"lw".includes(event.key)) || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   act();
 }
@@ -221,7 +234,8 @@ function tip(panel, event) {
   });
   const first = points[0];
   const more = event.points.filter((p) => p.customdata !== undefined).length - points.length;
-  box.replaceChildren(el("strong", { textContent: `step ${panel.curves[first.customdata].step[first.pointIndex].toLocaleString("en")}` }),
+  const at = panel.curves[first.customdata].step[first.pointIndex];
+  box.replaceChildren(el("strong", { textContent: `${panel.axis || "step"} ${panel.ticks[at - 1] ?? at.toLocaleString("en")}` }),
     el("table", {}, el("tbody", {}, ...lines)), more > 0 ? el("small", { textContent: `and ${more} more` }) : "");
   box.hidden = false;
   const { clientX: x, clientY: y } = event.event;

@@ -4,8 +4,11 @@ import { ask } from "./dashboard-api.js";
 import { drawPanels, forgetPanels } from "./dashboard-charts.js";
 import { el, number, show } from "./dashboard-dom.js";
 
-export async function draw(view, { name, runs }, current) {
-  const { panels } = await ask(name, { run: runs });
+export const draw = (view, s, current) => drawAnswer(view, s, current);
+
+/** Ask the view, perhaps for more than the runs, and draw what it answers. */
+export async function drawAnswer(view, { name, runs }, current, more = {}) {
+  const { panels } = await ask(name, { run: runs, ...more });
   if (!current()) return;
   if (!view.querySelector(".grid")) view.replaceChildren(el("div", { className: "grid" }), el("div", { className: "cards" }));
   const [grid, cards] = view.children;

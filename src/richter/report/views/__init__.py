@@ -46,11 +46,14 @@ class View:
 
 @dataclass(frozen=True)
 class Curves:
-    """A panel of curves: by label, steps and values, and standard errors if there are (a ``Series`` is these three)."""
+    """A panel of curves: by label, steps and values, and standard errors if there are (a ``Series`` is these three). What is not
+    over steps names its ``axis``, and its ``ticks`` at 1, 2, ... if they have names."""
 
     title: str
     curves: Mapping[str, Sequence[Any]]
     sentence: str = ""
+    axis: str = ""
+    ticks: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         lines = []
@@ -58,7 +61,8 @@ class Curves:
             given = [np.asarray(c, dtype=np.float64) for c in (step, value, *error)]
             line = thin(Line(given[0], given[1], given[2] if error else np.full(len(given[0]), np.nan)), POINTS)
             lines.append({"label": label, "step": numbers(line.step), "value": numbers(line.value), "error": numbers(line.error)})
-        return {"kind": "curves", "title": self.title, "sentence": self.sentence, "curves": lines}
+        return {"kind": "curves", "title": self.title, "sentence": self.sentence, "curves": lines, "axis": self.axis,
+                "ticks": list(self.ticks)}
 
 
 @dataclass(frozen=True)

@@ -79,4 +79,4 @@ def _spectrum(run: Run, query: Query, a: NDArray[np.float64]) -> tuple[NDArray[n
 
 
 VIEW = View("matrices", "Matrices", matrices, more={"matrix": matrix, "matrix.csv": matrix_csv}, script="view-matrices.js",
-            place=1)
+            place=2)
