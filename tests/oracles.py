@@ -777,6 +777,45 @@ def tangent_alignment(K: Tensor, Y: Tensor) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
+def specialisation_ratio(K: Tensor, Y: Tensor) -> float:
+    """The mean diagonal entry of the KSM of K[n,k,n,k], Y[n,k] over the mean entry off the diagonal."""
+    k = Y.shape[1]
+    own = torch.stack([K[:, c, :, c] for c in range(k)])
+    if k < 2 or (Y.norm(dim=0) == 0).any() or (own.flatten(1).norm(dim=1) == 0).any():
+        return math.nan
+    KSM = specialisation(own, Y)
+    on = [float(KSM[c, c]) for c in range(k)]
+    off = [float(KSM[c, a]) for c in range(k) for a in range(k) if a != c]
+    return _ratio(sum(on) / len(on), sum(off) / len(off))
+
+
+def kernel_evolution(K0: Tensor, K: Tensor, steps: float = 1.0) -> dict[str, float]:
+    """Of each output's own kernel K[:, c, :, c] of K[n,k,n,k], all outputs as one long vector."""
+    then, now = (torch.cat([Z[:, c, :, c].flatten() for c in range(Z.shape[1])]) for Z in (K0, K))
+    return {"kernel_norm": _ratio(now.norm(), then.norm()), "kernel_distance": _ratio((now - then).norm(), then.norm()),
+            "kernel_rotation": 1 - _ratio(now @ then, now.norm() * then.norm()),
+            "kernel_velocity": _ratio((now - then).norm(), then.norm() * steps)}
+
+
+def effective_gamma(K0: Tensor, K: Tensor, Y: Tensor) -> float:
+    """Mean over outputs, with labels and kernels, of the gamma for which K0/|K0| + gamma y y^T has the alignment of K: found by
+    bisection, since that alignment grows with gamma. NaN if none is finite."""
+    rates = []
+    for c in range(Y.shape[1]):
+        first, last, y = K0[:, c, :, c], K[:, c, :, c], Y[:, c]
+        if min(first.norm(), last.norm(), y.norm()) == 0:
+            continue
+        first, wanted = first / first.norm(), alignment(last, y)
+        if wanted > 1 - 1e-12:
+            return math.nan
+        low, high = -1e3, 1e3
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if alignment(first + middle * torch.outer(y, y), y) < wanted else (low, middle)
+        rates.append((low + high) / 2)
+    return sum(rates) / len(rates) if rates else math.nan
+
+
 def _globally_centred(K: Tensor) -> Tensor:
     """C K C over the n k pairs (example, output), C = I - 1 1^T / (n k)."""
     nk = K.shape[0] * K.shape[1]

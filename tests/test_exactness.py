@@ -22,6 +22,7 @@ RELATIVE = 1e-8
 DECAY = 0.07
 COMPUTED = ("parametrized", "old_weight_norm")  # cases whose matrices are computed from their parameters
 TANGENT = ("tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
+EVOLVED = ("kernel_norm", "kernel_rotation", "kernel_distance")
 EVERY_CASE = pytest.mark.parametrize("name", zoo.CASES)
 
 
@@ -134,7 +135,26 @@ def test_tangent_measures_are_those_of_the_definition(name: str, device: str) ->
         for measure in TANGENT:
             labels = () if measure == "tangent_stable_rank" else (Y,)
             expected[measure, layer] = float(getattr(oracles, measure)(K, *labels))
-    assert {m.name for m in richter.measures.catalogue().values() if m.of_kernels} == set(TANGENT)
+        expected["specialisation", layer] = oracles.specialisation_ratio(K, Y)
+    evolution = {*EVOLVED, "effective_gamma", "kernel_velocity"}  # the last is in test_evolution.py
+    assert {m.name for m in richter.measures.catalogue().values() if m.of_kernels} == {*TANGENT, "specialisation"} | evolution
+    assert not disagreements({key: snap.value(*key) for key in expected}, expected)
+
+
+@EVERY_CASE
+def test_the_evolution_of_kernels_is_that_of_the_definition(name: str, device: str) -> None:
+    case, snap = zoo.CASES[name], measured(name, device)
+    Y = richter.Probe(*case.batch(examples(name))).targets(output_shape(name))[0]
+    assert Y is not None
+    then = case.build()
+    then.load_state_dict(zoo.initial(case))
+    first, last = oracles.tangent_kernels(then, case.batch(examples(name))[0], output=case.output), tangent_kernels(name)
+    expected = {}
+    for layer in (*last, WHOLE):
+        K0, K = (torch.stack(list(k.values())).sum(0) if layer == WHOLE else k[layer] for k in (first, last))
+        evolution = oracles.kernel_evolution(K0, K)
+        expected |= {(measure, layer): evolution[measure] for measure in EVOLVED}
+        expected["effective_gamma", layer] = oracles.effective_gamma(K0, K, Y)
     assert not disagreements({key: snap.value(*key) for key in expected}, expected)
 
 

@@ -710,7 +710,7 @@ def test_a_part_that_is_not_there() -> None:
 
 def test_figures_has_what_papers_and_experiments_use() -> None:
     assert set(figures.__all__) == {"COLOURS", "curves", "heat_map", "heat_maps", "compare", "compare_heat", "scalars",
-                                    "spectra", "matrices", "profiles", "side_by_side", "save"}
+                                    "spectra", "matrices", "profiles", "specialisation", "side_by_side", "save"}
     assert all(hasattr(figures, name) for name in figures.__all__)
 
 

@@ -7,11 +7,12 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from richter.core import WHOLE, Mark, Remark, RichterError, Row
 from richter.instrument.cotangents import Cotangents
@@ -23,6 +24,7 @@ from richter.instrument.statistics.frame import (
     Missing,
     OutOfRange,
     Uneven,
+    every,
     joined,
     leaves,
     place_of,
@@ -154,7 +156,7 @@ class Evaluation:
             if p.reason:
                 raise Missing(p.reason)
             known = [self.here[key] for key in p.keys]
-            arguments = [k.value for k in known]
+            arguments = every(partial(getattr, k, "value") for k in known)
             value, remark = self._computed(m, place, arguments)
         except Missing as why:
             if isinstance(why, Beyond) and self.subject.single:
@@ -176,14 +178,20 @@ class Evaluation:
         """The number, and what its measure says of it; a measure that fails does not end the training that it looks at."""
         try:
             value, remark = float(m.compute(*arguments)), m.remark(*arguments) if m.remark else Remark()
-            if m.arrays is not None and place in self.subject.W and self.subject.W[place].shape[-1] <= self.matrices:
+            if m.arrays is not None and self._keeps(m, place):
                 for name, M in m.arrays(*arguments).items():
-                    self.arrays[place, name] = ((M + M.T) / 2).float().cpu().numpy()  # to the last bit: half of it is kept
+                    if max(M.shape) <= self.matrices:
+                        self.arrays[place, name] = _symmetric(M).float().cpu().numpy()
         except (Missing, RichterError):
             raise
         except Exception as why:
             raise Missing(f"the measure failed ({type(why).__name__}: {why})", Mark.FAILED) from why
         return value, remark
+
+    def _keeps(self, m: Measure, place: str) -> bool:
+        """Are its arrays kept? A map's are as wide as what it reads, and are not made where that is too wide."""
+        W = self.subject.W.get(place)
+        return self.matrices > 0 and (m.of_kernels or (W is not None and W.shape[-1] <= self.matrices))
 
     def _remark(self) -> None:
         """What a user should know of layers that have no or half a row."""
@@ -197,6 +205,11 @@ class Evaluation:
         blind = [remark.text for remark in notes.values() if remark.mark is Mark.REFUSED]
         if blind:
             warnings.warn(blind[0] + (f" ({len(blind)} layers in all.)" if len(blind) > 1 else ""), RichterWarning, stacklevel=5)
+
+
+def _symmetric(M: Tensor) -> Tensor:
+    """A matrix that is symmetric but for rounding is so to the last bit: half of it is kept."""
+    return (M + M.T) / 2 if M.shape[0] == M.shape[-1] and (M - M.T).norm() <= 1e-5 * M.norm() else M
 
 
 def _error(m: Measure, known: Sequence[Known]) -> float:

@@ -45,6 +45,7 @@ class Measurement:
     def take(self, step: int | None = None, matrices: int = 0, only: Collection[str] | None = None) -> Snapshot:
         """Measure the model as it is now. It is left exactly as it was. ``only``: names of some of the measures."""
         begun = time.perf_counter()
+        self.subject.step = step
         check_weights(self.model)
         if self.subject.initial is not None:
             check_initial(self.model, self.subject.initial)

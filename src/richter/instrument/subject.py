@@ -49,6 +49,7 @@ class Subject:
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
         self.carried: dict[str, Any] = {}  # and those of now, for the next one
+        self.step: int | None = None  # of training, at which it is measured
         self.moved = ""  # what is to be said of token labels
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
 

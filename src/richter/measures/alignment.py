@@ -1,11 +1,15 @@
-"""How a layer's tangent kernel stands to the labels.  [rapid, Sec. 2; signal, Sec. 1 and 4]"""
+"""How a layer's tangent kernel stands to the labels.  [rapid, Sec. 2 and 6; signal, Sec. 1 and 4]"""
 
 from __future__ import annotations
 
 import math
 
-from richter.core import Interval, Ref
-from richter.instrument.statistics import CENTRED_KERNEL, SAME_OUTPUT
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import Interval, Mark, Ref, Remark
+from richter.instrument.statistics import CENTRED_KERNEL, CROSS_OUTPUT, SAME_OUTPUT, CrossOutput
 from richter.instrument.statistics.grams import CentredKernel, SameOutput
 from richter.measures.measure import Measure
 
@@ -37,6 +41,44 @@ def tangent_correlation(c: CentredKernel) -> float:
     return quadratic / size if size else math.nan
 
 
+def specialisation_matrix(c: CrossOutput) -> Float[Tensor, "v v"]:
+    """KSM[c, a] = A(K^cc, y_a) / mean over c' of A(K^c'c', y_a): rows are kernels, columns labels.  [rapid, Eq. 16]"""
+    A = c.quadratic / (c.norm[:, None] * c.energy)
+    return A / A.mean(0)
+
+
+def specialisation(c: CrossOutput) -> float:
+    """The mean of the diagonal of the KSM over the mean of what is off it: 1 where no output has a kernel of its own."""
+    KSM, k = specialisation_matrix(c), len(c.norm)
+    own = KSM.diagonal().sum()
+    return (own / k / ((KSM.sum() - own) / (k * (k - 1)))).item() if k > 1 else math.nan
+
+
+ONE_OUTPUT = "there is one output: the kernels of several are compared"
+SAME_KERNEL = "every output has the same kernel here, as in any read-out: 1 whatever was learned"
+EQUAL = 1e-5  # of their size: kernels that differ by less differ by rounding
+
+
+def comparable(c: CrossOutput) -> Remark:
+    """Are there kernels and labels of several outputs, and do the kernels differ?"""
+    if len(c.norm) == 1:
+        return Remark(Mark.UNDEFINED, ONE_OUTPUT)
+    for what, sizes in (("labels", c.energy), ("a kernel", c.norm)):
+        if not bool((sizes > 0).all()):
+            zero = ", ".join(map(str, (sizes == 0).nonzero().flatten().tolist()[:8]))
+            return Remark(Mark.UNDEFINED, f"outputs with {what} of zeros ({zero}) have no alignment: take examples of every class, "
+                                          f"or other outputs with output=")
+    A = c.quadratic / c.norm[:, None]
+    same = all(bool((M - M.mean(0)).abs().max() <= EQUAL * M.abs().max()) for M in (c.norm, A))
+    return Remark(Mark.TRIVIAL, SAME_KERNEL) if same else Remark()
+
+
+def matrix(c: CrossOutput) -> dict[str, Tensor]:
+    """The KSM itself."""
+    KSM = specialisation_matrix(c)
+    return {"ksm": KSM} if len(KSM) > 1 and bool(torch.isfinite(KSM).all()) else {}
+
+
 UNIT = Interval(0.0, 1.0)
 MEASURES = (
     Measure("tangent_alignment", tangent_alignment, (SAME_OUTPUT,), ref=Ref("rapid", "Sec. 2"), bounds=UNIT),
@@ -44,4 +86,6 @@ MEASURES = (
     Measure("tangent_stable_rank", tangent_stable_rank, (CENTRED_KERNEL,), ref=Ref("signal", "Sec. 4"),
             bounds=Interval(low=1.0)),
     Measure("tangent_correlation", tangent_correlation, (CENTRED_KERNEL,), ref=Ref("signal", "Sec. 4"), bounds=UNIT),
+    Measure("specialisation", specialisation, (CROSS_OUTPUT,), ref=Ref("rapid", "Eq. 16"), bounds=Interval(low=0.0),
+            remark=comparable, arrays=matrix),
 )

@@ -29,7 +29,7 @@ class Measure:
     bounds: Interval = ANYWHERE
     remark: Callable[..., Remark] | None = None  # of the same statistics: what must be said beside the value
     card: Card | None = None  # what people read about it; a shipped one's is in cards.py
-    arrays: Callable[..., Mapping[str, Tensor]] | None = None  # of the same statistics: symmetric matrices kept beside the number
+    arrays: Callable[..., Mapping[str, Tensor]] | None = None  # of the same statistics: matrices kept beside the number
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cotangents", as_cotangents(self.cotangents))  # a plain function of (f, y) is some too

@@ -2,7 +2,7 @@
 several runs together.
 
 >>> curves(run, measures=("nfc", "tangent_cka"))        # a Run, an Observer, or a frame of rows
->>> heat_map(run, "nfc"); profiles(run, ["tangent_cka"]); spectra(run, "0"); matrices(run, "0")
+>>> heat_map(run, "nfc"); profiles(run, ["tangent_cka"]); spectra(run, "0"); matrices(run, "0"); specialisation(run)
 >>> compare([run, other], "nfc"); scalars([run, other])
 >>> save(compare([run, other], "nfc"), "pictures/nfc")  # nfc.svg and nfc.pdf
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "profiles", "save", "scalars",
-           "side_by_side", "spectra"]
+           "side_by_side", "specialisation", "spectra"]
 
 
 @styled
@@ -208,6 +208,28 @@ def matrices(run: Run, layer: str, step: int | None = None) -> Figure:
             cosines = {other: cosine(mine[other], mine[name]) for other in names[:j] if other in mine}
             words = [f"±{top:.2g}", *(f"cosine with {k.upper()}: {v:.3f}" for k, v in cosines.items())]
             ax.set_xlabel("\n".join(words))
+    return figure
+
+
+@styled
+def specialisation(run: Run, most: int = 5) -> Figure:
+    """Which outputs' kernels point along which labels, at the first and at the last step, of layers evenly over depth and of the
+    whole model: red above the column's mean (1), blue below."""
+    every = plotdata.specialisations(run)
+    if not every:
+        raise SelectionError(f"the run {run.name} has no specialisation matrix: observe the measure 'specialisation' with a run.")
+    shown = [*plotdata.chosen([k for k in every if k != WHOLE], most), *([WHOLE] if WHOLE in every else [])]
+    names = short_names(shown, 20)
+    rows = max(len(every[k]) for k in shown)
+    figure, axes = grid_of_panels(rows * len(shown), across=len(shown), width=1.9, height=2.2)
+    for j, k in enumerate(shown):
+        for i, (step, KSM) in enumerate(every[k].items()):
+            ax = axes[i * len(shown) + j]
+            ax.set_xlabel(f"labels (1 ± {matrix_panel(ax, KSM - 1):.2g})")
+            ax.set_ylabel(f"kernels, step {step}" if j == 0 else "")
+            ax.set_title(names[k] if i == 0 else "")
+        for i in range(len(every[k]), rows):
+            axes[i * len(shown) + j].set_axis_off()
     return figure
 
 

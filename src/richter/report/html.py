@@ -218,7 +218,12 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
         yield tag("h3", f"{owner}layer {k}")
         pictures = album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{few}")  # type: ignore[misc]
         yield tag("div", pictures, _spectra(s, k, album, owner), class_="pair")
-    if any(name not in plotdata.MATRICES or not layers for name in plotdata.stored(run, WHOLE)):
+    if plotdata.specialisations(run):
+        yield tag("h3", f"{owner}specialisation of the outputs' kernels")
+        yield album.page(f"specialisation-{owner}", lambda: figures.specialisation(run),
+                         "Alignment of each output's kernel (rows) with each output's labels (columns), relative to the mean of its "
+                         "column: red is above it. A red diagonal: outputs have kernels of their own.")
+    if any(name != plotdata.KSM and (name not in plotdata.MATRICES or not layers) for name in plotdata.stored(run, WHOLE)):
         yield tag("h3", f"{owner}whole model")
         yield _spectra(s, WHOLE, album, owner)
 

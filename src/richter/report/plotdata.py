@@ -19,6 +19,7 @@ Numbers = NDArray[np.float64]
 T = TypeVar("T")
 MATRICES = ("nfm", "agop", "egop")
 TIMES = 5  # at which profiles over layers are drawn
+KSM = "ksm"  # which kernels point along which labels: no matrix of features, and it has no spectrum
 NESTED = 8  # levels of settings that become names
 SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while somebody waits
 FLOOR = 1e-7  # of the largest eigenvalue: below it, single precision is noise
@@ -165,6 +166,8 @@ def spectra(run: Run, layer: str) -> dict[str, dict[int, Numbers]]:
     """name -> {first step: eigenvalues, last step: eigenvalues}; what has none (not symmetric) is left out."""
     spectra: dict[str, dict[int, Numbers]] = {}
     for name, steps in stored(run, layer).items():
+        if name == KSM:
+            continue
         try:
             spectra[name] = {s: spectrum(run, name, layer, s) for s in dict.fromkeys((steps[0], steps[-1]))}
         except StoreError:
@@ -194,6 +197,17 @@ def matrix_steps(run: Run, layer: str) -> list[int]:
     """The first and the last step at which a layer has an NFM or an AGOP."""
     steps = sorted({s for name, mine in stored(run, layer).items() if name in MATRICES[:2] for s in mine})
     return list(dict.fromkeys(steps[:1] + steps[-1:]))
+
+
+def specialisations(run: Run) -> dict[str, dict[int, Numbers]]:
+    """Layer -> {first step: KSM, last step: KSM}, by depth, the whole model last."""
+    steps: dict[str, list[int]] = {}
+    for k, name, step in run.arrays:
+        if name == KSM and len(shape := run.shape(name, k, step)) == 2 and shape[0] == shape[1]:
+            steps.setdefault(k, []).append(step)
+    layers = [k for k in (*run.layers, WHOLE) if k in steps]
+    return {k: {s: run.array(KSM, k, s).astype(np.float64) for s in dict.fromkeys((min(steps[k]), max(steps[k])))}
+            for k in dict.fromkeys(layers)}
 
 
 def _order(name: str) -> tuple[int, str]:

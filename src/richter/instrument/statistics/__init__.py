@@ -20,6 +20,7 @@ from richter.instrument.statistics.movement import (
 )
 from richter.instrument.statistics.operators import Operator, Products, Trace
 from richter.instrument.statistics.outputs import OUTPUTS, SPREAD, Answers, Outputs, Spread
+from richter.instrument.statistics.own import CROSS_OUTPUT, OWN_KERNELS, SINCE_INITIAL, SINCE_PREVIOUS, STEP, CrossOutput, Evolved
 from richter.instrument.statistics.passes import Reading
 from richter.instrument.statistics.probes import WEIGHT_DECAY, OfProbe
 from richter.instrument.statistics.weights import (
@@ -45,10 +46,11 @@ from richter.instrument.statistics.weights import (
     feature_matrix,
 )
 
-__all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "DOUBLE_CENTRED_PAIR",
-           "FEATURES", "FEATURE_CHANGE", "FUNCTION_CHANGE", "GROUPS", "INITIAL_WEIGHT", "LABELS", "LINEARISATION", "MATRIX",
-           "NFM", "NFM_AND_AGOP", "OUTPUTS", "PTK_CENTRED_PAIR", "PTK_CHANGE", "PTK_COVARIANCE", "SAME_OUTPUT", "SPREAD",
-           "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "Derived", "Factor", "FeatureChange",
+__all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "CROSS_OUTPUT",
+           "DOUBLE_CENTRED_PAIR", "FEATURES", "FEATURE_CHANGE", "FUNCTION_CHANGE", "GROUPS", "INITIAL_WEIGHT", "LABELS",
+           "LINEARISATION", "MATRIX", "NFM", "NFM_AND_AGOP", "OUTPUTS", "OWN_KERNELS", "PTK_CENTRED_PAIR", "PTK_CHANGE",
+           "PTK_COVARIANCE", "SAME_OUTPUT", "SINCE_INITIAL", "SINCE_PREVIOUS", "SPREAD", "STEP", "TANGENT_KERNEL", "WEIGHT",
+           "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "CrossOutput", "Derived", "Evolved", "Factor", "FeatureChange",
            "FeatureMatrix", "Features", "FunctionChange", "Gap", "Gathering", "Gradient", "Gram", "HeldOut", "Initial",
            "Labels", "Linearisation", "Missing", "Moment", "OfProbe", "OfWeight", "Operator", "Outputs", "Pair", "Previous",
            "Products", "Reading", "Simple", "Sketched", "Spread", "Statistic", "Trace", "Turned", "Wants", "basis",

@@ -39,7 +39,6 @@ from richter.instrument.statistics.grams import (
     LABELS,
     TANGENT_KERNEL,
     CentredKernel,
-    SameOutput,
     Tangents,
     centred_kernel,
     centred_kernel_leaving,
@@ -258,9 +257,13 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 
 @dataclass(frozen=True)
 class Diagonal(Statistic):
-    """Each output's own kernels: of all outputs, or of some drawn from those that have labels."""
+    """Each output's own kernels: of all outputs, or of some drawn from those that have labels. ``sums``: what is to be known of
+    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out, if that is known here."""
 
     name: str
+    sums: Callable[[Tensor, Tensor], Any] = of_diagonal
+    leaving: Callable[[Tensor, Tensor, int], Sequence[Any]] | None = of_diagonal_leaving
+    labelled: bool = True  # are labels needed?
     use: Use = "kernel"
     place: Place = "module"
 
@@ -271,45 +274,44 @@ class Diagonal(Statistic):
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
-        if subject.Y is None:
+        if subject.Y is None and self.labelled:
             return _Estimates(_unlabelled, "examples", 0, Remark())
-        Y = subject.Y[t.rows].to(subject.home)
+        Y = (torch.ones(t.n, subject.survey.outputs, dtype=torch.float64) if subject.Y is None else subject.Y[t.rows]).to(subject.home)
         picked, labelled = torch.arange(Y.shape[1]), Y.shape[1]
         if not cotangents.exact:
             known = (Y != 0).any(0).nonzero().flatten().cpu()
             draw = torch.Generator().manual_seed(0)
             picked, labelled = known[torch.randperm(len(known), generator=draw)[:SAMPLED]].sort().values, len(known)
         drawn = len(picked) < labelled
-        remark = Remark(Mark.ESTIMATED, f"{len(picked)} outputs drawn of {labelled} that have labels") if drawn else Remark()
+        among = f"{labelled} that have labels" if subject.Y is not None else str(labelled)
+        remark = Remark(Mark.ESTIMATED, f"{len(picked)} outputs drawn of {among}") if drawn else Remark()
         of_picked = Y[:, picked.to(Y.device)]
         kind, groups = ("outputs", len(picked)) if drawn else ("examples", t.groups["examples"])
-        return _Estimates(lambda: _diagonals(t, None if cotangents.exact else picked, of_picked, drawn), kind, groups, remark)
+        only = None if cotangents.exact else picked
+        return _Estimates(lambda: self._estimates(t, only, of_picked, drawn), kind, groups, remark)
+
+    def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool) -> Iterator[tuple[str, Estimate]]:
+        if not Y.shape[1]:
+            raise Missing(NO_LABELS)
+        total: Tensor | None = None
+        for name, K in t.anew("diagonal", None if picked is None else SomeOutputs(tuple(picked.tolist()))):
+            if t.subject.layers is None:
+                total = K.clone() if total is None else total.add_(K)
+            yield name, self._estimate(t, K, Y, drawn)
+        if total is not None:
+            yield WHOLE, self._estimate(t, total, Y, drawn)
+
+    def _estimate(self, t: Tangents, K: Tensor, Y: Tensor, drawn: bool) -> Estimate:
+        value = self.sums(K, Y)
+        if not drawn:
+            return Estimate(value, self.leaving(K, Y, t.groups["examples"]) if self.leaving is not None else ())
+        outputs = torch.arange(len(K), device=K.device)
+        return Estimate(value, [self.sums(K[outputs != i], Y[:, outputs != i]) for i in range(len(K))])
 
 
 def _unlabelled() -> Iterator[tuple[str, Estimate]]:
     raise Missing(NO_LABELS)
     yield
-
-
-def _diagonals(t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool) -> Iterator[tuple[str, Estimate]]:
-    if not Y.shape[1]:
-        raise Missing(NO_LABELS)
-    total: Tensor | None = None
-    for name, K in t.anew("diagonal", None if picked is None else SomeOutputs(tuple(picked.tolist()))):
-        if t.subject.layers is None:
-            total = K.clone() if total is None else total.add_(K)
-        yield name, _same(t, K, Y, drawn)
-    if total is not None:
-        yield WHOLE, _same(t, total, Y, drawn)
-
-
-def _same(t: Tangents, K: Tensor, Y: Tensor, drawn: bool) -> Estimate:
-    value = of_diagonal(K, Y)
-    if not drawn:
-        return Estimate(value, of_diagonal_leaving(K, Y, t.groups["examples"]))
-    parts = (value.quadratic, value.norm, value.energy)
-    rest = [torch.arange(len(K), device=K.device) != i for i in range(len(K))]
-    return Estimate(value, [SameOutput(*(p[r] for p in parts)) for r in rest])
 
 
 SKETCH, FREE, DIAGONAL = Sketch("sketched_kernel"), Free("products_with_the_kernel"), Diagonal("kernels_of_single_outputs")
@@ -325,8 +327,14 @@ def formed(t: Tangents, reason: str) -> bool:
     return t.bytes() + t.least() <= t.subject.memory and exact <= estimate
 
 
+def one_at_a_time(subject: Subject, cotangents: Cotangents, reason: str) -> bool:
+    """Are each output's own kernels made one after another, in passes of their own? Where the whole kernel is not formed; and of
+    the initial network, because captures that are kept for a whole kernel would be kept for good."""
+    return not formed(Tangents(subject, cotangents), reason) or (bool(subject.origin) and cotangents.whole)
+
+
 def _same_output_estimate(subject: Subject, cotangents: Cotangents, reason: str) -> Statistic | None:
-    return None if formed(Tangents(subject, cotangents), reason) else DIAGONAL
+    return DIAGONAL if one_at_a_time(subject, cotangents, reason) else None
 
 
 def _centred_estimate(subject: Subject, cotangents: Cotangents, reason: str) -> Statistic | None:

@@ -11,9 +11,10 @@ what it costs, what stands in for it where it does not fit (or why nothing does)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -57,6 +58,20 @@ def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]
         raise Uneven(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
                      f"can be left out of all at once; give them as many")
     return list(zip(*varied, strict=True))
+
+
+def every(values: Iterable[Callable[[], Any]]) -> list[Any]:
+    """All of them; or the first Missing, after all were asked: what Previous() keeps of each is kept for the next time."""
+    known: list[Any] = []
+    missing: Missing | None = None
+    for value in values:
+        try:
+            known.append(value())
+        except Missing as why:
+            missing = missing or why
+    if missing is not None:
+        raise missing
+    return known
 
 
 class Beyond(Missing):
@@ -244,7 +259,7 @@ class _Derived(Simple):
         self.statistic, self.needs = statistic, needs
 
     def value(self, place: str, without: Group | None = None) -> Any:
-        return self.statistic.compute(*(g.value(place, without) for g in self.needs))
+        return self.statistic.compute(*every(partial(g.value, place, without) for g in self.needs))
 
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
         s, groups = self.statistic, self.groups[kind]

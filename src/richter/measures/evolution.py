@@ -1,0 +1,63 @@
+"""How the tangent kernel evolved: against the one that training began with, and against that of the last snapshot.
+
+K is each output's own kernel K^cc, all outputs together, over the probe's kernel examples.  [rapid, Sec. 2 and 7]
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from richter.core import Interval, Mark, Ref, Remark
+from richter.instrument.statistics import SAME_OUTPUT, SINCE_INITIAL, SINCE_PREVIOUS, STEP, Evolved, Initial, Previous
+from richter.instrument.statistics.grams import SameOutput
+from richter.measures.measure import Measure, quotient
+
+
+def norm(e: Evolved) -> float:
+    """|K| / |K0|.  [rapid, Fig. 1C]"""
+    return quotient(e.now, e.then)
+
+
+def rotation(e: Evolved) -> float:
+    """1 - <K, K0> / (|K| |K0|) = (|K - K0|^2 - (|K| - |K0|)^2) / (2 |K| |K0|), the form that keeps its digits when it is small."""
+    turned = quotient(e.apart ** 2 - (e.now - e.then) ** 2, 2 * e.now * e.then)
+    return turned if math.isnan(turned) else min(1.0, max(0.0, turned))
+
+
+def distance(e: Evolved) -> float:
+    """|K - K0| / |K0|."""
+    return quotient(e.apart, e.then)
+
+
+def velocity(e: Evolved, step: float, before: float) -> float:
+    """|K - K'| / (|K'| steps), K' at the last snapshot."""
+    return quotient(e.apart, e.then * (float(step) - float(before)))
+
+
+def effective_gamma(now: SameOutput, then: SameOutput) -> float:
+    """The feature learning rate with which optimal feature evolution has the alignment that the kernel has, mean over outputs;
+    kernels in units of |K0^cc|, as in the paper.  [rapid, Eq. 20]"""
+    keep = (now.energy > 0) & (now.norm > 0) & (then.norm > 0)
+    A, a = (s.quadratic[keep] / (s.norm[keep] * s.energy[keep]) for s in (now, then))
+    rate = -a + A * torch.sqrt((1 - a * a).clamp(min=0) / (1 - A * A).clamp(min=0))
+    return (rate / now.energy[keep]).mean().item()
+
+
+def reachable(now: SameOutput, then: SameOutput) -> Remark:
+    """No finite rate makes a kernel that is the labels' own."""
+    value = effective_gamma(now, then)
+    return Remark(Mark.UNDEFINED, "the kernel is the labels' own, y y^T: no finite rate makes it") if not math.isfinite(value) \
+        and bool(((now.energy > 0) & (now.norm > 0)).any()) else Remark()
+
+
+POSITIVE = Interval(low=0.0)
+MEASURES = (
+    Measure("kernel_norm", norm, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=POSITIVE),
+    Measure("kernel_rotation", rotation, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=Interval(0.0, 1.0)),
+    Measure("kernel_distance", distance, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=POSITIVE),
+    Measure("kernel_velocity", velocity, (SINCE_PREVIOUS, STEP, Previous(STEP)), ref=Ref("rapid", "Sec. 2"), bounds=POSITIVE),
+    Measure("effective_gamma", effective_gamma, (SAME_OUTPUT, Initial(SAME_OUTPUT)), ref=Ref("rapid", "Eq. 20"),
+            remark=reachable),
+)
