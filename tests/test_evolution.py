@@ -1,9 +1,10 @@
-"""Outputs with kernels of their own, and kernels that leave the one they started as: the measures, their errors, their matrices."""
+"""Outputs with kernels of their own, and kernels that leave the one they started as: measures, their errors, their matrices."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def test_a_read_out_shares_one_kernel_and_says_so() -> None:
     (1, normal(0, 12, 1), "there is one output: the kernels of several are compared"),
     (3, torch.arange(12) % 2, "outputs with labels of zeros (2) have no alignment: take examples of every class")])
 def test_where_it_is_undefined_it_says_why(outputs: int, y: Tensor, sentence: str) -> None:
-    snap = richter.measure(mlp([5, 7, outputs], seed=0).double(), richter.Probe(normal(1, 12, 5), y), ["specialisation"], matrices=8)
+    model = mlp([5, 7, outputs], seed=0).double()
+    snap = richter.measure(model, richter.Probe(normal(1, 12, 5), y), ["specialisation"], matrices=8)
     for row in snap.rows:
         assert math.isnan(row.value)
         assert row.mark is Mark.UNDEFINED
@@ -152,7 +154,7 @@ def test_sums_over_groups_are_those_of_the_rest(seed: int) -> None:
         part, first = K[:, rest][:, :, rest], K0[:, rest][:, :, rest]
         assert specialisation(crossed[g]) == pytest.approx(specialisation(own.crossed(part, Y[rest])), rel=1e-9)
         alone = own.evolved(part, first)
-        assert (evolved[g].now, evolved[g].then, evolved[g].apart) == pytest.approx((alone.now, alone.then, alone.apart), rel=1e-9)
+        assert astuple(evolved[g]) == pytest.approx(astuple(alone), rel=1e-9)
 
 
 def test_errors_are_those_of_a_jackknife_by_hand() -> None:
@@ -254,7 +256,8 @@ def test_no_finite_rate_makes_a_kernel_of_the_labels_own() -> None:
             return self.b.expand(len(x), 1)
 
     model = Bias()
-    snap = richter.measure(model, richter.Probe(normal(0, 9, 2), torch.ones(9, 1)), ["effective_gamma"], initial=model.state_dict())
+    probe = richter.Probe(normal(0, 9, 2), torch.ones(9, 1))
+    snap = richter.measure(model, probe, ["effective_gamma"], initial=model.state_dict())
     row = next(r for r in snap.rows if r.layer == WHOLE)
     assert math.isnan(row.value)
     assert row.mark is Mark.UNDEFINED
@@ -315,7 +318,8 @@ def test_matrices_are_kept_as_they_are_and_symmetric_ones_to_the_last_bit() -> N
     assert {name for layer, name in snap.arrays if layer == "0"} == {"nfm", "agop", "ksm"}
     assert np.array_equal(snap.arrays["0", "nfm"], snap.arrays["0", "nfm"].T)
     assert not np.allclose(snap.arrays["0", "ksm"], snap.arrays["0", "ksm"].T)
-    assert set(richter.measure(model, probe, ["nfc", "specialisation"], matrices=3).arrays) == {(k, "ksm") for k in ("0", "2", WHOLE)}
+    few = richter.measure(model, probe, ["nfc", "specialisation"], matrices=3).arrays
+    assert set(few) == {(k, "ksm") for k in ("0", "2", WHOLE)}
     assert not richter.measure(model, probe, ["specialisation"], matrices=2).arrays
 
 

@@ -66,8 +66,8 @@ def comparable(c: CrossOutput) -> Remark:
     for what, sizes in (("labels", c.energy), ("a kernel", c.norm)):
         if not bool((sizes > 0).all()):
             zero = ", ".join(map(str, (sizes == 0).nonzero().flatten().tolist()[:8]))
-            return Remark(Mark.UNDEFINED, f"outputs with {what} of zeros ({zero}) have no alignment: take examples of every class, "
-                                          f"or other outputs with output=")
+            return Remark(Mark.UNDEFINED, f"outputs with {what} of zeros ({zero}) have no alignment: take examples of every "
+                                          f"class, or other outputs with output=")
     A = c.quadratic / c.norm[:, None]
     same = all(bool((M - M.mean(0)).abs().max() <= EQUAL * M.abs().max()) for M in (c.norm, A))
     return Remark(Mark.TRIVIAL, SAME_KERNEL) if same else Remark()

@@ -13,7 +13,8 @@ UNIT, COSINE, POSITIVE, COUNT = Interval(0.0, 1.0), Interval(-1.0, 1.0), Interva
 # heading -> what to look for
 MOVEMENT, CORRELATIONS, LEARNED, TANGENT, EVOLUTION, CONVERGENCE, ANSWERS = (
     "How far the network has gone", "Feature correlations", "What was learned, and how far the weights moved",
-    "Tangent kernel and labels", "How the tangent kernel evolved", "Features at convergence", "What the network answers on the probe")
+    "Tangent kernel and labels", "How the tangent kernel evolved", "Features at convergence",
+    "What the network answers on the probe")
 PANELS: dict[str, str] = {
     MOVEMENT:
         "Has the network left its linearisation at initialisation, and have its features turned? Both near 0: lazy; both large: "
@@ -29,8 +30,8 @@ PANELS: dict[str, str] = {
         "How far the kernel by which training moves the outputs points along the labels, and how many directions it has: its "
         "alignment grows and its rank falls when features specialise.",
     EVOLUTION:
-        "Has the network left the kernel it started with? One that only grows learns as that kernel does, only faster; one that turns "
-        "learns what its first kernel could not. The effective gamma says in one number how much it turned toward the labels.",
+        "Has the network left the kernel it started with? One that only grows learns as that kernel does, only faster; one that "
+        "turns learns what its first kernel could not. The effective gamma says in one number how much it turned toward the labels.",
     CONVERGENCE:
         "With weight decay, a network that has converged has W'W = FACT in every layer, on the examples it was trained on: the "
         "correlation goes to 1 and the relative error to 0 as the gradient comes to balance the decay. Before, they say little.",
@@ -118,13 +119,15 @@ CARDS: dict[str, Card] = {
         rich="down", panel=TANGENT, range=COUNT, ref=Ref("signal", "Sec. 4")),
     "specialisation": Card(
         "specialisation",
-        "Whether each output's kernel points along its own labels more than along those of others: 1 where outputs share one kernel.",
+        "Whether each output's kernel points along its own labels more than along those of others: 1 where outputs share one "
+        "kernel.",
         rich="up", panel=TANGENT, range=POSITIVE, ref=Ref("rapid", "Eq. 16")),
     "kernel_norm": Card(
         "kernel norm |K|/|K0|", "How many times the tangent kernel has grown since initialisation.",
         panel=EVOLUTION, range=POSITIVE, ref=Ref("rapid", "Fig. 1")),
     "kernel_rotation": Card(
-        "kernel rotation", "How far the tangent kernel has turned since initialisation, whatever it has grown: 0 if it is frozen.",
+        "kernel rotation",
+        "How far the tangent kernel has turned since initialisation, whatever it has grown: 0 if it is frozen.",
         rich="up", panel=EVOLUTION, range=UNIT, ref=Ref("rapid", "Fig. 1")),
     "kernel_distance": Card(
         "kernel distance |K-K0|/|K0|", "How far the tangent kernel is from the one it started as: 0 if it is frozen.",

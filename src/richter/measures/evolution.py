@@ -21,7 +21,7 @@ def norm(e: Evolved) -> float:
 
 
 def rotation(e: Evolved) -> float:
-    """1 - <K, K0> / (|K| |K0|) = (|K - K0|^2 - (|K| - |K0|)^2) / (2 |K| |K0|), the form that keeps its digits when it is small."""
+    """1 - <K, K0> / (|K| |K0|) = (|K - K0|^2 - (|K| - |K0|)^2) / (2 |K| |K0|), the form that keeps the digits of a small one."""
     turned = quotient(e.apart ** 2 - (e.now - e.then) ** 2, 2 * e.now * e.then)
     return turned if math.isnan(turned) else min(1.0, max(0.0, turned))
 

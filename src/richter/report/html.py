@@ -221,8 +221,8 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
     if plotdata.specialisations(run):
         yield tag("h3", f"{owner}specialisation of the outputs' kernels")
         yield album.page(f"specialisation-{owner}", lambda: figures.specialisation(run),
-                         "Alignment of each output's kernel (rows) with each output's labels (columns), relative to the mean of its "
-                         "column: red is above it. A red diagonal: outputs have kernels of their own.")
+                         "Alignment of each output's kernel (rows) with each output's labels (columns), relative to the mean of "
+                         "its column: red is above it. A red diagonal: outputs have kernels of their own.")
     if any(name != plotdata.KSM and (name not in plotdata.MATRICES or not layers) for name in plotdata.stored(run, WHOLE)):
         yield tag("h3", f"{owner}whole model")
         yield _spectra(s, WHOLE, album, owner)

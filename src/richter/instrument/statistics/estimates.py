@@ -258,7 +258,7 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 @dataclass(frozen=True)
 class Diagonal(Statistic):
     """Each output's own kernels: of all outputs, or of some drawn from those that have labels. ``sums``: what is to be known of
-    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out, if that is known here."""
+    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out, if it is known here."""
 
     name: str
     sums: Callable[[Tensor, Tensor], Any] = of_diagonal
@@ -276,7 +276,8 @@ class Diagonal(Statistic):
         t = Tangents(subject, cotangents)
         if subject.Y is None and self.labelled:
             return _Estimates(_unlabelled, "examples", 0, Remark())
-        Y = (torch.ones(t.n, subject.survey.outputs, dtype=torch.float64) if subject.Y is None else subject.Y[t.rows]).to(subject.home)
+        every = torch.ones(t.n, subject.survey.outputs, dtype=torch.float64)  # without labels any output may be drawn
+        Y = (every if subject.Y is None else subject.Y[t.rows]).to(subject.home)
         picked, labelled = torch.arange(Y.shape[1]), Y.shape[1]
         if not cotangents.exact:
             known = (Y != 0).any(0).nonzero().flatten().cpu()
