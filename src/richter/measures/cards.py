@@ -31,7 +31,7 @@ PANELS: dict[str, str] = {
         "alignment grows and its rank falls when features specialise.",
     EVOLUTION:
         "Has the network left the kernel it started with? One that only grows learns as that kernel does, only faster; one that "
-        "turns learns what its first kernel could not. The effective gamma says in one number how much it turned toward the labels.",
+        "turns learns what its first kernel could not. The effective gamma says in one number how far it turned to the labels.",
     CONVERGENCE:
         "With weight decay, a network that has converged has W'W = FACT in every layer, on the examples it was trained on: the "
         "correlation goes to 1 and the relative error to 0 as the gradient comes to balance the decay. Before, they say little.",

@@ -258,7 +258,7 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 @dataclass(frozen=True)
 class Diagonal(Statistic):
     """Each output's own kernels: of all outputs, or of some drawn from those that have labels. ``sums``: what is to be known of
-    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out, if it is known here."""
+    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out, if known here."""
 
     name: str
     sums: Callable[[Tensor, Tensor], Any] = of_diagonal
