@@ -123,10 +123,10 @@ def _angles(c1: ArrayLike, depth: int, slope: float) -> Tensor:
         raise SelectionError(f"c1 reaches {start.abs().max().item():.6g}: it is a correlation x.x'/(|x| |x'|), from -1 to 1.")
     share = _share(slope) / math.pi
     if start.numel() == 1:  # floats are ten times as fast as arrays of one number, and depths of a million take a second
-        t, out = math.acos(start.item()), []
+        angle, out = math.acos(start.item()), []
         for _ in range(depth):
-            out.append(t)
-            t = 2 * math.asin(math.sqrt(math.sin(t / 2) ** 2 - share * _folded(t) / 2))
+            out.append(angle)
+            angle = 2 * math.asin(math.sqrt(math.sin(angle / 2) ** 2 - share * _folded(angle) / 2))
         return start.new_tensor(out).reshape(depth, *start.shape)
     angles = [start.arccos()]
     for _ in range(depth - 1):

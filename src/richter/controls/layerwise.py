@@ -1,0 +1,200 @@
+"""Training layer by layer, and with frozen layers.  [signal, App. F]
+
+    trained = richter.controls.layerwise.train(model, x, y)         # LFM: each layer is to make its own features separate classes
+    trained.model(x)                                                # the chain, with the normalisations between its layers
+
+    with richter.controls.layerwise.frozen(model, but="4") as parameters:      # only layer "4" is trained in here
+        optimiser = torch.optim.SGD(parameters, lr=0.1)
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from richter.controls.groups import owners
+from richter.core import SelectionError, matches, unknown
+from richter.core.chains import Stage, chain
+from richter.core.progress import progress
+
+Kernel = Callable[[Float[Tensor, "n d"]], Float[Tensor, "n n"]]
+Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Loss = Callable[[Tensor, Tensor], Tensor]
+TRAINABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+EVALUATED = 1000  # examples at a time, for losses on the validation set
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
+
+
+class UnitNorm(nn.Module):
+    """Each example divided by its norm; one of zeros stays."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+        return x / norm.reshape(-1, *[1] * (x.dim() - 1))
+
+
+@dataclass(frozen=True)
+class LayerHistory:
+    """How one layer was trained: its losses on training and validation examples after each epoch, and the epoch that was kept."""
+
+    layer: str
+    train: tuple[float, ...]
+    validation: tuple[float, ...]
+    kept: int
+
+
+@dataclass(frozen=True)
+class Layerwise:
+    """What ``train`` gives back. ``model`` holds the layers of the model that was given, with normalisations between them."""
+
+    model: nn.Sequential
+    history: tuple[LayerHistory, ...]
+
+
+def inner(h: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """h_i . h_j, the forward kernel of Algorithm 1 (printed as a sum)."""
+    return h @ h.T
+
+
+def cosine(h: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """cos(h_i, h_j): as ``inner``, of features of length 1."""
+    return inner(F.normalize(h))
+
+
+def feature_loss(h: Float[Tensor, "n d"], y: Int[Tensor, " n"], kernel: Kernel = inner, target: float = 0.5) -> Tensor:
+    """The mean over pairs of (K_ij - target [y_i = y_j])^2; the paper has their sum."""
+    return (kernel(h) - target * (y[:, None] == y[None]).to(h)).square().mean()
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, *, validation: float | tuple[Tensor, Tensor] = 0.1, kernel: Kernel = inner,
+          target: float = 0.5, optimiser: Optimiser = ADAM, batch: int = 128, epochs: int = 50, patience: int = 3,
+          tolerance: float = 1e-3, seed: int = 0) -> Layerwise:
+    """Layer-wise feature maximisation (LFM): hidden layers one after another, each so that the kernel of its own features is
+    ``target`` within a class and 0 between classes; then the last layer on cross-entropy.  [signal, Alg. 1]
+
+    The model is a chain (``nn.Sequential``, or modules that do what one does) of dense or convolutional layers; these are trained
+    in place. What a layer reads is divided by its norm, example by example. A layer is trained until its loss on ``validation``
+    (a share of the examples, or examples of their own) has not fallen by ``tolerance`` of itself for ``patience`` epochs, or for
+    ``epochs`` of them, and keeps the weights of its best epoch. ``kernel=cosine, target=1.0`` do better than what is printed.
+    """
+    stages = chain(model, x)
+    _check(stages, x, y)
+    (a, y), held_out = _split(x, y, validation, seed)
+    b, y_held = held_out
+    plan = _Plan(optimiser, batch, epochs, patience, tolerance)
+    draw = torch.Generator().manual_seed(seed)
+    history, norm = list[LayerHistory](), UnitNorm()
+    for stage in progress(stages, title="training layer by layer", unit="layer"):
+        with torch.no_grad():
+            a, b = norm(a), norm(b)
+        last = stage is stages[-1]
+        loss: Loss = F.cross_entropy if last else (lambda h, c: feature_loss(h.flatten(1), c, kernel, target))
+        history.append(_fit(stage, (a, y), (b, y_held), loss, plan, draw))
+        if not last:
+            a, b = _through(stage, a), _through(stage, b)
+    return Layerwise(nn.Sequential(*(m for stage in stages for m in (UnitNorm(), *stage.modules))), tuple(history))
+
+
+@contextmanager
+def frozen(model: nn.Module, but: str | Sequence[str]) -> Iterator[list[nn.Parameter]]:
+    """Inside, only the layers ``but`` (names or patterns, as in ``layers=``) ask for gradients; their parameters are what is
+    given to an optimiser. Afterwards every parameter asks for gradients as it did before."""
+    layers, patterns = owners(model), [but] if isinstance(but, str) else list(but)
+    for pattern in patterns:
+        if not any(matches(name, pattern) for name in layers):
+            raise unknown("the model", "layer", str(pattern), layers)
+    if not patterns:
+        raise SelectionError("frozen(model, but=[]): every layer is frozen, and nothing is left to train. Name one: "
+                             f"{', '.join(map(repr, layers))}.")
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    chosen = [p for name, own in layers.items() if any(matches(name, pattern) for pattern in patterns) for p in own]
+    try:
+        for p, _ in before:
+            p.requires_grad_(False)
+        for own in chosen:
+            own.requires_grad_(True)
+        yield [p for p in chosen if isinstance(p, nn.Parameter)]
+    finally:
+        for p, asked in before:
+            p.requires_grad_(asked)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    optimiser: Optimiser
+    batch: int
+    epochs: int
+    patience: int
+    tolerance: float
+
+
+def _fit(stage: Stage, examples: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor], loss: Loss, plan: _Plan,
+         draw: torch.Generator) -> LayerHistory:
+    """Train one layer until its loss on the held-out examples no longer falls; it keeps its best weights."""
+    (a, y), optimiser = examples, plan.optimiser(list(stage.module.parameters()))
+    best, kept, weights = float("inf"), 0, copy.deepcopy(stage.module.state_dict())
+    trained, validated = list[float](), list[float]()
+    for epoch in range(1, plan.epochs + 1):
+        total = 0.0
+        for rows in torch.randperm(len(a), generator=draw).to(a.device).split(plan.batch):
+            value = loss(stage(a[rows]), y[rows])
+            optimiser.zero_grad()
+            value.backward()
+            optimiser.step()
+            total += value.item() * len(rows)
+        trained.append(total / len(a))
+        validated.append(_loss(stage, *held_out, loss))
+        if validated[-1] < best * (1 - plan.tolerance) or epoch == 1:
+            best, kept, weights = validated[-1], epoch, copy.deepcopy(stage.module.state_dict())
+        elif epoch - kept >= plan.patience:
+            break
+    stage.module.load_state_dict(weights)
+    return LayerHistory(stage.name, tuple(trained), tuple(validated), kept)
+
+
+@torch.no_grad()
+def _loss(stage: Stage, a: Tensor, y: Tensor, loss: Loss) -> float:
+    parts = [(loss(stage(h), c).item(), len(h)) for h, c in zip(a.split(EVALUATED), y.split(EVALUATED), strict=True)]
+    return sum(value * n for value, n in parts) / len(a)
+
+
+@torch.no_grad()
+def _through(stage: Stage, a: Tensor) -> Tensor:
+    return torch.cat([stage(part) for part in a.split(EVALUATED)])
+
+
+def _check(stages: Sequence[Stage], x: Tensor, y: Any) -> None:
+    for stage in stages:
+        if not isinstance(stage.module, TRAINABLE):
+            raise SelectionError(f"layer {stage.name!r} is a {type(stage.module).__name__}: training layer by layer is for dense "
+                                 f"and convolutional layers, and normalises what they read by itself. Leave it out of the chain.")
+    if len(stages) < 2:
+        raise SelectionError("the model has one layer with weights, and no hidden layer: there are no features to be trained "
+                             "layer by layer. Train it as it is, or add a hidden layer.")
+    if not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
+        shape = f"{tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+        raise SelectionError(f"y is {shape}, and x has {len(x)} examples: class ids [n] are needed, one for each example, "
+                             f"because features are trained to tell classes apart.")
+    if len(y.unique()) < 2:
+        raise SelectionError("y has one class only: there is nothing for features to tell apart.")
+
+
+def _split(x: Tensor, y: Tensor, validation: float | tuple[Tensor, Tensor], seed: int
+           ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    if not isinstance(validation, (int, float)):
+        return (x, y), (validation[0], validation[1])
+    n = round(validation * len(x))
+    if not 0 < n < len(x):
+        raise SelectionError(f"validation={validation!r} of {len(x)} examples leaves {n} to stop by: a share between 0 and 1 is "
+                             f"needed that leaves some on both sides, or validation=(x2, y2).")
+    rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    return (x[rows[n:]], y[rows[n:]]), (x[rows[:n]], y[rows[:n]])

@@ -1,0 +1,97 @@
+"""A model as a chain: modules that each read what the one before wrote. Nothing but torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from richter.core.errors import SelectionError
+from richter.core.modules import unwrap
+
+TRIED = 4  # examples on which the chain is compared with the model itself
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A module with weights, and those without around it: what lies before the first one, and what follows up to the next."""
+
+    name: str
+    module: nn.Module
+    before: tuple[nn.Module, ...]
+    after: tuple[nn.Module, ...]
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (*self.before, self.module, *self.after)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return composed(self.modules, x)
+
+
+def composed(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+    for module in modules:
+        x = module(x)
+    return x
+
+
+def chain(model: nn.Module, x: Tensor) -> list[Stage]:
+    """The stages of a model that is a chain: an ``nn.Sequential``, or any module whose parts, one after another as they were
+    registered, do what it does, which is tried on the first rows of ``x``."""
+    model = unwrap(model)
+    leaves = list(_leaves(model, ""))
+    if not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
+        raise SelectionError(f"x is {'empty' if isinstance(x, Tensor) else f'a {type(x).__name__}'}: a tensor of examples "
+                             f"[n, ...] is needed, to see whether the model is a chain.")
+    _tried(model, [m for _, m in leaves], x[:TRIED])
+    weighted = [i for i, (_, m) in enumerate(leaves) if any(True for _ in m.parameters())]
+    if len({leaves[i][1] for i in weighted}) < len(weighted):
+        raise SelectionError(f"the {type(model).__name__} uses a layer with weights twice, so that a step of one is a step of "
+                             f"the other: it is no chain of layers. Give each place a layer of its own.")
+    if not weighted:
+        raise SelectionError(f"the {type(model).__name__} has no module with weights, so there is no layer in it.")
+    ends = [*weighted[1:], len(leaves)]
+    return [Stage(leaves[i][0], leaves[i][1], tuple(m for _, m in leaves[:i]) if i == weighted[0] else (),
+                  tuple(m for _, m in leaves[i + 1:end])) for i, end in zip(weighted, ends, strict=True)]
+
+
+def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Modules without parts, in the order of their registration, one that is used twice (an activation) twice."""
+    parts = [(k, m) for k, m in module._modules.items() if m is not None]
+    for k, m in parts:
+        yield from _leaves(m, f"{name}.{k}" if name else k)
+    if not parts:
+        yield name, module
+
+
+def _tried(model: nn.Module, modules: Sequence[nn.Module], x: Tensor) -> None:
+    names = " -> ".join(type(m).__name__ for m in modules[:6]) + (" -> ..." if len(modules) > 6 else "")
+    advice = ("Write activations and reshapes as modules (nn.ReLU(), nn.Flatten()) in an nn.Sequential; branches and residual "
+              "connections make no chain.")
+    with torch.no_grad(), evaluated(model):
+        wanted = model(x)
+        try:
+            got = composed(modules, x)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            raise SelectionError(f"the {type(model).__name__} is no chain: its parts, one after another ({names}), cannot read "
+                                 f"each other ({str(error).splitlines()[0][:120]}). {advice}") from error
+    if not isinstance(wanted, Tensor) or not isinstance(got, Tensor) or got.shape != wanted.shape or not torch.allclose(
+            got, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max())):
+        raise SelectionError(f"the {type(model).__name__} is no chain: its parts, one after another ({names}), give another "
+                             f"output than the model itself. {advice}")
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and afterwards as it was."""
+    modes = [(m, m.training) for m in model.modules()]
+    try:
+        for m, _ in modes:
+            m.training = False  # not m.eval(): some models act on being switched
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode

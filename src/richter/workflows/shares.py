@@ -1,0 +1,142 @@
+"""What each layer does to the outputs in one step of gradient descent: ``layer_shares(model, x, y, lr)``.  [signal, Sec. 2.1]
+
+With all layers but l frozen, a step of size lr changes the outputs by -lr K_l dL/df to first order, K_l being the tangent kernel
+of layer l; the layers' changes add up to that of the whole step. Beside each stands the change that the step really makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from richter.controls.groups import owners
+from richter.core import SelectionError
+from richter.core.modules import unwrap
+from richter.core.text import table
+from richter.instrument.capture import quiet
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of one step, by layer: the change of the outputs [layers, n, k] with all other layers frozen, predicted to first order and
+    actual; ``whole`` is the actual change [n, k] when all layers take the step."""
+
+    layers: tuple[str, ...]
+    predicted: NDArray[np.float64]
+    actual: NDArray[np.float64]
+    whole: NDArray[np.float64]
+    gradient: NDArray[np.float64]  # dL/df [n, k]
+    labels: NDArray[np.float64] | None  # centred, [n, k]; None where y are no labels of these outputs
+
+    @property
+    def error(self) -> NDArray[np.float64]:
+        """|actual - predicted| / |predicted| of each layer: what the first order leaves out."""
+        return np.array([_relative(a, p) for a, p in zip(self.actual, self.predicted, strict=True)])
+
+    @property
+    def share(self) -> NDArray[np.float64]:
+        """Of the first-order fall of the loss, -<dL/df, df>: |dL/dtheta_l|^2 / |dL/dtheta|^2. They sum to 1."""
+        return _parts(self.predicted, self.gradient)
+
+    @property
+    def toward_labels(self) -> NDArray[np.float64]:
+        """Each layer's part of the movement along the centred labels, <Y~, df_l> / <Y~, df>: they sum to 1, and may be negative.
+        NaN where y are no labels.  [signal, Eq. (5)]"""
+        return np.full(len(self.layers), math.nan) if self.labels is None else _parts(self.predicted, self.labels)
+
+    @property
+    def interaction(self) -> float:
+        """|step of all layers - sum of the layers' own steps| / |step of all|: what layers do only together."""
+        return _relative(self.actual.sum(0), self.whole)
+
+    def __str__(self) -> str:
+        rows = [[k, f"{s:.3f}", f"{t:.3f}", f"{e:.2g}"]
+                for k, s, t, e in zip(self.layers, self.share, self.toward_labels, self.error, strict=True)]
+        return "\n".join([table([["layer", "share", "toward labels", "error"], *rows]),
+                          f"{self.interaction:.2g} of the whole step is what layers do only together."])
+
+
+def layer_shares(model: nn.Module, x: Any, y: Tensor, lr: float, loss: Loss = F.cross_entropy) -> Shares:
+    """One step of gradient descent on ``loss(model(x), y)``, layer by layer: the change of the outputs that is predicted with the
+    others frozen, the change that is made, and each layer's share. The model is left as it is."""
+    if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
+        raise SelectionError(f"lr={lr!r}: a positive step size is needed.")
+    model = unwrap(model)
+    layers = {name: [p for p in own if p.requires_grad] for name, own in owners(model).items()}
+    layers = {name: own for name, own in layers.items() if own}
+    if not layers:
+        raise SelectionError("no parameter of the model is trained (requires_grad), so that a step changes nothing.")
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    with quiet(model):
+        f = model(x)
+        if not isinstance(f, Tensor) or f.dim() != 2:
+            shape = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"type {type(f).__name__}"
+            raise SelectionError(f"the model's output has {shape}; outputs [n, k] are needed. Wrap the model in a module that "
+                                 f"returns them.")
+        flat = [p for own in layers.values() for p in own]
+        g = _gradient(loss, f, y)
+        steps = dict(zip(flat, torch.autograd.grad(f, flat, g, retain_graph=True, materialize_grads=True), strict=True))
+        predicted = [_pushed(f, own, [-lr * steps[p] for p in own]) for own in layers.values()]
+
+        def after(moved: list[Tensor]) -> Tensor:
+            with torch.no_grad():
+                return functional_call(model, {names[p]: p - lr * steps[p] for p in moved}, (x,)) - f
+
+        actual, whole = [after(own) for own in layers.values()], after(flat)
+    return Shares(tuple(layers), _array(torch.stack(predicted)), _array(torch.stack(actual)), _array(whole), _array(g),
+                  _centred(f, y))
+
+
+def _gradient(loss: Loss, f: Tensor, y: Tensor) -> Tensor:
+    """dL/df."""
+    free = f.detach().requires_grad_()
+    return torch.autograd.grad(loss(free, y), free)[0]
+
+
+def _pushed(f: Tensor, parameters: list[Tensor], direction: list[Tensor]) -> Tensor:
+    """J v by two backward passes: J^T u is linear in u, and its gradient in u along v is J v."""
+    u = torch.zeros_like(f).requires_grad_()
+    pulled = torch.autograd.grad(f, parameters, u, create_graph=True, materialize_grads=True)
+    kept = [(a, v) for a, v in zip(pulled, direction, strict=True) if a.requires_grad]
+    if not kept:
+        return torch.zeros_like(f)
+    return torch.autograd.grad([a for a, _ in kept], u, [v for _, v in kept], materialize_grads=True)[0]
+
+
+def _centred(f: Tensor, y: Any) -> NDArray[np.float64] | None:
+    """Y~ [n, k], one mean over all entries."""
+    if not isinstance(y, Tensor) or len(y) != len(f):
+        return None
+    if y.dim() == 1 and not y.is_floating_point() and f.shape[1] > 1:
+        Y = F.one_hot(y.long(), f.shape[1]).double()
+    elif y.numel() == f.numel():
+        Y = y.double().reshape(f.shape)
+    else:
+        return None
+    return _array(Y - Y.mean())
+
+
+def _array(t: Tensor) -> NDArray[np.float64]:
+    return np.asarray(t.detach().double().cpu())
+
+
+def _parts(changes: NDArray[np.float64], direction: NDArray[np.float64]) -> NDArray[np.float64]:
+    along = (changes * direction).sum((1, 2))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(along / along.sum())
+
+
+def _relative(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    size = float(np.linalg.norm(b))
+    return float(np.linalg.norm(a - b)) / size if size else math.nan
