@@ -102,6 +102,18 @@ def test_the_example_of_learners_prints_what_it_says(capsys: pytest.CaptureFixtu
     assert numbers[0] == pytest.approx(numbers[1], abs=0.011)
 
 
+def test_the_example_of_alignment_over_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    """The profile has its peak inside after training, and the network has left the picture of infinite width."""
+    names: dict[str, Any] = {}
+    for code in blocks("docs/signal.md"):
+        exec(code, names)
+    shown = capsys.readouterr().out
+    assert "infinite width describes it" in shown
+    assert "training, or another initialisation, has made them so" in shown
+    assert names["peak"]([names["after"].value("tangent_cka", k) for k in names["layers"]]).layer < 10
+    assert names["right"] > 0.9
+
+
 def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     x, y = torch.randn(300, 5), torch.arange(300) % 3

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import install_import_hook
 
-import richter
 from richter.core import SelectionError
-from richter.testing import check_theory
 
 with install_import_hook("richter.theory", "checker.typechecked"):
     from richter.theory import signal
@@ -133,8 +131,3 @@ def test_the_smallest_network_with_a_balance() -> None:
 def test_what_is_refused(call: object, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence.replace("(", r"\(")):
         call()  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("name", ["signal.correlations", "signal.gradients", "signal.balanced_layer"])
-def test_theories_agree_with_their_simulations(name: str) -> None:
-    check_theory(richter.theory.get(name))

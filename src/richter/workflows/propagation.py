@@ -67,13 +67,13 @@ class Propagation:
 
     def __str__(self) -> str:
         usual = self.distance <= 1.5 * max(self.chance)
-        verdict = ("as far as its widths make any random network: infinite width describes it" if usual else
-                   "its weights are not those of a random network of this kind, after training or by another initialisation")
+        verdict = ("So far do its widths make any random network: infinite width describes it." if usual else
+                   "Its weights are not those of a random network: training, or another initialisation, has made them so.")
         balance = "" if math.isnan(self.balanced) else (f" Theory balances what forward and backward kernels still tell apart at "
                                                         f"layer {self.balanced:.1f} of {len(self.layers)}.")
         return " ".join([f"Cosines of features and gradients are {self.distance:.2g} away from those of infinite width (root "
-                         f"mean square), {self.ratio:.1f} times as far as {len(self.chance)} random networks of these widths: "
-                         f"{verdict}.{balance}", *self.notes])
+                         f"mean square), {self.ratio:.1f} times as far as {len(self.chance)} random networks of these widths. "
+                         f"{verdict}{balance}", *self.notes])
 
     @styled
     def draw(self) -> Figure:
