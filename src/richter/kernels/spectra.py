@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
+
+BLOCKS = 10  # of ranks, for errors of exponents
+STUDENT = 2.262  # 95 % of Student's t with BLOCKS - 1 degrees of freedom
 
 
 def _square(K: Tensor, name: str = "K") -> Tensor:
@@ -53,19 +58,49 @@ def stable_rank(K: ArrayLike) -> float:
     return ((K / top).norm() ** 2).item() if top else float("nan")
 
 
+@dataclass(frozen=True)
+class PowerLaw:
+    """An exponent with its 95 % interval."""
+
+    exponent: float
+    low: float
+    high: float
+
+
 def power_law(values: ArrayLike, first: int = 5, last: int | None = None) -> float:
     """The exponent b of values_k ~ k^-b: minus the log-log slope over ranks first..last (1-based; default 0.6 of all).
     [rapid, Sec. 12]"""
-    v = to_tensor(values, "values").flatten().sort(descending=True).values
-    last = int(0.6 * len(v)) if last is None else last
-    v = v[first - 1:last]
-    k = torch.arange(first, first + len(v), dtype=v.dtype, device=v.device)
+    return power_law_interval(values, first, last).exponent
+
+
+def power_law_interval(values: ArrayLike, first: int = 5, last: int | None = None) -> PowerLaw:
+    """``power_law`` with its 95 % interval; values [c, ranks] are c spectra, and the exponent is the mean over them.
+
+    Neighbours in a spectrum are not independent, so the error is that of a jackknife over BLOCKS blocks of neighbouring ranks:
+    it tells how far the slope hangs on a part of the spectrum. Without a value in two blocks there is no interval (NaN)."""
+    v = to_tensor(values, "values")
+    v = (v if v.dim() == 2 else v.flatten()[None]).sort(dim=1, descending=True).values
+    last = int(0.6 * v.shape[1]) if last is None else last
+    v = v[:, max(first, 1) - 1:last]
+    k = torch.arange(first, first + v.shape[1], dtype=v.dtype, device=v.device)
     keep = v > 0
-    if first < 1 or keep.sum() < 2:
-        raise SelectionError(f"a power law needs two positive values among ranks {first} to {last}; {int(keep.sum())} found.")
-    x, y = k[keep].log(), v[keep].log()
-    x = x - x.mean()
-    return -((x * y).sum() / (x * x).sum()).item()
+    fewest = int(keep.sum(1).min()) if len(v) else 0
+    if first < 1 or fewest < 2:
+        raise SelectionError(f"a power law needs two positive values among ranks {first} to {last}; {fewest} found.")
+    x, y = k.clamp(min=1).log().expand_as(v), torch.where(keep, v, 1.0).log()
+    number = torch.arange(v.shape[1], device=v.device) * BLOCKS // v.shape[1]
+    slopes = torch.stack([_slopes(x, y, keep & (number != block)) for block in range(-1, BLOCKS)]).mean(1)
+    whole, without = -slopes[0].item(), -slopes[1:][torch.isfinite(slopes[1:])]
+    g = len(without)
+    error = ((g - 1) / g * (without - without.mean()).square().sum()).sqrt().item() if g == BLOCKS else float("nan")
+    return PowerLaw(whole, whole - STUDENT * error, whole + STUDENT * error)
+
+
+def _slopes(x: Float[Tensor, "c r"], y: Float[Tensor, "c r"], keep: Bool[Tensor, "c r"]) -> Float[Tensor, " c"]:
+    """Least-squares slopes over the kept ranks; NaN where fewer than two are left."""
+    few = keep.sum(1, keepdim=True)
+    x = (x - (x * keep).sum(1, keepdim=True) / few) * keep
+    return torch.where(few[:, 0] < 2, float("nan"), (x * y).sum(1) / (x * x).sum(1))
 
 
 def specialisation(K_diagonal: ArrayLike, Y: ArrayLike) -> Array:
