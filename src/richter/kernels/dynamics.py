@@ -29,7 +29,7 @@ ROUNDING = 1e-6  # of a kernel: asymmetry and negative eigenvalues up to this ar
 
 @dataclass(frozen=True)
 class Descent:
-    """The residuals f - y and the loss at the recorded ``times`` (steps of a descent). Residuals are formed when they are read."""
+    """Residuals f - y and the loss at the recorded ``times`` (steps of a descent). Residuals are formed when they are read."""
 
     times: Array
     loss: Array  # sum of squared residuals, over examples and outputs
@@ -70,12 +70,13 @@ def kernel_gradient_descent(K: ArrayLike, y: ArrayLike, lr: float, steps: int, f
 
 def kernel_gradient_flow(K: ArrayLike, y: ArrayLike, lr: float, times: Sequence[float] | Array,
                          f0: ArrayLike | None = None) -> Descent:
-    """The same in continuous time, D(t) = exp(-lr K t) D(0): no rate is too large. Arguments as in ``kernel_gradient_descent``."""
+    """The same in continuous time, D(t) = exp(-lr K t) D(0): no rate is too large. Arguments as in
+    ``kernel_gradient_descent``."""
     _rate(lr)
     t = to_tensor(times, "times")
     if t.dim() != 1 or not len(t) or (t < 0).any():
-        raise SelectionError(f"times has shape {tuple(t.shape)}{' and negative entries' if (t < 0).any() else ''}; a list of times "
-                             f"[t], 0 or later, is needed.")
+        raise SelectionError(f"times has shape {tuple(t.shape)}{' and negative entries' if (t < 0).any() else ''}; times [t] are "
+                             f"needed, 0 or later.")
     modes = Modes.read(K, y, f0)
     decay = torch.exp(-lr * t.to(modes.values.device)[:, None, None] * modes.values)
     return modes.descent(t.tolist(), decay, lr, "flow")
@@ -184,7 +185,8 @@ def overlap(K0: ArrayLike, K: ArrayLike, top: int = 1) -> float:
 
 def effective_gammas(K0: ArrayLike, K_final: ArrayLike, y: ArrayLike, *, normalised: bool = False) -> Array:
     """For each output the gamma with which optimal feature evolution, K0 + gamma y y^T, has the final kernel's alignment. With
-    a = A(K0, y) and A = A(K_final, y):   gamma = |K0| / |y|^2 (-a + A sqrt((1 - a^2) / (1 - A^2))).   [rapid, Eq. (20), corrected]
+    a = A(K0, y) and A = A(K_final, y):   gamma = |K0| / |y|^2 (-a + A sqrt((1 - a^2) / (1 - A^2))).
+    [rapid, Eq. (20), corrected]
 
     Positive where the alignment rose; infinite where A = 1. Kernels [n, n] or [k, n, n], labels [n] or [n, k]. ``normalised``:
     of K0 / |K0|, as in Fig. 6, so that networks of different kernel norms can be compared."""
@@ -195,8 +197,8 @@ def effective_gammas(K0: ArrayLike, K_final: ArrayLike, y: ArrayLike, *, normali
     A0, A1 = (symmetric(Z, name) for Z, name in ((A0, "K0"), (A1, "K_final")))
     energy = labels.square().sum(0)
     if (energy == 0).any():
-        raise SelectionError(f"y is zero in {int((energy == 0).sum())} of {len(energy)} outputs: no kernel is aligned with it, and "
-                             f"there is no gamma. Leave these outputs out.")
+        raise SelectionError(f"y is zero in {int((energy == 0).sum())} of {len(energy)} outputs: no kernel is aligned with "
+                             f"it, and there is no gamma. Leave these outputs out.")
     (p0, q0), (p1, q1) = (_split(Z, labels / energy.sqrt()) for Z in (A0, A1))
     return like((q0 * p1 / q1 - p0) / energy / (A0.flatten(-2).norm(dim=-1) if normalised else 1.0), K0)
 
@@ -224,8 +226,8 @@ def symmetric(K: Float[Tensor, "... n n"], name: str = "K") -> Float[Tensor, "..
     """(K + K^T) / 2, where that only takes rounding away."""
     off, size = (K - K.mT).norm().item(), K.norm().item()
     if off > ROUNDING * size:
-        raise SelectionError(f"{name} is not symmetric: |{name} - {name}^T| = {off / size:.2g} |{name}|. The kernel of one set of "
-                             f"inputs with itself is needed, not that of training with other examples.")
+        raise SelectionError(f"{name} is not symmetric: |{name} - {name}^T| = {off / size:.2g} |{name}|. The kernel of one set "
+                             f"of inputs with itself is needed, not that of training with other examples.")
     return (K + K.mT) / 2
 
 
@@ -234,8 +236,9 @@ def decompose(K: Float[Tensor, "... n n"], name: str = "K") -> tuple[Float[Tenso
     values, vectors = torch.linalg.eigh(symmetric(K, name))
     low, high = values.min().item(), values.max().item()
     if low < -ROUNDING * max(high, 0):
-        raise SelectionError(f"{name} is indefinite: it has the eigenvalue {low:.3g} beside {high:.3g}. A kernel J J^T has none below "
-                             f"0, and under this one residuals would grow for ever. Give the kernel itself, not centred or changed.")
+        raise SelectionError(f"{name} is indefinite: it has the eigenvalue {low:.3g} beside {high:.3g}. A kernel J J^T has "
+                             f"none below 0, and under this one residuals would grow for ever. Give the kernel itself, not one "
+                             f"that was changed.")
     if high == 0:
         raise SelectionError(f"{name} is zero: nothing can be learned under it.")
     return values.clamp(min=0), vectors
@@ -265,7 +268,8 @@ class Modes:
         form = forms[tuple(K_.shape)]
         f = torch.zeros_like(labels) if f0 is None else _labels(f0, K_, "f0")
         if f.shape != labels.shape:
-            raise SelectionError(f"f0 has shape {tuple(f.shape)} and y {tuple(labels.shape)}: a first output for each label is needed.")
+            raise SelectionError(f"f0 has shape {tuple(f.shape)} and y {tuple(labels.shape)}: a first output for each label is "
+                                 f"needed.")
         blocks, D = {"shared": lambda: (K_[None], (f - labels)[None]), "diagonal": lambda: (K_, (f - labels).T[:, :, None]),
                      "full": lambda: (K_.reshape(1, n * k, n * k), (f - labels).reshape(1, n * k, 1))}[form]()
         values, vectors = decompose(blocks)
@@ -312,8 +316,9 @@ def _pair(K0: ArrayLike, K: ArrayLike) -> tuple[Tensor, Tensor]:
 
 def _misfit(K: Tensor, y: Float[Tensor, "n k"]) -> str:
     n, k = y.shape
-    return (f"K has shape {tuple(K.shape)} and y is of {n} examples and {k} {'output' if k == 1 else 'outputs'}: they must be of the "
-            f"same examples. For these labels K is [{n}, {n}] for all outputs, [{k}, {n}, {n}] for each, or [{n}, {k}, {n}, {k}].")
+    return (f"K has shape {tuple(K.shape)} and y is of {n} examples and {k} {'output' if k == 1 else 'outputs'}: they must be of "
+            f"the same examples. For these labels K is [{n}, {n}] for all outputs, [{k}, {n}, {n}] for each, or "
+            f"[{n}, {k}, {n}, {k}].")
 
 
 def _rate(lr: float) -> None:
@@ -324,9 +329,9 @@ def _rate(lr: float) -> None:
 def _stable(lr: float, largest: float) -> None:
     _rate(lr)
     if lr * largest > 2 * (1 + 1e-12):
-        raise SelectionError(f"lr={lr:g} is beyond stability: with the largest eigenvalue {largest:.6g} each step multiplies a residual "
-                             f"by {1 - lr * largest:.3g}, and descent diverges. The largest stable lr is {2 / largest:.6g}; "
-                             f"kernel_gradient_flow takes any.")
+        raise SelectionError(f"lr={lr:g} is beyond stability: with the largest eigenvalue {largest:.6g} each step multiplies a "
+                             f"residual by {1 - lr * largest:.3g}, and descent diverges. The largest stable lr is "
+                             f"{2 / largest!r}; kernel_gradient_flow takes any.")
 
 
 def _step(t: int, steps: int) -> int:

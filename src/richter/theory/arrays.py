@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import SelectionError
-from richter.core.arrays import ArrayLike, to_tensor
+from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.core.arrays import like as like  # for the theories, which all give back the kind of array they are given
 
 
@@ -48,6 +50,31 @@ def column(y: ArrayLike) -> Tensor:
     """Labels [n, 1] as [n]; of any other shape as they are."""
     t = to_tensor(y, "y")
     return t[:, 0] if t.dim() == 2 and t.shape[1] == 1 else t
+
+
+def evolution(K0: ArrayLike, y: ArrayLike, gamma: float, lr: float, f0: ArrayLike | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What optimal feature evolution starts from: K0, y and D(0) = f0 - y."""
+    K, y_ = read(K0=(K0, "n n"), y=(column(y), "n"))
+    if not (math.isfinite(gamma) and gamma >= 0):
+        raise SelectionError(f"gamma={gamma!r}: the feature learning rate is 0 (a frozen kernel) or more; below 0 features would "
+                             f"turn away from the labels, without bound. effective_gamma may be negative: then alignment fell, "
+                             f"and this theory does not apply.")
+    if not (math.isfinite(lr) and lr > 0):
+        raise SelectionError(f"lr={lr!r}: a rate above 0 is needed.")
+    if not y_.any():
+        raise SelectionError("y is zero: no kernel is aligned with it, and nothing is to be learned. Give labels that are not "
+                             "all zero.")
+    D = -y_ if f0 is None else read(y=(y_, "n"), f0=(column(f0), "n"))[1] - y_
+    if not D.any():
+        raise SelectionError("f0 equals y: the residual is zero from the start, and nothing moves.")
+    return K, y_, D
+
+
+def times_from_zero(t: Sequence[float] | Array) -> Float[Tensor, " t"]:
+    (times,) = read(t=(t if isinstance(t, (Tensor, np.ndarray)) else list(t), "t"))
+    if (times < 0).any():
+        raise SelectionError(f"t contains {times.min().item():g}: the flow starts at 0. Give times from 0 on.")
+    return times
 
 
 def whole(least: int = 1, **given: Any) -> None:

@@ -1,0 +1,299 @@
+"""Optimal feature evolution: features that move, at every moment, so that the loss falls fastest.  [rapid, Sec. 4, App. A.1]
+
+The residual D = f - y [n] and features Psi [p, n], K = Psi^T Psi, follow
+    D' = -lr K D,    Psi' = gamma lr Psi D D^T.
+C = K + gamma D D^T never changes. That solves the flow: with c, v the eigenvalues and vectors of C and d = v^T D(0),
+    D(t) = e^(-lr C t) D(0) / sqrt(N(t)),   N(t) = 1 - gamma sum_k d_k^2 (1 - e^(-2 lr c_k t)) / c_k,
+    K(t) = C - gamma D(t) D(t)^T.
+The paper has C and the ends of the flow; the solution at all times is ours. No kernel is inverted, so K(0) may be singular.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import Ref, SelectionError
+from richter.core.arrays import Array, ArrayLike, to_tensor
+from richter.kernels.dynamics import decompose
+from richter.kernels.dynamics import effective_gamma as effective_gamma  # also known as a part of this theory
+from richter.theory.arrays import column, evolution, like, normal, times_from_zero
+from richter.theory.flows import flow
+from richter.theory.frame import Theory
+from richter.theory.gofe import GeneralisedFeatureEvolution as GeneralisedFeatureEvolution
+
+# ------------------------------------------------------------------------------------------------ predict
+
+
+@dataclass(frozen=True)
+class OptimalFeatureEvolution:
+    """The flow from a kernel ``K0`` [n, n], labels ``y`` [n] and first outputs ``f0`` [n] (zero), at feature learning rate
+    ``gamma``; with gamma = 0 the kernel is frozen.
+
+    Residuals, losses and alignments at any times cost two eigendecompositions together; kernels are formed only by ``kernel``
+    and ``predict``. ``doubling`` is the 2 of e^(-2 lr C t), there to be perturbed.
+
+    >>> evolution = OptimalFeatureEvolution(K0, y, gamma=0.5)
+    >>> evolution.alignment([0.0, 1.0, 10.0]), evolution.final_alignment
+    """
+
+    K0: ArrayLike = field(repr=False)
+    y: ArrayLike = field(repr=False)
+    gamma: float
+    lr: float = 1.0
+    f0: ArrayLike | None = field(default=None, repr=False)
+    doubling: float = field(default=2.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._modes  # noqa: B018  what is no kernel, or has no labels, is refused here
+
+    def predict(self, t: Sequence[float] | Array) -> tuple[Array, Array]:
+        """(residual [t, n], K [t, n, n])."""
+        return self.residual(t), self.kernel(t)
+
+    def residual(self, t: Sequence[float] | Array) -> Array:
+        """D(t) = f - y [t, n]."""
+        return like(self._coefficients(t) @ self._modes.v.T, self.K0)
+
+    def kernel(self, t: Sequence[float] | Array) -> Array:
+        """K(t) [t, n, n]."""
+        D = self._coefficients(t) @ self._modes.v.T
+        return like(self._modes.C - self.gamma * D[:, :, None] * D[:, None, :], self.K0)
+
+    def loss(self, t: Sequence[float] | Array) -> Array:
+        """|D(t)|^2 [t]."""
+        return like(self._coefficients(t).square().sum(1), self.K0)
+
+    def alignment(self, t: Sequence[float] | Array) -> Array:
+        """A(K(t), y) [t] = y^T K y / (|K| |y|^2). It need not rise to its end: it may pass above and return."""
+        return like(self._alignment(self._coefficients(t)), self.K0)
+
+    @cached_property
+    def conserved(self) -> Array:
+        """C = K(0) + gamma D(0) D(0)^T [n, n], to which K(t) goes where the loss goes to zero.  [Eq. (6)]"""
+        return like(self._modes.C, self.K0)
+
+    @cached_property
+    def final_residual(self) -> Array:
+        """D at the end of time [n]: zero, unless K(0) is singular and D(0) has a part that it does not reach. K never gains a
+        rank, so that then one direction stays: the slowest of C, with |D|^2 = c / gamma."""
+        return like(self._modes.v @ self._modes.last(self.gamma), self.K0)
+
+    @cached_property
+    def final_alignment(self) -> float:
+        """A(C, y), where the loss goes to zero.  [Eq. (7)]"""
+        return self._alignment(self._modes.last(self.gamma)[None]).item()
+
+    @cached_property
+    def threshold(self) -> float:
+        """gamma* = (lambda_1 - D^T K0 D / |D|^2) / |D|^2, D = D(0): about here the top eigenvector of C turns toward D(0) (the
+        labels, from f0 = 0)."""
+        energy = self._modes.d.square().sum().item()
+        rayleigh = (self._modes.on_k0 * self._modes.first).sum().item() / energy
+        return (self._modes.first[-1].item() - rayleigh) / energy
+
+    @cached_property
+    def top_overlap(self) -> float:
+        """(u_1 . y)^2 / |y|^2 for the top eigenvector of C.  [Fig. 2C]"""
+        return ((self._modes.v[:, -1] @ self._modes.y).square() / self._modes.y.square().sum()).item()
+
+    # -------------------------------------------------------------------------------------------- phases and approximations
+
+    def early_loss(self, t: Sequence[float] | Array) -> Array:
+        """|e^(-lr K0 t) D(0)|^2 [t]: the loss as long as the kernel has not moved."""
+        decay = torch.exp(-2 * self.lr * self._times(t)[:, None] * self._modes.first)
+        return like(decay @ self._modes.on_k0, self.K0)
+
+    @cached_property
+    def alignment_speed(self) -> float:
+        """dA/dt at t = 0, from K' = gamma lr (D D^T K + K D D^T)."""
+        K, y, D = (to_tensor(Z) for Z in (self.kernel([0.0])[0], self.y, self.residual([0.0])[0]))
+        y, D = column(y).to(K.device), D.to(K.device)
+        KD = K @ D
+        moved = 2 * self.gamma * self.lr * (y @ D) * (y @ KD)  # y^T K' y
+        grown = 2 * self.gamma * self.lr * (KD @ KD)  # <K, K'>
+        size, top = K.norm(), y @ K @ y
+        return ((moved / size - top * grown / size**3) / y.square().sum()).item()
+
+    def late_loss(self, t: Sequence[float] | Array) -> Array:
+        """sum_k d_k^2 e^(-2 lr c_k t) / N(infinity) [t]: the loss once the kernel has arrived and is frozen at C. It needs labels
+        that K0 reaches."""
+        if not self._modes.rest:
+            raise SelectionError("K0 is singular, and the residual at the start has a part in its null space: the loss does not "
+                                 "go to zero, and there is no late phase under a frozen kernel. final_residual says what stays; "
+                                 "take more features than examples, or add a ridge to K0.")
+        decay = torch.exp(-2 * self.lr * self._times(t)[:, None] * self._modes.c)
+        return like(decay @ self._modes.d.square() / self._modes.rest, self.K0)
+
+    @cached_property
+    def turning_time(self) -> float:
+        """When what the top direction of C still has to learn falls below all others: before, the loss falls exponentially, as
+        (u_1 . D)^2 e^(-2 lr c_1 t); after, as slowly as the tail of the spectrum lets it. 0 if it is so from the start."""
+        power, c, lr = self._modes.d.square(), self._modes.c, self.lr
+
+        def ahead(t: float) -> float:
+            return (power[-1] - (power[:-1] * torch.exp(2 * lr * t * (c[-1] - c[:-1]))).sum()).item()
+
+        low, high = 0.0, 1.0 / (lr * c[-1].item())
+        if len(c) == 1 or ahead(low) <= 0:
+            return math.inf if len(c) == 1 else 0.0
+        for _ in range(200):
+            if ahead(high) <= 0:
+                break
+            low, high = high, 2 * high
+        else:
+            return math.inf
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if ahead(middle) > 0 else (low, middle)
+        return high
+
+    def diagonal_alignment(self, t: Sequence[float] | Array) -> Array:
+        """A(t) [t] if K(t) were diagonal in the eigenvectors of C, its diagonal A_k a logistic function of time: an approximation
+        that is off at first and right at the end.  [Eqs. (32), (35), corrected]"""
+        c, start = self._modes.c, self._modes.c - self.gamma * self._modes.d.square()
+        start = start.clamp(min=0)
+        decay = torch.exp(-2 * self.lr * self._times(t)[:, None] * c)
+        A = torch.where(start > 0, c * start / (start + (c - start) * decay).clamp(min=torch.finfo(c.dtype).tiny), 0.0)
+        size = (self._modes.first.square().sum() - 2 * (c * start).sum() + c.square().sum()).clamp(min=0).sqrt()
+        return like((A @ (c - start)) / (A.norm(dim=1) * size), self.K0)
+
+    def simulate(self, t: Sequence[float] | Array) -> tuple[Array, Array]:
+        """(residual [t, n], K [t, n, n]) by integrating the flow of D and Psi."""
+        return simulate(self.K0, self.y, self.gamma, t, self.lr, self.f0)
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    @cached_property
+    def _modes(self) -> _Modes:
+        return _Modes.make(*evolution(self.K0, self.y, self.gamma, self.lr, self.f0), self.gamma)
+
+    def _times(self, t: Sequence[float] | Array) -> Float[Tensor, " t"]:
+        return times_from_zero(t).to(self._modes.c.device)
+
+    def _coefficients(self, t: Sequence[float] | Array) -> Float[Tensor, "t n"]:
+        return self._modes.at(self._times(t), self.lr, self.doubling)
+
+    def _alignment(self, d: Float[Tensor, "t n"]) -> Float[Tensor, " t"]:
+        """A(C - gamma D D^T, y) with D = v d, without forming a matrix."""
+        c, y = self._modes.c, self._modes.v.T @ self._modes.y
+        top = (c * y * y).sum() - self.gamma * (d @ y).square()
+        energy = d.square().sum(1)
+        size = c.square().sum() - 2 * self.gamma * (d.square() @ c) + (self.gamma * energy).square()
+        return top / (size.sqrt() * y.square().sum())
+
+
+@dataclass(frozen=True)
+class _Modes:
+    """C and D(0) in the eigenvectors of C, ascending."""
+
+    y: Float[Tensor, " n"]
+    C: Float[Tensor, "n n"]
+    c: Float[Tensor, " n"]
+    v: Float[Tensor, "n n"]
+    d: Float[Tensor, " n"]  # v^T D(0)
+    share: Float[Tensor, " n"]  # gamma d_k^2 / c_k: these and ``rest`` sum to 1
+    rest: float  # 1 - gamma D^T C^-1 D = 1 / (1 + gamma D^T K0^-1 D) = N(infinity); 0 where K0 does not reach all of D
+    first: Float[Tensor, " n"]  # eigenvalues of K0
+    on_k0: Float[Tensor, " n"]  # (u_k . D(0))^2 in its eigenvectors
+
+    @classmethod
+    def make(cls, K0: Float[Tensor, "n n"], y: Float[Tensor, " n"], D: Float[Tensor, " n"], gamma: float) -> _Modes:
+        first, directions = decompose(K0, "K0")
+        C = (K0 + K0.T) / 2 + gamma * torch.outer(D, D)
+        c, v = torch.linalg.eigh(C)
+        nothing = len(c) * torch.finfo(c.dtype).eps  # relative
+        c = torch.where(c > nothing * c[-1], c, 0.0)
+        d, power = v.T @ D, (directions.T @ D).square()
+        if gamma:
+            d = torch.where(c > 0, d, 0.0)  # C reaches D by its definition
+        reached = first > nothing * first[-1]
+        missed = power[~reached].sum() > (1e-10 * D.norm()).square()
+        rest = 0.0 if missed and gamma else 1 / (1 + gamma * (power[reached] / first[reached]).sum().item())
+        share = torch.where(c > 0, (gamma * d.square() / c).clamp(max=1), 0.0)
+        return cls(y, C, c, v, d, share * ((1 - rest) / share.sum() if share.any() else 1.0), rest, first, power)
+
+    def at(self, t: Float[Tensor, " t"], lr: float, doubling: float) -> Float[Tensor, "t n"]:
+        """v^T D(t)."""
+        slowest = self.c[self.share > 0].min() if not self.rest and self.share.any() else self.c.new_zeros(())
+        late = -lr * t[:, None] * (self.c - slowest)  # the common factor cancels; without it 0/0 is reached where K0 is singular
+        late = late.clamp(max=0)
+        size = self.rest + torch.exp(doubling * late) @ self.share
+        return torch.exp(late) * self.d / size.sqrt()[:, None]
+
+    def last(self, gamma: float) -> Float[Tensor, " n"]:
+        """v^T D(infinity)."""
+        if not gamma:
+            return torch.where(self.c == 0, self.d, 0.0)
+        if self.rest:
+            return torch.zeros_like(self.d)
+        slow = self.share > 1e-20
+        lowest = self.c[slow].min()
+        d = torch.where(slow & (self.c <= lowest * (1 + 1e-9)), self.d, 0.0)
+        return d / d.norm() * (lowest / gamma).sqrt()
+
+
+def predict(K0: ArrayLike, y: ArrayLike, gamma: float, t: Sequence[float] | Array, lr: float = 1.0,
+            f0: ArrayLike | None = None, *, doubling: float = 2.0) -> tuple[Array, Array]:
+    """(residual [t, n], K [t, n, n]) of ``OptimalFeatureEvolution``."""
+    return OptimalFeatureEvolution(K0, y, gamma, lr, f0, doubling=doubling).predict(t)
+
+
+def scalar(psi0: float, delta0: float, gamma: float, t: Sequence[float] | Array, lr: float = 1.0, *,
+           prefactor: float | None = None) -> tuple[Array, Array]:
+    """One example and one feature: u = D^2 and v = psi^2 [t], both logistic.  [Eq. (27), corrected]
+
+    u = (C / gamma) A / (A + e^(2 lr C t)), A = gamma D0^2 / psi0^2;   v = C B / (B + e^(-2 lr C t)), B = psi0^2 / (C - psi0^2);
+    C = psi0^2 + gamma D0^2. ``prefactor``: what stands for 1 / gamma, which the paper leaves out."""
+    numbers = {"psi0": psi0, "delta0": delta0, "gamma": gamma, "lr": lr}
+    for name, value in numbers.items():
+        if not math.isfinite(value) or value == 0 or (value < 0 and name in ("gamma", "lr")):
+            raise SelectionError(f"{name}={value!r}: a finite number is needed, not 0; for gamma and lr above 0.")
+    C, A = psi0**2 + gamma * delta0**2, gamma * delta0**2 / psi0**2
+    decay = torch.exp(-2 * lr * C * times_from_zero(t))
+    u = C * (1 / gamma if prefactor is None else prefactor) * A * decay / (A * decay + 1)
+    return like(u, t), like(C / (1 + A * decay), t)
+
+
+# ------------------------------------------------------------------------------------------------ simulate
+
+
+def simulate(K0: ArrayLike, y: ArrayLike, gamma: float, t: Sequence[float] | Array, lr: float = 1.0,
+             f0: ArrayLike | None = None) -> tuple[Array, Array]:
+    """(residual [t, n], K [t, n, n]) by integrating D' = -lr Psi^T Psi D and Psi' = gamma lr Psi D D^T from a root Psi of K0."""
+    K, _, D = evolution(K0, y, gamma, lr, f0)
+    values, vectors = decompose(K, "K0")
+    root = (values.sqrt() * vectors).T
+
+    def velocity(state: list[Tensor]) -> list[Tensor]:
+        D, Psi = state
+        PsiD = Psi @ D
+        return [-lr * Psi.T @ PsiD, gamma * lr * torch.outer(PsiD, D)]
+
+    states = flow(velocity, [D, root], times_from_zero(t).tolist())
+    return like(torch.stack([D for D, _ in states]), K0), like(torch.stack([Psi.T @ Psi for _, Psi in states]), K0)
+
+
+# ------------------------------------------------------------------------------------------------ theories
+
+
+def _kernels() -> list[tuple[Any, ...]]:
+    """Kernels with more features than examples, as many, and fewer (singular); from zero and from elsewhere."""
+    t = [0.0, 0.1, 0.5, 2.0]
+    cases = [(normal(p, 6, seed=p).T @ normal(p, 6, seed=p) / p, normal(6, seed=1), gamma, t, 0.7)
+             for p in (12, 6, 4) for gamma in (0.0, 0.3, 3.0)]
+    return [*cases, (*cases[1], normal(6, seed=2))]
+
+
+THEORIES = (
+    Theory("ofe.optimal_feature_evolution", ref=Ref("rapid", "Sec. 4, App. A.1"),
+           title="residual and kernel at all times when features move so that the loss falls fastest",
+           predict=predict, simulate=simulate, cases=_kernels, tolerance=1e-8, perturb={"doubling": 2.001}),
+)
