@@ -36,6 +36,7 @@ bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an
 	$(BIN)/python benchmarks/slo.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/learners.py
+	$(BIN)/python benchmarks/ofe.py
 
 docs: .venv/installed-dev  ## docs/*.md and the reference as pages under site/, which need no server and no network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -14,9 +14,9 @@ from torch import Tensor
 from richter import kernels, learners
 from richter.core import SelectionError
 from richter.core.arrays import like, to_tensor
-from richter.kernels import infinite
+from richter.kernels import dynamics, infinite
 from richter.models import mlp
-from richter.theory import early_time
+from richter.theory import early_time, ofe
 
 X = np.random.default_rng(0).standard_normal((6, 3))
 A = np.random.default_rng(1).standard_normal((6, 2))
@@ -29,6 +29,11 @@ ARRAYS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "infinite.nngp": (lambda x: infinite.nngp(x, depth=2), (X,)),
     "theory.expected_kernel": (lambda x: early_time.expected_kernel(x, "relu"), (X,)),
     "kernels.specialisation": (kernels.specialisation, (PAIR, A)),
+    "dynamics, loss": (lambda K, y: dynamics.kernel_gradient_descent(K, y, 0.01, 5).loss, (SYMMETRIC, A)),
+    "dynamics, residual": (lambda K, y: dynamics.kernel_gradient_flow(K, y, 0.01, [0, 5]).residual, (PAIR, A)),
+    "dynamics, power": (lambda K, y: dynamics.spectrum(K, y).power[:3], (SYMMETRIC, A)),  # the others are of zero eigenvalues
+    "dynamics.effective_gammas": (dynamics.effective_gammas, (PAIR, 2 * PAIR + 1, A)),
+    "ofe, kernel": (lambda K, y: ofe.OptimalFeatureEvolution(K, y, 0.5).kernel([1.0]), (SYMMETRIC, A[:, 0])),
     "a learner's kernel": (learners.Laplace(2.0), (X,)),
     "its gradients": (learners.Laplace(2.0).gradients, (X, X[:2])),
     "learners.agop": (lambda x, a: learners.agop(learners.Laplace(2.0), x, a), (X, A)),
@@ -36,6 +41,8 @@ ARRAYS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
 }
 NUMBERS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "kernels.alignment": (kernels.alignment, (SYMMETRIC, A)),
+    "dynamics.rotation": (dynamics.rotation, (SYMMETRIC, SYMMETRIC ** 2)),
+    "dynamics.effective_gamma": (dynamics.effective_gamma, (SYMMETRIC, SYMMETRIC + 1, A)),
     "kernels.cka": (kernels.cka, (SYMMETRIC, SYMMETRIC ** 2)),
     "kernels.stable_rank": (kernels.stable_rank, (SYMMETRIC,)),
     "kernels.power_law": (lambda v: kernels.power_law(v, first=1, last=6), (np.arange(1.0, 7) ** -1.5,)),

@@ -114,6 +114,18 @@ def test_the_example_of_alignment_over_layers(capsys: pytest.CaptureFixture[str]
     assert names["right"] > 0.9
 
 
+def test_the_examples_of_rapid_print_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = re.findall(r"```\n\n```\n(.*?)```", (ROOT / "docs/rapid.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    for code in blocks("docs/rapid.md")[:len(shown)]:
+        exec(code, names)
+    numbers = [[float(v) for v in re.findall(r"\d+\.\d*", text)] for text in (capsys.readouterr().out, "".join(shown))]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.011)
+    assert (tmp_path / "evolution.png").stat().st_size > 10_000
+
+
 def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     x, y = torch.randn(300, 5), torch.arange(300) % 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from richter import kernels
 from richter.core import SelectionError
-from richter.testing import check_theory
 from richter.theory.flows import flow
 
 with install_import_hook("richter.theory.linear_kernels", "checker.typechecked"):
@@ -29,11 +27,6 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def deep(sizes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
     return [normal(o, i, seed=seed + j) for j, (i, o) in enumerate(itertools.pairwise(sizes))]
-
-
-@pytest.mark.parametrize("theory", linear_kernels.THEORIES, ids=lambda t: t.name)
-def test_closed_forms_are_those_of_networks(theory: Any) -> None:
-    check_theory(theory)
 
 
 @pytest.mark.parametrize(("h", "d"), [(5, 5), (8, 3)])

@@ -17,7 +17,6 @@ from machines import Largest
 from richter import kernels
 from richter.core import SelectionError
 from richter.kernels import dynamics
-from richter.testing import check_theory
 
 with install_import_hook(["richter.theory.ofe", "richter.theory.gofe"], "checker.typechecked"):
     from richter.theory import gofe, ofe
@@ -32,11 +31,6 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def gram(n: int = 6, p: int = 12, seed: int = 0) -> Tensor:
     J = normal(p, n, seed=seed)
     return J.T @ J / p
-
-
-@pytest.mark.parametrize("theory", ofe.THEORIES, ids=lambda t: t.name)
-def test_the_closed_form_is_the_flow(theory: Any) -> None:
-    check_theory(theory)
 
 
 def alignment(K: Tensor, y: Tensor) -> float:
