@@ -23,7 +23,8 @@ WHAT = {"the default set": None, "what is cheap alone": list(richter.measures.MO
         "function_change": ["function_change"],
         "nfc, cnfc, c_uc_ratio": ["nfc", "cnfc", "c_uc_ratio"], "weight_change": ["weight_change"],
         "tangent_alignment": ["tangent_alignment"], "tangent_cka": ["tangent_cka"],
-        "tangent_cka, _stable_rank, _correlation": ["tangent_cka", "tangent_stable_rank", "tangent_correlation"]}
+        "tangent_cka, _stable_rank, _correlation": ["tangent_cka", "tangent_stable_rank", "tangent_correlation"],
+        "fisher_stable_rank, _correlation": ["fisher_stable_rank", "fisher_correlation"]}
 
 
 @dataclass(frozen=True)

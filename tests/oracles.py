@@ -848,6 +848,45 @@ def tangent_correlation(K: Tensor, Y: Tensor) -> float:
     return total
 
 
+# --------------------------------------------------------------------------------------------- Fisher of cross-entropy
+
+
+def tangent_features(model: nn.Module, x: Batch, output: Output = None) -> dict[str, Tensor]:
+    """{module: Psi[p, n k]}: the gradient of every output of every example in the module's own parameters, example by example."""
+    J = jacobian(model, x, output)
+    features: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        own = [f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False)]
+        if own := [p for p in own if p in J]:
+            features[name] = torch.cat([J[p].flatten(2).flatten(0, 1).T for p in own])
+    return features
+
+
+def cross_entropy_metric(f: Tensor, classes: int) -> Tensor:
+    """H[n k, n k]: the second derivatives of the cross-entropy of each softmax in the outputs f[n,k], in blocks."""
+    blocks = []
+    for row in f.detach().double().reshape(-1, classes):
+        def loss(z: Tensor) -> Tensor:
+            return torch.logsumexp(z, 0) - z[0]
+        blocks.append(torch.autograd.functional.hessian(loss, row))
+    return torch.block_diag(*blocks)
+
+
+def fisher_stable_rank(Psi: Tensor, H: Tensor) -> float:
+    """Of I = Psi H Psi^T, by its eigenvalues."""
+    eigenvalues = torch.linalg.eigvalsh(Psi @ H @ Psi.T)
+    return _ratio((eigenvalues**2).sum(), eigenvalues.max() ** 2)
+
+
+def fisher_correlation(Psi: Tensor, H: Tensor, Y: Tensor) -> float:
+    """sum_i (lambda_i / lambda_1) <mu_i, y~ / |y~|>^2: mu_i are the left singular vectors of H^1/2 Psi^T, lambda_i the squares
+    of its singular values."""
+    values, U = torch.linalg.eigh(H)
+    mu, s, _ = torch.linalg.svd(U @ torch.diag(values.clamp(min=0.0).sqrt()) @ U.T @ Psi.T, full_matrices=False)
+    y = centring(Y.numel()) @ Y.flatten()
+    return sum(float((s[i] / s[0]) ** 2 * (mu[:, i] @ (y / y.norm())) ** 2) for i in range(len(s)))
+
+
 # ------------------------------------------------------------------------------------------------ the chain monomial
 
 

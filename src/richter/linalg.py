@@ -66,26 +66,27 @@ def without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
     return blocks.sum((1, 2))[:, None] - blocks.sum(1) - blocks.sum(2) + blocks.diagonal(dim1=1, dim2=2)
 
 
-def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int = 20) -> Float[Tensor, " g"]:
-    """The largest eigenvalue of C K C on each set of rows (``keep`` is 1 on its rows and 0 elsewhere; C removes their mean):
-    Lanczos on all sets side by side, from the vector of the whole matrix. For standard errors, which need few digits: after
-    at most ``steps`` steps it is right to about six."""
-    def centred(X: Tensor) -> Tensor:
-        return (X - ((X * keep).sum(1) / keep.sum(1))[:, None]) * keep
+def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int = 20,
+                centred: bool = True) -> Float[Tensor, " g"]:
+    """The largest eigenvalue of C K C on each set of rows (``keep`` is 1 on its rows and 0 elsewhere; C removes their mean, or
+    nothing where they are not ``centred``): Lanczos on all sets side by side, from the vector of the whole matrix. For standard
+    errors, which need few digits: after at most ``steps`` steps it is right to about six."""
+    def kept(X: Tensor) -> Tensor:
+        return (X - ((X * keep).sum(1) / keep.sum(1))[:, None] * centred) * keep
 
     def unit(X: Tensor) -> tuple[Tensor, Tensor]:
         size = X.norm(dim=1)
         return X / torch.where(size > 0, size, 1.0)[:, None], size
 
     def without_mean(q: Tensor) -> Tensor:
-        return q - q.mean()
+        return q - q.mean() * centred
 
     start = top_eigenpair(lambda q: without_mean(K @ without_mean(q)), anywhere(len(K), K), 1e-2)[1]
-    X = unit(centred(start.expand_as(keep)))[0]
+    X = unit(kept(start.expand_as(keep)))[0]
     Q, most = X[:, None], min(steps, len(K))  # set, vector, row
     T = K.new_zeros(len(keep), most, most)
     for j in range(most):
-        W = centred(Q[:, -1] @ K)
+        W = kept(Q[:, -1] @ K)
         T[:, j, j] = (W * Q[:, -1]).sum(1)
         for _ in range(2):
             W = W - ((Q @ W[:, :, None]).mT @ Q)[:, 0]

@@ -139,6 +139,14 @@ CARDS: dict[str, Card] = {
         "effective gamma",
         "How strongly features were learned: the rate with which optimal feature evolution would have made this alignment.",
         rich="up", panel=EVOLUTION, ref=Ref("rapid", "Eq. 20")),
+    "fisher_stable_rank": Card(
+        "stable rank of the Fisher information",
+        "How many directions of a layer's weights change the predicted probabilities: smaller where the network generalises.",
+        rich="down", panel=TANGENT, range=COUNT, ref=Ref("signal", "App. G.4")),
+    "fisher_correlation": Card(
+        "Fisher correlation",
+        "How much of the labels lies along the largest directions of the Fisher information: small even in trained networks.",
+        panel=TANGENT, range=UNIT, ref=Ref("signal", "App. G.5")),
     "fact": Card(
         "features at convergence (fact)",
         "How far W'W has the direction that the examples and the loss ask for: 1 at convergence.",

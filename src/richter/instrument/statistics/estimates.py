@@ -73,7 +73,7 @@ class Estimate:
     leaving: Sequence[Any] = ()
 
 
-class _Estimates(Simple):
+class Estimates(Simple):
     """Estimates of all modules and of the whole model, made together when the first is asked for."""
 
     def __init__(self, make: Callable[[], Iterator[tuple[str, Estimate]]], kind: str, groups: int, remark: Remark) -> None:
@@ -108,7 +108,7 @@ class Sketch(Statistic):
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         remark = Remark(Mark.ESTIMATED, cotangents.label(subject.survey.outputs))
-        return _Estimates(lambda: _sketch(Tangents(subject, cotangents)), "vectors", min(GROUPS, cotangents.vectors), remark)
+        return Estimates(lambda: _sketch(Tangents(subject, cotangents)), "vectors", min(GROUPS, cotangents.vectors), remark)
 
 
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
@@ -196,7 +196,7 @@ class Free(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
         label = f"estimated by products with the kernel of {t.n} examples, which is not formed"
-        return _Estimates(lambda: _free(t), "vectors", GROUPS, Remark(Mark.ESTIMATED, label))
+        return Estimates(lambda: _free(t), "vectors", GROUPS, Remark(Mark.ESTIMATED, label))
 
 
 def operations(t: Tangents) -> tuple[float, float]:
@@ -275,7 +275,7 @@ class Diagonal(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
         if subject.Y is None and self.labelled:
-            return _Estimates(_unlabelled, "examples", 0, Remark())
+            return Estimates(_unlabelled, "examples", 0, Remark())
         every = torch.ones(t.n, subject.survey.outputs, dtype=torch.float64)  # without labels any output may be drawn
         Y = (every if subject.Y is None else subject.Y[t.rows]).to(subject.home)
         picked, labelled = torch.arange(Y.shape[1]), Y.shape[1]
@@ -289,7 +289,7 @@ class Diagonal(Statistic):
         of_picked = Y[:, picked.to(Y.device)]
         kind, groups = ("outputs", len(picked)) if drawn else ("examples", t.groups["examples"])
         only = None if cotangents.exact else picked
-        return _Estimates(lambda: self._estimates(t, only, of_picked, drawn), kind, groups, remark)
+        return Estimates(lambda: self._estimates(t, only, of_picked, drawn), kind, groups, remark)
 
     def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool) -> Iterator[tuple[str, Estimate]]:
         if not Y.shape[1]:

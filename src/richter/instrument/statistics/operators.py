@@ -51,7 +51,7 @@ class Operator(Statistic):
         return Wants(alone=_each(subject), what="the graph of one example, twice differentiable")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Operator(Products(subject, self.product))
+        return Multiplied(Products(subject, self.product))
 
 
 def _each(subject: Subject) -> int:
@@ -59,7 +59,7 @@ def _each(subject: Subject) -> int:
     return 4 * subject.itemsize * subject.survey.graph
 
 
-class _Operator(Simple):
+class Multiplied(Simple):
     def __init__(self, products: Products) -> None:
         super().__init__()
         self.products = products

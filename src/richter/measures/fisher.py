@@ -1,0 +1,24 @@
+"""How many directions the Fisher information of a layer has, and how they stand to the labels.  [signal, App. G]"""
+
+from __future__ import annotations
+
+from richter.core import Interval, Ref
+from richter.instrument.statistics.fisher import FISHER, ROOT, FisherKernel
+from richter.measures.measure import Measure, quotient
+
+
+def fisher_stable_rank(c: FisherKernel) -> float:
+    """|I_l|_F^2 / |I_l|_2^2.  [signal, App. G.4]"""
+    return quotient(c.norm ** 2, c.top ** 2)
+
+
+def fisher_correlation(c: FisherKernel) -> float:
+    """sum_i (lambda_i / lambda_1) <mu_i, y~/|y~|>^2 with the left singular vectors mu_i of H^1/2 Psi_l^T; not centred.
+    [signal, App. G.5]"""
+    return quotient(c.quadratic, c.top * c.energy)
+
+
+MEASURES = (
+    Measure("fisher_stable_rank", fisher_stable_rank, (FISHER,), ROOT, ref=Ref("signal", "App. G.4"), bounds=Interval(low=1.0)),
+    Measure("fisher_correlation", fisher_correlation, (FISHER,), ROOT, ref=Ref("signal", "App. G.5"), bounds=Interval(0.0, 1.0)),
+)
