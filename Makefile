@@ -31,6 +31,7 @@ bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/memory.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/growth.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/estimates.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/curvature.py
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[peers]'
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/slo.py

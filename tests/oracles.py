@@ -848,6 +848,24 @@ def tangent_correlation(K: Tensor, Y: Tensor) -> float:
     return total
 
 
+# ------------------------------------------------------------------------------------------------ Hessians of outputs
+
+
+def output_hessians(model: nn.Module, x: Tensor) -> Tensor:
+    """H[n,k,p,p]: the second derivatives of every output of every example in all parameters, flattened in their order."""
+    names, values = zip(*model.named_parameters(), strict=True)
+    sizes = [v.numel() for v in values]
+
+    def output(theta: Tensor, i: int, o: int) -> Tensor:
+        pieces = {name: t.view_as(v) for name, t, v in zip(names, theta.split(sizes), values, strict=True)}
+        return torch.func.functional_call(model, pieces, (x[i : i + 1],))[0, o]
+
+    theta = torch.cat([v.detach().flatten() for v in values])
+    k = outputs(model, x[:1]).shape[1]
+    return torch.stack([torch.stack([torch.autograd.functional.hessian(lambda t, i=i, o=o: output(t, i, o), theta)
+                                     for o in range(k)]) for i in range(len(x))])
+
+
 # --------------------------------------------------------------------------------------------- Fisher of cross-entropy
 
 

@@ -35,6 +35,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "instrument.statistics": ("core", "kernels", "linalg", "instrument.capture", "instrument.captures", "instrument.cotangents",
                               "instrument.statistics", "instrument.stream", "instrument.survey"),
     "measures.cards": ("core",), "measures.profile": ("core",),
+    # an operator outlives the measurement it would be a statistic of, so it holds its subject; nothing below imports these two
+    **dict.fromkeys(("measures.hessian", "measures.curvature"), (
+        "core", "measures", "instrument.capture", "instrument.checks", "instrument.probe", "instrument.statistics",
+        "instrument.stream", "instrument.subject")),
     "measures": ("core", "linalg", "instrument.cotangents", "instrument.statistics", "measures", "kernels.dynamics",
                  "kernels.spectra"),
     "instrument.subject": ("core", "kernels.planning", "instrument.capture", "instrument.captures", "instrument.cotangents",

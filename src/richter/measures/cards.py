@@ -171,6 +171,10 @@ CARDS: dict[str, Card] = {
     "probe_accuracy": Card(
         "accuracy on the probe", "The share of the probe's labels that have the largest output.", panel=ANSWERS, range=UNIT,
         whole=True, ref=Ref("lazy", "Sec. 1")),
+    "label_gradient_correlation": Card(
+        "labels and loss gradient",
+        "The correlation of the centred labels and the loss's gradient in the outputs: -1 while the network answers alike.",
+        panel=ANSWERS, range=COSINE, ref=Ref("signal", "Approx. 1")),
     "output_spread": Card(
         "spread of outputs", "How far outputs differ from example to example: near 0 the network has collapsed.", panel=ANSWERS,
         range=POSITIVE, ref=Ref("lazy", "Sec. 1")),

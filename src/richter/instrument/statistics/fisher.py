@@ -23,7 +23,7 @@ from richter import linalg
 from richter.core import WHOLE, Mark, Remark, SelectionError
 from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs
 from richter.instrument.statistics.estimates import Estimate, Estimates
-from richter.instrument.statistics.frame import GROUPS, Derived, Gathering, Place, Statistic, Wants, finite
+from richter.instrument.statistics.frame import Derived, Gathering, Place, Statistic, Wants, finite
 from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents, flat
 from richter.instrument.statistics.operators import Multiplied, Operator, Products
 
@@ -233,7 +233,7 @@ class FisherSketch(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         label = f"from {self.draws} random combinations of the {subject.survey.outputs} outputs of each example"
         remark = Remark(Mark.ESTIMATED, label)
-        return Estimates(lambda: _sketched(self.sampled(subject)), "vectors", min(GROUPS, self.draws), remark)
+        return Estimates(lambda: _sketched(self.sampled(subject)), "vectors", self.draws, remark)
 
 
 def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:
@@ -253,16 +253,16 @@ def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:
 
 
 def _estimate(K: Float[Tensor, "v n v n"], energy: float) -> Estimate:
-    """Of the whole, and with each group of draws left out."""
+    """Of the whole, and with each draw left out."""
     m = len(K) - 1
     quadratic = K[m, :, m].sum().item()
-    group = torch.arange(m) % min(GROUPS, m)
+    every = torch.arange(m)
 
     def value(keep: Tensor) -> FisherKernel:
         draws = keep.nonzero().flatten().to(K.device)
         part = K[draws][:, :, draws] * (m / len(draws))
         return FisherKernel(_norm(part), _top(part), quadratic, energy)
-    return Estimate(value(group >= 0), [value(group != g) for g in range(int(group.max()) + 1)])
+    return Estimate(value(every >= 0), [value(every != j) for j in range(m)])
 
 
 def _norm(K: Float[Tensor, "v n v n"]) -> float:

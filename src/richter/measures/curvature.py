@@ -1,0 +1,221 @@
+"""Second order: what the Hessians of the outputs say of a step of training.  [signal, App. B.4, B.5, D]
+
+    H = hessian(model, probe)                    # products with H_w, never formed: hessian.py
+    theorem_a(model, probe).error                # H_w (D theta) = (L - D) grad L: for homogeneous networks, to rounding
+    early_step(model, probe, lr=1e-4)            # what one step does to Psi y~, the first order of it, and which units flip
+    predicted_alignment(A, H.moments(), lr)      # tangent_cka after that step by the corrected Eq. (25), layer by layer
+
+H_w = sum_i w_i d^2 f_i / dtheta^2 with w = dL/df; Psi are the gradients of the outputs, y~ the labels minus their mean over all
+examples and outputs. The loss's own Hessian is H_w + Psi L_ff Psi^T.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from richter.core import Interval, Ref, SelectionError
+from richter.instrument.capture import forward, quiet, to_device
+from richter.instrument.probe import Probe
+from richter.instrument.statistics.frame import NO_LABELS, Missing
+from richter.instrument.statistics.outputs import OUTPUTS, Answers
+from richter.measures.hessian import Eigenpairs, Hessian, Moment, hessian
+from richter.measures.measure import Measure, quotient
+
+__all__ = ["EarlyStep", "Eigenpairs", "Hessian", "Moment", "TheoremA", "early_step", "hessian", "label_gradient_correlation",
+           "natural", "predicted_alignment", "theorem_a", "velocity"]
+
+HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Flatten, nn.Dropout)  # phi(a z) = a phi(z) for a > 0, in eval mode
+
+
+def centred(Y: Tensor, counted: Tensor | None = None) -> Tensor:
+    """y~: minus the mean over all outputs that count, zero at the others."""
+    if counted is None:
+        return Y - Y.mean()
+    keep = counted.to(Y)
+    return (Y - (Y * keep).sum() / keep.sum()) * keep
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return quotient(float((a * b).sum()), float(a.norm() * b.norm()))
+
+
+# --------------------------------------------------------------------------------------------------- labels and gradient
+
+
+def label_gradient_correlation(a: Answers) -> float:
+    """corr(y~, dL/df) over all outputs of all examples: -1 while the network answers alike everywhere.  [signal, Approx. 1]"""
+    o = a.objective
+    if o.Y is None:
+        raise Missing(NO_LABELS)
+    w = o.gradient(a.f).double()
+    return cosine(centred(o.Y.to(w), o.counted), centred(w, o.counted))
+
+
+MEASURES = (Measure("label_gradient_correlation", label_gradient_correlation, (OUTPUTS,), ref=Ref("signal", "Approx. 1"),
+                    bounds=Interval(-1.0, 1.0)),)
+
+
+# ----------------------------------------------------------------------------------------------------------- Theorem A
+
+
+@dataclass(frozen=True)
+class TheoremA:
+    """H_w (D theta) and (L - D) grad L, which are the same; D is 1 for weights and l for the bias of layer l."""
+
+    left: Float[Tensor, " p"]
+    right: Float[Tensor, " p"]
+    depth: int  # L, weight matrices
+    biases: bool
+
+    @property
+    def error(self) -> float:
+        """|left - right| / |right|."""
+        return quotient(float((self.left - self.right).norm()), float(self.right.norm()))
+
+
+def theorem_a(model: nn.Module, probe: Probe, weights: Tensor | None = None, biases: bool = True) -> TheoremA:
+    """Both sides of Theorem A for a chain of linear layers and homogeneous activations: H_w (D theta) = (L - D) Psi w. Without
+    biases D = 1, so that Psi w = H_w theta / (L - 1) and gradient descent is theta - lr/(L - 1) H_w theta. ``biases=False``:
+    D = 1 whatever biases there are, as the paper prints it, which fails where there are some.  [signal, Theorem A]"""
+    degrees, depth = homogeneity(model)
+    H = hessian(model, probe, weights)
+    scale = torch.cat([torch.full((p.numel(),), float(degrees[name] if biases else 1), dtype=torch.float64)
+                       for name, p in zip(H.names, H.places, strict=True)]).to(H.theta.device)
+    return TheoremA(H(scale * H.theta), (depth - scale) * H.gradient, depth, any(d > 1 for d in degrees.values()))
+
+
+def homogeneity(model: nn.Module) -> tuple[dict[str, int], int]:
+    """({parameter: its degree}, how many layers): scaled by a^degree each, the parameters scale the outputs by a^layers."""
+    degrees: dict[str, int] = {}
+    depth = 0
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            depth += 1
+            degrees[f"{name}.weight" if name else "weight"] = 1
+            if module.bias is not None:
+                degrees[f"{name}.bias" if name else "bias"] = depth
+        elif not isinstance(module, (nn.Sequential, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, *HOMOGENEOUS)):
+            raise SelectionError(f"{name or 'the model'} is a {type(module).__name__}: Theorem A is about chains of linear "
+                                 f"layers with positively homogeneous activations, phi(a z) = a phi(z) (ReLU, leaky ReLU, none), "
+                                 f"in an nn.Sequential. H_w itself needs none of this: hessian(model, probe).")
+    if depth < 2:
+        raise SelectionError(f"the model has {depth} weight matrices: with no hidden layer its outputs are linear in the "
+                             f"weights, H_w is 0, and Theorem A says 0 = 0.")
+    return degrees, depth
+
+
+# --------------------------------------------------------------------------------------------------- early in training
+
+
+@dataclass(frozen=True)
+class EarlyStep:
+    """One step of gradient descent: what it did to Psi y~, and what the approximations say, as vectors of parameters."""
+
+    change: Float[Tensor, " p"]  # Psi(t+1) y~ - Psi(t) y~
+    first: Float[Tensor, " p"]  # -lr H_y~ Psi w, the first order in lr  [Approx. 2]
+    collinear: Float[Tensor, " p"]  # -lr H_w Psi y~, in which w stands for -y~  [Approx. 1]
+    correlation: float  # corr(y~, w)
+    flips: int  # units of the hidden layers that were zero before and are not after, or the other way round, over all examples
+    units: int
+
+    @property
+    def first_order(self) -> float:
+        """corr(change, first): 1 where the network is smooth over the step."""
+        return cosine(self.change, self.first)
+
+    @property
+    def approximation(self) -> float:
+        """corr(change, collinear)."""
+        return cosine(self.change, self.collinear)
+
+    def projected(self, vectors: Float[Tensor, "k p"]) -> float:
+        """corr(U change, U collinear) on the span of some vectors.  [signal, Fig. 5a]"""
+        return cosine(vectors @ self.change, vectors @ self.collinear)
+
+
+def early_step(model: nn.Module, probe: Probe, lr: float) -> EarlyStep:
+    """Take one step theta - lr grad L with a copy of the model, and compare. The model itself is left as it is."""
+    if not (math.isfinite(lr) and lr > 0):
+        raise SelectionError(f"lr={lr!r}: a step needs a rate above 0.")
+    H = hessian(model, probe)
+    subject = H.subject
+    if subject.Y is None:
+        raise SelectionError(f"{NO_LABELS}: a step is compared along them. Give class ids or targets.")
+    y = centred(subject.Y.double(), subject.counted)
+    then = copy.deepcopy(subject.model)
+    with torch.no_grad():
+        moved = H.parts(H.theta - lr * H.gradient)
+        for name, p in then.named_parameters():
+            if name in moved:
+                p.copy_(moved[name])
+    after = hessian(then, probe, y)
+    before = H.weighted(y)
+    flips, units = _flips(H, after)
+    w = subject.loss_gradient.double()
+    return EarlyStep(after.gradient - before.gradient, -lr * before(H.gradient), -lr * H(before.gradient),
+                     cosine(y, centred(w, subject.counted)), flips, units)
+
+
+def _flips(*networks: Hessian) -> tuple[int, int]:
+    """How many of the units that layers read are zero in one network and not in the other, and of how many."""
+    silent = []
+    for s in (H.subject for H in networks):
+        with quiet(s.model):
+            calls = forward(s.model, to_device(s.x, s.device), s.state, output=s.output, splits=s.survey.splits).calls
+            silent.append([c.inputs().detach() == 0 for c in calls if not c.given])
+    return sum(int((a != b).sum()) for a, b in zip(*silent, strict=True)), sum(a.numel() for a in silent[0])
+
+
+# ---------------------------------------------------------------------------------------------- one step of the alignment
+
+
+def predicted_alignment(A: Mapping[str, float], moments: Mapping[str, Mapping[int, Moment]], lr: float) -> dict[str, float]:
+    """{layer: tangent_cka after one step of gradient descent}: A_l (1 - 2 lr tr(M_l H^3) / tr(M_l H^2) + lr^2 tr(M_l H^4) /
+    tr(M_l H^2)), from its value before and the moments of H_w. It rests on w being -y~, on the norm of the kernel staying as it
+    is, and on directions that are as good as random: an estimate of which way a layer goes.  [signal, Eq. (25), corrected]"""
+    if missing := [k for k in A if k not in moments]:
+        raise SelectionError(f"there are no moments of layer {missing[0]!r}. Moments are of: {', '.join(moments)}.")
+    return {layer: value * (1 - 2 * lr * quotient(m[3].value, m[2].value) + lr ** 2 * quotient(m[4].value, m[2].value))
+            for layer, value in A.items() for m in [moments[layer]]}
+
+
+# ------------------------------------------------------------------------------------------ generalised feature evolution
+
+
+def natural(H: Hessian, damping: float = 1e-3) -> Callable[[Tensor], Tensor]:
+    """v -> (F + damping)^-1 v with the Fisher matrix F of the mean loss, by conjugate gradients: the adjustment A of natural
+    gradient descent; that of gradient descent is the identity.  [signal, Eq. (16)]"""
+    from scipy.sparse.linalg import LinearOperator, cg
+    if not damping > 0:
+        raise SelectionError(f"damping={damping!r}: the Fisher matrix is singular, so a number above 0 is added to it.")
+
+    def product(v: Tensor) -> Tensor:
+        v = torch.as_tensor(v, dtype=torch.float64).to(H.subject.home)
+        return H.fisher(v) / H.subject.probe.n + damping * v
+
+    def solve(v: Tensor) -> Tensor:
+        M = LinearOperator((H.size, H.size), matvec=lambda x: product(torch.from_numpy(x)).cpu().numpy(), dtype=float)
+        x, failed = cg(M, v.cpu().numpy(), rtol=1e-10, maxiter=10 * H.size)
+        if failed:
+            raise SelectionError(f"(F + {damping:g})^-1 v was not found in {10 * H.size} products: take a larger damping.")
+        return torch.from_numpy(x).to(v)
+    return solve
+
+
+def velocity(H: Hessian, adjustment: Callable[[Tensor], Tensor] | None = None) -> Float[Tensor, "p p"]:
+    """V = -H_w A / |w|^2 of a small network: with it the gradient Psi w of ``theory.gofe.GeneralisedFeatureEvolution`` moves as
+    that of training with the adjustment A (None: gradient descent) does.  [signal, Eq. (21)]"""
+    M = H.dense()
+    if adjustment is not None:
+        M = M @ torch.stack([adjustment(e) for e in torch.eye(H.size, dtype=M.dtype, device=M.device)], 1)
+    energy = float(H.w.square().sum())
+    if not energy:
+        raise SelectionError("the loss's gradient in the outputs is 0, so that nothing moves and there is no velocity.")
+    return -M / energy

@@ -1,0 +1,302 @@
+"""Second order: products with H_w = sum_i w_i d^2 f_i / dtheta^2, the part of the loss's Hessian that bends the network itself,
+for any weights w "n k" of the outputs; dL/df unless others are given. It is never formed: a product is a gradient of a gradient.
+
+    H = curvature.hessian(model, probe)         # w = dL/df of the probe's loss
+    H(v)                                        # one product, in float64
+    pairs = H.top(20)                           # values, vectors "k p", how many products they took
+    H.energy(pairs.vectors)                     # {layer: share of each vector that lies in it}
+    H.moments()                                 # {layer: tr(M_l H^p), p = 2, 3, 4, with errors}
+
+The operator is of the network as it was when it was made; one whose weights have moved since is refused.  [signal, App. B.4, D]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from richter.core import SelectionError, parse_bytes
+from richter.core.progress import progress
+from richter.instrument.capture import Output, quiet, unwrap
+from richter.instrument.checks import check_weights
+from richter.instrument.probe import Probe
+from richter.instrument.statistics.fisher import ONE_CLASS, fisher_times
+from richter.instrument.statistics.frame import NO_LABELS
+from richter.instrument.statistics.operators import HIDDEN
+from richter.instrument.stream import chunks, fitting
+from richter.instrument.subject import Subject
+
+DENSE = 2000  # parameters up to which traces are exact
+VECTORS = 32  # random ones, for estimates of traces
+GRAPH = 6  # of an example's graph: it, that of its gradient, and what a product needs in between
+
+
+class Eigenpairs(NamedTuple):
+    """Of largest absolute value first: ``values`` "k", ``vectors`` "k p", and |H v - lambda v| of each."""
+
+    values: Float[Tensor, " k"]
+    vectors: Float[Tensor, "k p"]
+    residuals: Float[Tensor, " k"]
+    products: int  # that they took
+
+
+class Moment(NamedTuple):
+    """A trace, and the standard error of its estimate (0: it is exact)."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True, eq=False)
+class Hessian:
+    """H_w of a network on a probe; made by ``hessian``. Vectors are of all trainable parameters, in their order."""
+
+    subject: Subject
+    w: Float[Tensor, "n k"]  # the weights of the outputs
+    versions: tuple[int, ...]  # of the parameters, when it was made
+    held: list[Any] = field(default_factory=list)  # graphs of gradients, while many products are made
+
+    # ------------------------------------------------------------------------------------------------------ parameters
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the trainable parameters."""
+        return [name for name, p in self.subject.model.named_parameters() if p.requires_grad and p.is_floating_point()]
+
+    @property
+    def places(self) -> list[Tensor]:
+        return [self.subject.state[name] for name in self.names]
+
+    @cached_property
+    def size(self) -> int:
+        return sum(p.numel() for p in self.places)
+
+    @property
+    def theta(self) -> Float[Tensor, " p"]:
+        """The parameters themselves."""
+        return self._flat(self.places)
+
+    @cached_property
+    def layers(self) -> dict[str, Tensor]:
+        """{module: which entries of a vector are its own}, in the order of the parameters."""
+        owner = [name.rpartition(".")[0] for name, p in zip(self.names, self.places, strict=True) for _ in range(p.numel())]
+        index = {k: i for i, k in enumerate(dict.fromkeys(owner))}
+        number = torch.tensor([index[k] for k in owner])
+        return {k: (number == i).nonzero().flatten().to(self.subject.home) for k, i in index.items()}
+
+    def parts(self, v: Float[Tensor, " p"]) -> dict[str, Tensor]:
+        """A vector by parameter, each part in its shape."""
+        pieces = v.split([p.numel() for p in self.places])
+        return {name: piece.view_as(p) for name, piece, p in zip(self.names, pieces, self.places, strict=True)}
+
+    def _flat(self, tensors: Sequence[Tensor | None]) -> Float[Tensor, " p"]:
+        parts = [torch.zeros_like(p) if t is None else t for t, p in zip(tensors, self.places, strict=True)]
+        return torch.cat([t.detach().reshape(-1) for t in parts]).to(self.subject.home, torch.float64)
+
+    # -------------------------------------------------------------------------------------------------------- products
+
+    def __call__(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """H_w v."""
+        vectors = self._vectors(v)
+        with self._measured():
+            return self._sum(torch.autograd.grad(along, self.places, retain_graph=bool(self.held), allow_unused=True)
+                             for gradient in self._gradients()
+                             if (along := _inner(gradient, vectors)) is not None)
+
+    matvec = __call__
+
+    def features(self, v: Float[Tensor, "n k"]) -> Float[Tensor, " p"]:
+        """Psi v = sum_i v_i df_i/dtheta."""
+        v = _weights(v, self.w.shape)
+        with self._measured():
+            return self._sum(torch.autograd.grad(f, self.places, v[rows].to(f), allow_unused=True) for f, rows in self._outputs())
+
+    @cached_property
+    def gradient(self) -> Float[Tensor, " p"]:
+        """Psi w: of the loss, if w is its gradient in the outputs."""
+        return self.features(self.w)
+
+    def weighted(self, v: Float[Tensor, "n k"]) -> Hessian:
+        """The same with other weights of the outputs: H_v."""
+        return replace(self, w=_weights(v, self.w.shape), held=[])
+
+    def fisher(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """The product with the Fisher matrix of cross-entropy, the sum over the probe's examples of J^T (diag(p) - p p^T) J."""
+        classes = self.subject.survey.shape[-1]
+        if classes < 2:
+            raise SelectionError(f"{ONE_CLASS}. A network with an output for each class has one.")
+        vectors = self._vectors(v)
+        with self._measured():
+            return self._sum(fisher_times(f, self.places, vectors, classes) for f, _ in self._outputs())
+
+    @contextmanager
+    def many(self) -> Iterator[None]:
+        """Inside, the gradient's graph of all examples is made once, if memory holds it: a product is then one backward pass."""
+        if self.held or self.subject.memory < GRAPH * self._each * self.subject.probe.n:
+            yield
+            return
+        with self._measured():
+            try:
+                self.held.extend(self._gradients())
+                yield
+            finally:
+                self.held.clear()
+
+    def dense(self) -> Float[Tensor, "p p"]:
+        """The matrix itself, of a small network."""
+        if self.size > DENSE:
+            raise SelectionError(f"H_w of {self.size:,} parameters is not formed: above {DENSE:,} its products have to do "
+                                 f"(H(v), H.top(k), H.moments()).")
+        with self.many():
+            columns = [self(e) for e in progress(torch.eye(self.size, dtype=torch.float64, device=self.subject.home),
+                                                 title="products")]
+        M = torch.stack(columns)
+        return (M + M.T) / 2
+
+    # -------------------------------------------------------------------------------------------------- what is made of it
+
+    def top(self, k: int = 20, *, tolerance: float = 1e-4, basis: int | None = None, seed: int = 0) -> Eigenpairs:
+        """The ``k`` eigenpairs of largest absolute value, by scipy's Lanczos: |H v - lambda v| <= ``tolerance`` |lambda_1|. The
+        basis has 2.5 k vectors unless another number is given: all memory that it takes."""
+        from scipy.sparse.linalg import LinearOperator, eigsh
+        if not 1 <= k < self.size:
+            raise SelectionError(f"k={k} eigenpairs of a matrix of {self.size} parameters: from 1 to {self.size - 1} can be had.")
+        kind = np.float32 if self.subject.itemsize == 4 and tolerance >= 1e-5 else np.float64
+        count = 0
+
+        def product(v: np.ndarray) -> np.ndarray:
+            nonlocal count
+            count += 1
+            bar.update()
+            return self(torch.from_numpy(v.astype(np.float64))).cpu().numpy().astype(kind)
+
+        start = np.random.default_rng(seed).standard_normal(self.size).astype(kind)
+        wide = min(self.size, basis or max(20, math.ceil(2.5 * k)))
+        with self.many(), progress(title="products", total=wide) as bar:
+            A = LinearOperator((self.size, self.size), matvec=product, dtype=kind)
+            values, vectors = eigsh(A, k, which="LM", v0=start, ncv=wide, tol=tolerance)
+            made = count
+            order = np.argsort(-np.abs(values))
+            values_, vectors_ = (torch.from_numpy(a).double().to(self.subject.home)
+                                 for a in (values[order], np.ascontiguousarray(vectors.T[order])))
+            residuals = torch.stack([(self(v) - x * v).norm() for x, v in zip(values_, vectors_, strict=True)])
+        return Eigenpairs(values_, vectors_, residuals, made)
+
+    def energy(self, vectors: Float[Tensor, "k p"]) -> dict[str, Float[Tensor, " k"]]:
+        """{layer: the share of each vector's square that lies in it}."""
+        squares = vectors.square()
+        return {layer: squares[:, mine].sum(1) / squares.sum(1) for layer, mine in self.layers.items()}
+
+    def moments(self, vectors: int = VECTORS, *, exact: bool | None = None, seed: int = 0) -> dict[str, dict[int, Moment]]:
+        """{layer: {p: tr(M_l H^p)}} for p = 2, 3, 4, where M_l keeps the layer's own parameters. Exact up to 2,000 parameters,
+        else from random signs z: with a = H z and b = H a they are the means of |a_l|^2, <a_l, b_l> and |b_l|^2."""
+        whole = self.size <= DENSE if exact is None else exact
+        if whole:
+            a = self.dense()
+            b = a @ a
+        else:
+            if vectors < 2:
+                raise SelectionError(f"vectors={vectors}: the error of an estimate takes two at least.")
+            draw = torch.Generator().manual_seed(seed)
+            Z = (torch.randint(0, 2, (vectors, self.size), generator=draw) * 2 - 1).to(self.subject.home, torch.float64)
+            with self.many():
+                a = torch.stack([self(z) for z in progress(Z, title="products")])
+                b = torch.stack([self(z) for z in a])
+
+        def moment(x: Tensor, y: Tensor) -> Moment:
+            terms = (x * y).sum(1)  # of each unit vector, or of each draw
+            return Moment(terms.sum().item(), 0.0) if whole else Moment(terms.mean().item(), (terms.std() / len(x) ** 0.5).item())
+
+        parts = {layer: (a[:, mine], b[:, mine]) for layer, mine in self.layers.items()}
+        return {layer: {2: moment(x, x), 3: moment(x, y), 4: moment(y, y)} for layer, (x, y) in parts.items()}
+
+    # ------------------------------------------------------------------------------------------------------- the inner loop
+
+    @property
+    def _each(self) -> int:
+        return self.subject.itemsize * self.subject.survey.graph
+
+    def _vectors(self, v: Float[Tensor, " p"]) -> list[Tensor]:
+        v = v.reshape(-1)
+        if len(v) != self.size:
+            raise SelectionError(f"a vector of {len(v)} numbers: the network has {self.size} trainable parameters.")
+        return [piece.to(p) for piece, p in zip(self.parts(v).values(), self.places, strict=True)]
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        """The model is left as it was; one that has moved since is another one."""
+        model = self.subject.model
+        if self.held:
+            yield
+            return
+        if _versions(model) != self.versions:
+            raise SelectionError("the weights have changed since this operator was made, and its labels and gradients are those "
+                                 "of before: make it anew with hessian(model, probe).")
+        with quiet(model):
+            yield
+
+    def _outputs(self) -> Iterator[tuple[Tensor, slice]]:
+        """f "n k" with its graph, some examples at a time."""
+        s = self.subject
+        size = fitting(s.memory, GRAPH * self._each, min(s.probe.chunk, s.probe.n), s.survey.drawn)
+        for chunk in chunks(s.source, s.x, size):
+            with s.state.in_place():
+                yield chunk.graph.f.reshape(chunk.n, -1), chunk.rows
+
+    def _gradients(self) -> Iterator[Sequence[Tensor | None]]:
+        """Psi w with its graph, of some examples at a time."""
+        if self.held:
+            yield from self.held
+            return
+        for f, rows in self._outputs():
+            yield torch.autograd.grad(f, self.places, self.w[rows].to(f), create_graph=True, allow_unused=True)
+
+    def _sum(self, terms: Iterator[Sequence[Tensor | None]]) -> Float[Tensor, " p"]:
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.subject.home)
+        for term in terms:
+            total += self._flat(term)
+        return total
+
+
+def _inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor | None:
+    """<a, b> where it has a graph; None where a is constant in the parameters, so that it has no second derivative."""
+    terms = [(x * y).sum() for x, y in zip(a, b, strict=True) if x is not None and x.requires_grad]
+    return torch.stack(terms).sum() if terms else None
+
+
+def _versions(model: nn.Module) -> tuple[int, ...]:
+    return tuple(p._version for p in model.parameters())
+
+
+def _weights(v: Tensor, shape: torch.Size) -> Tensor:
+    if v.numel() != shape.numel():
+        raise SelectionError(f"weights of shape {tuple(v.shape)} for outputs of shape {tuple(shape)}: one for each output of "
+                             f"each example is needed.")
+    return v.detach().double().reshape(shape)
+
+
+def hessian(model: nn.Module, probe: Probe, weights: Float[Tensor, "n k"] | None = None, *, memory: str | float = "2GiB",
+            output: Output | None = None) -> Hessian:
+    """H_w of a model on a probe, with ``weights`` w "n k" of its outputs, or the gradient of the probe's loss in them."""
+    model = unwrap(model)
+    check_weights(model)
+    subject = Subject(model, probe, None, None, parse_bytes(memory), output, errors=False)
+    with quiet(model):
+        subject.renew()
+        subject.audit = None
+        if subject.survey.accumulates:
+            raise SelectionError(f"H_w of this model cannot be had: {HIDDEN}.")
+        if weights is None and subject.objective is None:
+            raise SelectionError(f"{NO_LABELS}, so that there is no loss whose gradient would weigh the outputs: give labels, or "
+                                 f"weights= of shape [examples, outputs].")
+        w = subject.loss_gradient.double() / subject.probe.n if weights is None else weights
+    return Hessian(subject, _weights(w, torch.Size((probe.n, subject.survey.outputs))), _versions(model))
