@@ -50,8 +50,8 @@ def main() -> None:
         seconds = time.process_time() - begun
         worst = (pairs.residuals.max() / pairs.values[0].abs()).item()
         print(f"  basis {basis or 'as it comes'}: {pairs.products} products for {a.pairs} pairs, largest residual {worst:.1e} of "
-              f"|lambda_1|; {seconds:.1f} s with the {a.pairs} products that look at the residuals, {seconds / (400 * each):.2f} of "
-              f"400 passes; peak {(peak() - before) / 2 ** 20:.0f} MiB more, {(peak() - before) / (4 * H.size):.0f} vectors",
+              f"|lambda_1|; {seconds:.1f} s with the {a.pairs} products for the residuals, {seconds / (400 * each):.2f} of 400 "
+              f"passes; peak {(peak() - before) / 2 ** 20:.0f} MiB more, {(peak() - before) / (4 * H.size):.0f} vectors",
               flush=True)
 
 
