@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 import richter
 from observing import FEW, assert_close, draw, dropout, gpt, mlp, probe, state
 from richter.core import MemoryBudgetError, SelectionError
+from richter.instrument.captures import LayerCapture
+from richter.instrument.stream import beside
+from richter.layers import Kind
 from zoo import CASES
 
 
@@ -89,6 +93,83 @@ def test_the_size_of_chunks_changes_no_draw(chunk: int) -> None:
     """What dropout draws for an example does not depend on the examples it is measured with."""
     whole, parts = (richter.measure(dropout(), probe(chunk=c), FEW, mode="train") for c in (256, chunk))
     assert_close(parts, whole)
+
+
+class Uneven(nn.Module):
+    """An example is read in as many steps as it says itself, a second layer only where it has a large number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first, self.second = nn.Embedding(7, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.dropout, self.readout = nn.Dropout(0.4), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        outputs = []
+        for row, h in zip(ids, self.dropout(self.words(ids)), strict=True):
+            z = torch.tanh(self.first(h[:2 + int(row[0])]))
+            outputs.append((z + torch.tanh(self.second(z)) if row[1] > 3 else z).mean(0))
+        return self.readout(torch.stack(outputs))
+
+
+def wordy() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(7, 6), nn.LSTM(6, 5, num_layers=2, dropout=0.4, batch_first=True), Last(),
+                         nn.Linear(5, 3)).double()
+
+
+class Last(nn.Module):
+    def forward(self, states: tuple[Tensor, Any]) -> Tensor:
+        return states[0][:, -1]
+
+
+@pytest.mark.parametrize("make", [wordy, lambda: Uneven().double()])
+def test_a_model_that_draws_is_run_once_for_each_example_of_a_kernel(make: Callable[[], nn.Module]) -> None:
+    """Not once for each pair of them. The kernel is that of the gradients of single examples, each with its own draw."""
+    model, n = make(), 12
+    ids = torch.randint(0, 7, (n, 9), generator=torch.Generator().manual_seed(1))
+    calls: list[int] = []
+    handle = model.register_forward_hook(lambda m, args, f: calls.append(1))
+    one = kernels_ntk(model, ids)
+    few, calls[:] = len(calls), []
+    kernels_ntk(model, torch.cat([ids, ids]))
+    handle.remove()
+    assert len(calls) < 2.5 * few  # of n^2 there would be four times as many
+    J = []
+    model.train()
+    for i in range(n):
+        torch.manual_seed(i)
+        f = model(ids[i:i + 1])
+        J.append(torch.stack([torch.cat([d.flatten() for d in torch.autograd.grad(
+            f[0, k], list(model.parameters()), retain_graph=True, materialize_grads=True)]) for k in range(3)]))
+    G = torch.stack(J)
+    torch.testing.assert_close(one, torch.einsum("nkp,mkp->nm", G, G), rtol=1e-10, atol=1e-12)
+
+
+def test_what_single_examples_read_is_put_one_after_another() -> None:
+    """One has fewer positions, one does not reach the map: it reads nothing there, and nothing is asked."""
+    def capture(positions: int, kind: Kind) -> LayerCapture:
+        h = torch.randn(1, positions, 4) if kind == "dense" else torch.randint(0, 4, (1, positions))
+        return LayerCapture(kind, torch.eye(5, 4), h, torch.randn(2, 1, positions, 5))
+
+    for kind in ("dense", "lookup"):
+        torch.manual_seed(0)
+        long, short = capture(3, kind), capture(2, kind)  # type: ignore[arg-type]
+        whole = beside([{"a": short, "b": short}, {"a": long}])
+        a, b = whole["a"], whole["b"]
+        assert (a.h.shape[:2], a.g.shape, b.g.shape) == ((2, 3), (2, 2, 3, 5), (2, 2, 2, 5))
+        torch.testing.assert_close(a.h[0, :2], short.h[0])
+        torch.testing.assert_close(a.g[:, 1], long.g[:, 0])
+        nothing = 0 if kind == "dense" else -1
+        assert bool((a.h[0, 2] == nothing).all())
+        assert bool((b.h[1] == nothing).all())
+        assert not a.g[:, 0, 2].any()
+        assert not b.g[:, 1].any()
+
+
+def kernels_ntk(model: nn.Module, ids: Tensor) -> Tensor:
+    K = richter.kernels.ntk(model, ids, mode="train")
+    assert isinstance(K, Tensor)
+    return K
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])

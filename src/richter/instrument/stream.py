@@ -7,7 +7,7 @@ that can be asked any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -135,8 +135,44 @@ class Chunk:
         """What every map read, and what some of the cotangents ask of it; without positions of which nothing is asked."""
         if not self.maps:
             return {}
-        captures = self.recording.captures(self.V[block])
-        return {k: self.recording.trimmed(k, self.source.ready(c)) for k, c in captures.items()}
+        if self._alone:
+            return beside([chunk._whole(block) for chunk in self._alone])
+        return {k: self.recording.trimmed(k, c) for k, c in self._whole(block).items()}
+
+    def _whole(self, block: slice) -> dict[str, LayerCapture]:
+        return {k: self.source.ready(c) for k, c in self.recording.captures(self.V[block]).items()}
+
+    @cached_property
+    def _alone(self) -> list[Chunk]:
+        """Its examples one by one, where the model draws: each has a seed of its own. Every one goes through it once."""
+        if not self.source.survey.drawn or self.n == 1:
+            return []
+        first = self.rows.start
+        return [replace(self, x=select(self.x, r), rows=slice(first + r.start, first + r.stop)) for r in steps(self.n, 1)]
+
+
+def beside(parts: Sequence[Mapping[str, LayerCapture]]) -> dict[str, LayerCapture]:
+    """Captures of some examples after those of others. Where one has fewer positions than another, or does not reach a map, it
+    reads nothing there and nothing is asked."""
+    names = dict.fromkeys(k for part in parts for k in part)
+    return {k: _after_one_another([part.get(k) for part in parts]) for k in names}
+
+
+def _after_one_another(captures: Sequence[LayerCapture | None]) -> LayerCapture:
+    known = [c for c in captures if c is not None]
+    longest = max(known, key=lambda c: c.g.shape[2])
+    silent = replace(longest, h=longest.h[:1], g=longest.g[:, :1], f=None)
+
+    def padded(t: Tensor, axis: int, nothing: float) -> Tensor:
+        shape = list(t.shape)
+        shape[axis] = longest.g.shape[2] - t.shape[axis]
+        return torch.cat([t, t.new_full(shape, nothing)], axis) if shape[axis] else t
+
+    empty = 0.0 if longest.h.is_floating_point() else -1  # a lookup that reads nothing has the index -1
+    whole = [c if c is not None else replace(silent, h=torch.full_like(silent.h, empty), g=torch.zeros_like(silent.g))
+             for c in captures]
+    return replace(longest, h=torch.cat([padded(c.h, 1, empty) for c in whole]),
+                   g=torch.cat([padded(c.g, 2, 0.0) for c in whole], 1), f=None)
 
 
 def steps(n: int, size: int) -> list[slice]:

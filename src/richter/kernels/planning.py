@@ -148,7 +148,6 @@ def make_plan(r: Request, memory: int) -> Plan:
             f"their kernels. The smallest that works here is memory='{show_bytes(smallest)}'; "
             f"fewer examples (Probe(kernel=...)), fewer outputs (output=...) or fewer layers (layers=...) need less.")
     c = min(max(n, m), r.chunk or max(n, m))
-    c = 1 if r.survey.drawn else c
     while c > 1 and need(c) > memory:
         c = min(c - 1, math.ceil(c / 1.25))
     chunks = (math.ceil(n / c), math.ceil(m / c))
