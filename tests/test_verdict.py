@@ -14,6 +14,7 @@ import pytest
 
 from judged import LOG, MOVED, START, STILL, TEN, Training, snapshot
 from richter.core import Failure, Labels, Mark, Row
+from richter.core.text import FEW_BATCHES, MOVED_BUFFERS, NO_DATA, NO_HIDDEN
 from richter.instrument.regime import Margin, layer_regime, regime, regime_margin
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.training import loss_name, summary
@@ -272,8 +273,10 @@ def test_fine_tuning_is_relative_to_its_start(accuracy: float, given: bool) -> N
     found = diagnose(Training(lazy, {"probe_accuracy": accuracy}))
     assert any(r.startswith("fine-tuning") for r in found.remarks) is given
     assert found.verdict.startswith("lazy, relative to the given start" if given else "lazy. ")
-    assert ("start smaller" in found.advice[0]) is not given
-    assert ("scale the initial" in " ".join(found.advice)) is not given
+    assert ("if the initial weights were random, start smaller: scale them" in found.advice[0]) is not given
+    assert ("scale" in " ".join(found.advice).replace("the initial scale is what was given", "")) is not given
+    assert any(line.startswith("whether the network was trained before") for line in found.unknown) is not given
+    assert ("If they were trained before (a new head on known features), leave their scale alone" in found.advice[0]) is not given
 
 
 def test_a_first_measurement_that_came_late_is_no_given_start() -> None:
@@ -314,7 +317,12 @@ def test_a_loss_that_recovered_is_remarked() -> None:
 
 def test_it_says_what_it_cannot_tell() -> None:
     assert diagnose(Training()).unknown == (
+        "whether the network was trained before: its answers began at chance, as those of a random network do, and those of a "
+        "trained one with a new head.",
         "whether what was learned is good: memorised noise is rich too. Held-out examples say that.",)
+    late = Training()
+    late.snapshots[0] = snapshot(10, {**START, "linearisation_gap": 0.1}, MOVED)
+    assert diagnose(late).unknown[0] == "whether the network was trained before: there is no measurement of its initial weights."
     found = diagnose(without(False, "probe_loss", "probe_accuracy"))
     assert found.word == "rich"
     assert found.unknown[0].startswith("whether anything was learned")
@@ -341,6 +349,133 @@ def test_a_run_without_these_numbers_gets_no_verdict_and_what_can_be_said() -> N
         replace(r, note="no Jacobian-vector product", mark=Mark.REFUSED) if r.measure == "linearisation_gap" else r
         for r in refused.snapshots[-1].rows))
     assert diagnose(refused).verdict.startswith("cannot be told: there is no linearisation_gap (no Jacobian-vector product).")
+
+
+# ------------------------------------------------------------------------- norms without data, buffers, guesses, one layer
+
+ANSWERS = ("probe_loss", "probe_accuracy", "output_spread", "output_rms")
+FRESH, FEW = f"2 {NO_DATA} yet", f"2 {FEW_BATCHES} (1)"
+
+
+def noted(t: Training, first: str = "", last: str = "", measures: tuple[str, ...] = ANSWERS) -> Training:
+    """With notes beside the numbers of the two measurements."""
+    t.snapshots = [replace(s, rows=tuple(replace(r, note=note) if r.measure in measures else r for r in s.rows))
+                   for s, note in zip(t.snapshots, (first, last), strict=True)]
+    return t
+
+
+WILD = {"probe_loss": 3e4, "output_spread": 5e4, "output_rms": 5e4}  # of a network whose norms normalise nothing
+
+
+@pytest.mark.parametrize("first", [FRESH, FEW])
+def test_answers_with_norms_that_have_seen_no_data_are_not_compared(first: str) -> None:
+    assert diagnose(Training(start=WILD)).word == "collapsed"
+    found = diagnose(noted(Training(start=WILD), first))
+    assert found.word == "rich"
+    assert not any("large initial outputs" in r for r in found.remarks)
+    assert any("is not compared, because norms had not seen enough data" in r for r in found.remarks)
+    assert any(line.endswith("its first measurement does not say what it knew.") for line in found.unknown)
+    assert "loss of the probe: 0.2" in found.evidence
+    assert diagnose(noted(Training({"output_spread": 1e-7}, WILD), first)).word == "collapsed"
+    assert diagnose(noted(Training({"output_spread": 1e-4, "probe_loss": LOG, "probe_accuracy": 0.1}, WILD), first)).word \
+        == "collapsed"
+
+
+def test_guessing_stands_in_for_a_start_that_says_nothing() -> None:
+    """Else a network that has learned nothing would have fallen far from its wild start."""
+    labels = replace(TEN, entropy=LOG)
+    for now, verdict in (({"probe_loss": 0.95 * LOG, "probe_accuracy": 0.15}, "not learning"),
+                         ({"probe_loss": 0.8 * LOG, "probe_accuracy": 0.4}, "early"), ({"probe_loss": 0.5 * LOG}, "rich"),
+                         ({"probe_loss": 3 * LOG, "probe_accuracy": 0.1}, "not learning")):  # it may have begun with 10 log C
+        assert diagnose(noted(Training(now, WILD, labels=labels), FRESH)).word == verdict
+    found = diagnose(noted(Training({"probe_loss": 0.95 * LOG, "probe_accuracy": 0.15}, WILD, labels=labels), FRESH))
+    assert "probe_loss / that of guessing is 0.95" in found.verdict
+    silent = noted(Training({"probe_loss": 0.95 * LOG, "probe_accuracy": 0.15}, WILD), FRESH)  # no cross-entropy: accuracy alone
+    assert diagnose(silent).word == "not learning"
+    assert diagnose(noted(Training({"probe_loss": 7.0}, WILD), FRESH)).word == "rich"
+
+
+def test_norms_that_are_not_trained_with_batches_are_part_of_the_network() -> None:
+    """They have seen nothing at the end either: the network is trained in eval mode."""
+    found = diagnose(noted(Training(start={"probe_loss": 3 * LOG}), FRESH, FRESH))
+    assert any("large initial outputs" in r for r in found.remarks)
+    assert not any("not compared" in r for r in found.remarks)
+    assert diagnose(noted(Training(start=WILD), f"3 {NO_DATA} yet", f"1 {NO_DATA} yet")).word == "rich"  # one is not used
+
+
+def test_answers_after_few_batches_are_not_judged() -> None:
+    wild = {"probe_loss": 40.0, "probe_accuracy": 0.1, "output_spread": 0.0}
+    found = diagnose(noted(Training(wild), FRESH, FEW))
+    assert found.word == "rich"
+    assert any("its norms have seen too few batches" in r for r in found.remarks)
+    assert found.unknown[0].startswith("whether anything was learned")
+    assert "with norms that have seen enough data" in found.unknown[0]
+    assert diagnose(noted(Training(wild, loss=constant(LOG)), FRESH, FEW)).word == "not learning"
+    assert diagnose(noted(Training(wild, loss=constant(0.1)), FRESH, FEW)).word == "rich"
+
+
+def test_buffers_that_moved_are_said() -> None:
+    t = noted(Training(start=WILD), "", f"{MOVED_BUFFERS} (1.mean): ...", ("linearisation_gap", "feature_change_cka"))
+    found = diagnose(t)
+    assert found.word == "rich"
+    assert any("what the buffers did that moved besides the weights" in line for line in found.unknown)
+    assert any("not compared, because buffers of the network have moved since" in r for r in found.remarks)
+
+
+def test_a_network_that_knew_the_answers_has_nothing_left_to_learn() -> None:
+    start = {"probe_loss": 0.078, "probe_accuracy": 0.98}
+    still = {"a": (0.02, 0.009), "z": (1.0, 0.009)}
+    found = diagnose(Training({"probe_loss": 0.0705, "probe_accuracy": 0.984}, start, layers=still))
+    assert found.word == "not learning"
+    assert "nothing left to learn on this probe, where it began with a loss of 0.078 and an accuracy of 0.98" in found.verdict
+    assert "learning rate" not in " ".join(found.advice)
+    assert "has yet to learn" in found.advice[0]
+    found = diagnose(Training({"probe_loss": 0.065, "probe_accuracy": 0.984}, start, layers=still))
+    assert found.word == "early"
+    assert "nothing left to learn" in found.verdict
+    assert "train longer" not in found.advice[0]
+    for other in ({"probe_loss": 0.3, "probe_accuracy": 0.98}, {"probe_loss": 0.078, "probe_accuracy": 0.8}):
+        found = diagnose(Training({"probe_loss": 0.95 * other["probe_loss"], "probe_accuracy": 0.8}, other, layers=still))
+        assert "nothing left" not in found.verdict
+        assert "larger learning rate" in found.advice[0]
+
+
+def test_guessing_how_frequent_classes_are_is_no_learning() -> None:
+    """Of two classes, one of which has a tenth of the examples: the entropy is 0.325, log 2 is 0.693."""
+    labels = Labels(256, 2, 0.9, -0.9 * math.log(0.9) - 0.1 * math.log(0.1))
+    start = {"probe_loss": 0.654, "probe_accuracy": 0.906}
+    for loss, fails in ((0.49, True), (0.402, True), (0.326, True), (0.324, False), (0.2, False)):
+        found = diagnose(Training({"probe_loss": loss, "probe_accuracy": 0.9}, start, labels=labels))
+        assert (found.word == "not learning") is fails, found.verdict
+        if fails:
+            assert f"the loss ({loss:.3g}) is no better than that of guessing (0.325)" in found.verdict
+            assert "where a class is rare, weigh it" in found.advice[0]
+    assert diagnose(Training({"probe_loss": 0.4, "probe_accuracy": 0.999}, start, labels=labels)).word == "rich"
+    older = replace(labels, entropy=None)  # of a run that did not keep it
+    assert diagnose(Training({"probe_loss": 0.402, "probe_accuracy": 0.9}, start, labels=older)).word == "rich"
+    assert Labels.from_json(labels.to_json()) == labels
+    for strange in (-1.0, 0.0, "x", 9.9, None):
+        kept = Labels.from_json({**labels.to_json(), "entropy": strange})
+        assert kept == older
+
+
+def test_a_model_of_one_layer_is_its_own_linearisation() -> None:
+    t = Training({"linearisation_gap": 3e-7, "feature_change_cka": math.nan, "magnitude": -3.0}, layers={"": (1.0, 0.9)})
+
+    def with_gap(mark: Mark) -> Training:
+        rows = tuple(replace(r, note=NO_HIDDEN) if r.measure == "feature_change_cka" else replace(r, mark=mark)
+                     if r.measure == "linearisation_gap" else r for r in t.snapshots[-1].rows)
+        t.snapshots[-1] = replace(t.snapshots[-1], rows=rows)
+        return t
+
+    found = diagnose(with_gap(Mark.BOUND))
+    assert (found.word, found.magnitude, found.margin) == ("linear", None, None)
+    assert "neither lazy nor rich" in found.verdict
+    assert "its own linearisation" in found.verdict
+    assert found.advice == ("to learn features, give the model a hidden layer.",)
+    found = diagnose(with_gap(Mark.EXACT))  # something follows the layer
+    assert found.word == "unknown"
+    assert "there are no features to learn; what is not in the linearisation is what follows the one layer" in found.verdict
 
 
 # ---------------------------------------------------------------------------------------------------------- what is read

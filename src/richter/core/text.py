@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 ASSUMED_LOSS = "squared error: whether it is the training's loss is not known"  # beside such a number
+# beside what a network answers in eval mode while its norms normalise by numbers that are not the data's
+NO_DATA, FEW_BATCHES = "of its norms have seen no data", "of its norms have seen few batches"
+NO_HIDDEN = "no hidden layer: every linear map reads the model's input"  # in the place of a change of features
+MOVED_BUFFERS = "buffers moved besides the weights"  # beside a comparison with the initial network
+
+
+def few_of(names: Sequence[str], most: int = 4) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:

@@ -103,6 +103,12 @@ class Labels:
     count: int  # labels: of examples, or of tokens
     classes: int  # that the outputs tell apart
     frequent: float  # the share of the most frequent class: what an output that is always the same gets right
+    entropy: float | None = None  # of the classes: the cross-entropy of the best guess; None if that is not the probe's loss
+
+    @property
+    def guess(self) -> float:
+        """The loss of the best guess that is the same for every example."""
+        return math.log(self.classes) if self.entropy is None else self.entropy
 
     @property
     def chance(self) -> float:
@@ -116,7 +122,8 @@ class Labels:
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept with a run."""
-        return {"count": self.count, "classes": self.classes, "frequent": self.frequent}
+        known = {} if self.entropy is None else {"entropy": self.entropy}
+        return {"count": self.count, "classes": self.classes, "frequent": self.frequent, **known}
 
     @classmethod
     def from_json(cls, record: Any) -> Labels | None:
@@ -126,7 +133,9 @@ class Labels:
         count, classes, frequent = (record.get(k) for k in ("count", "classes", "frequent"))
         if type(count) is not int or type(classes) is not int or not isinstance(frequent, (int, float)):
             return None
-        return cls(count, classes, float(frequent)) if count > 0 and classes > 1 and 0 < frequent < 1 else None
+        entropy = record.get("entropy")
+        entropy = float(entropy) if isinstance(entropy, (int, float)) and 0 < entropy <= math.log(max(2, classes)) + 1e-9 else None
+        return cls(count, classes, float(frequent), entropy) if count > 0 and classes > 1 and 0 < frequent < 1 else None
 
 
 @dataclass(frozen=True)

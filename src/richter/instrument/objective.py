@@ -80,7 +80,19 @@ class Objective:
         if ids is None or self.Y is None:
             return None
         real, classes = ids[ids >= 0], self.Y.numel() // ids.numel()
-        return Labels(len(real), classes, real.bincount().max().item() / len(real)) if len(real) and classes > 1 else None
+        if not len(real) or classes < 2:
+            return None
+        shares = real.bincount().double() / len(real)
+        entropy = -torch.special.xlogy(shares, shares).sum().item() if self._plain_cross_entropy else 0.0
+        return Labels(len(real), classes, shares.max().item(), entropy or None)  # of one class there is nothing to guess
+
+    @property
+    def _plain_cross_entropy(self) -> bool:
+        """Of class or token ids, every label with the same weight."""
+        own = self.loss
+        plain = own is None or own is F.cross_entropy or (isinstance(own, nn.CrossEntropyLoss) and own.weight is None
+                                                          and not own.label_smoothing)
+        return plain and self.ids is not None
 
     def gradient(self, f: Tensor) -> Float[Tensor, "n k"]:
         """n dL/df of outputs f [n, ...]."""

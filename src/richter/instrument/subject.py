@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from richter.core import WHOLE, CaptureError, Mark, MemoryBudgetError, SelectionError, matches, show_bytes
+from richter.core import WHOLE, CaptureError, Mark, MemoryBudgetError, Remark, SelectionError, matches, show_bytes
+from richter.core.text import MOVED_BUFFERS, few_of
 from richter.instrument.capture import Output, State, device_of, forward, state_of, to_device
 from richter.instrument.captures import RowCotangents, select
 from richter.instrument.cotangents import Cotangents, Use
@@ -21,6 +22,7 @@ from richter.instrument.probe import Probe
 from richter.instrument.shift import aligned
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.journey import Journey
+from richter.instrument.statistics.norms import understood
 from richter.instrument.statistics.weights import basis, block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed
@@ -55,7 +57,7 @@ class Subject:
 
     def renew(self) -> bool:
         """Look at the model as it is now. Is anything but its numbers other than the last time?"""
-        for name in ("bases", "journey", "loss_gradient", "then"):  # what is computed once of the weights
+        for name in ("bases", "drift", "drifted", "journey", "loss_gradient", "then"):  # what is computed once of the weights
             self.__dict__.pop(name, None)
         self.forwards, self.carried = [], {}
         self.measured += 1
@@ -111,8 +113,29 @@ class Subject:
 
     @cached_property
     def then(self) -> State | None:
-        """The initial state, if it is known."""
-        return None if self.initial is None else state_of(self.model, self.initial, self.copied)
+        """The initial state, if it is known. Buffers that have moved are those of now: an initial mean of 0, or a first guess of a
+        singular vector, is that of no network that was ever trained."""
+        if self.initial is None:
+            return None
+        return state_of(self.model, {k: v for k, v in self.initial.items() if k not in self.drifted}, self.copied)
+
+    @cached_property
+    def drifted(self) -> list[str]:
+        """Buffers that have moved, and are not understood."""
+        initial, known = self.initial or {}, understood(self.model)
+        return [k for k, b in self.model.named_buffers(remove_duplicate=False)
+                if k in initial and k not in known and not torch.equal(b, initial[k].to(b))]
+
+    @cached_property
+    def drift(self) -> Remark:
+        """What is to be said of these buffers, if they do anything."""
+        if not self.drifted or self._initial_outputs is None:
+            return Remark()
+        given = forward(self.model, self.few, state_of(self.model, self.initial, self.copied), output=self.output, record=False)
+        if given.f.shape == self._initial_outputs.shape and torch.equal(given.f, self._initial_outputs):
+            return Remark()
+        return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
+                           f"they did is not in this number")
 
     @cached_property
     def journey(self) -> Journey:

@@ -10,13 +10,15 @@ of an accuracy at p (``Labels``):
     untrained      no weight moved
     collapsed      outputs differ between examples by <= 1e-3 of max(their initial spread, their rms), or by < 1e-6; not if they
                    differ more than at the start and the loss has fallen (targets with a large mean)
-    not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s; or no loss < .9 log C, that of the probe
-                   in [1, 1.5] log C, and an accuracy <= p + 5 s: a loss that fell to that of guessing is no learning
+    not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s; or no logged loss < .9 H, that of the probe in
+                   [H, 1.5 log C], and an accuracy <= p + 5 s: a loss that fell to that of guessing is no learning
     early          the loss fell by less than 25 %
     stale          more steps were trained after the last measurement than before it
 
-"Smoothed": the logged loss, exponentially, with weight max(.05, 1/k) for its k-th value. Where a number is missing, the rules
-that need it say nothing. Without classes, log C and accuracies are left out.
+H is the loss of the best guess that is the same for all examples: the entropy of the probe's classes (log C, if that is not
+known). "Smoothed": the logged loss, exponentially, with weight max(.05, 1/k) for its k-th value. Where a number is missing, the
+rules that need it say nothing. Without classes, log C and accuracies are left out. A first measurement whose norms had seen no
+data, or whose buffers have moved since, says nothing of losses and outputs: guessing stands in for it.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from richter.core import WHOLE, Failure, Labels, Mark, Row
-from richter.core.text import ASSUMED_LOSS
-from richter.instrument.regime import MOVED, Margin
+from richter.core.text import ASSUMED_LOSS, FEW_BATCHES, MOVED_BUFFERS, NO_DATA
+from richter.instrument.regime import GAP, MOVED, TURN, Margin
 from richter.instrument.snapshot import Snapshot
 
 LOSSES = ("loss", "train_loss", "training_loss", "loss_train")  # names of scalars that are the training's loss, best first
 MEMORY = 1000  # values of a loss that smoothing remembers: older ones weigh less than 1e-22
 RISEN, DOUBLED, FALLEN, ADVANCED, SIGMAS = 1.5, 2.0, 0.9, 0.25, 5.0
+KNOWN = 0.1  # of the loss of guessing: a network that begins with less has little left to learn
 SPREAD, VANISHED = 1e-3, 1e-6
 
 
@@ -79,16 +82,48 @@ class Course:
         return self.last.labels
 
     def now(self, measure: str) -> float:
-        return value(self.last, measure)
+        return math.nan if self.unsettled else value(self.last, measure)
 
     def before(self, measure: str) -> float:
-        return math.nan if self.first is None else value(self.first, measure)
+        return math.nan if self.first is None or self.begun_unsettled else value(self.first, measure)
+
+    @property
+    def unsettled(self) -> bool:
+        """Have norms seen so few batches that what the network answers in eval mode is not what it was trained to answer? Those
+        that have seen none in all the training are not trained with batches."""
+        return FEW_BATCHES in _note(self.last, "output_rms", "probe_loss")
+
+    @property
+    def begun_unsettled(self) -> bool:
+        """The same of the first measurement, also because other buffers have moved since."""
+        if self.first is None:
+            return False
+        first, last = (_note(snap, "output_rms", "probe_loss") for snap in (self.first, self.last))
+        return FEW_BATCHES in first or (NO_DATA in first and first != last) or self.buffers_moved
+
+    @property
+    def buffers_moved(self) -> bool:
+        """Those of no norm of torch: then the initial network is taken with the buffers of now."""
+        return any(MOVED_BUFFERS in _note(self.last, m) for m in (GAP, TURN))
+
+    @property
+    def begun_with(self) -> tuple[float, str]:
+        """The first loss of the probe, and its name; that of guessing, where the first measurement says nothing."""
+        if self.begun_unsettled and self.labels is not None and self.labels.entropy is not None:
+            return self.labels.guess, "that of guessing"
+        return self.before("probe_loss"), "first"
 
     @property
     def begun_trained(self) -> bool:
         """Was the network better than guessing before it was trained? Only if the first measurement is of the initial weights."""
         return (self.labels is not None and self.first is not None and unmoved(self.first)
-                and self.before("probe_accuracy") > self.labels.chance + SIGMAS * self.labels.noise)
+                and value(self.first, "probe_accuracy") > self.labels.chance + SIGMAS * self.labels.noise)
+
+    @property
+    def begun_knowing(self) -> bool:
+        """Was there nothing left to learn on the probe, neither for the loss nor for the accuracy?"""
+        return (self.begun_trained and self.labels is not None and self.before("probe_loss") < KNOWN * self.labels.guess
+                and self.before("probe_accuracy") + SIGMAS * self.labels.noise >= 1)
 
     @property
     def large_outputs(self) -> bool:
@@ -99,11 +134,11 @@ class Course:
     @property
     def ratios(self) -> list[Margin]:
         """The loss relative to the first one, as far as it is known: on the probe, and as logged."""
-        first, now = self.before("probe_loss"), self.now("probe_loss")
+        (first, name), now = self.begun_with, self.now("probe_loss")
         known = []
         if first > 0 and math.isfinite(now):
             error = _error(self.last, "probe_loss") / first
-            known.append(Margin("probe_loss / first", now / first, FALLEN, "early", error if math.isfinite(error) else None))
+            known.append(Margin(f"probe_loss / {name}", now / first, FALLEN, "early", error if math.isfinite(error) else None))
         if self.loss is not None and math.isfinite(self.loss.ratio):
             known.append(Margin(f"smoothed {self.loss.name} / first", self.loss.ratio, FALLEN, "early"))
         return known
@@ -113,16 +148,16 @@ class Course:
         """By how much the accuracy rose, in standard deviations; NaN where that is not known."""
         if self.labels is None or not self.labels.noise:
             return math.nan
-        return (self.now("probe_accuracy") - self.before("probe_accuracy")) / self.labels.noise
+        before = self.labels.chance if self.begun_unsettled else self.before("probe_accuracy")
+        return (self.now("probe_accuracy") - before) / self.labels.noise
 
     @property
     def guesses(self) -> bool:
         """Are its answers no better than guessing, by both losses and by accuracy?"""
         if self.labels is None:
             return False
-        guessed = math.log(self.labels.classes)
-        return (guessed <= self.now("probe_loss") <= RISEN * guessed
-                and (self.loss is None or self.loss.smoothed >= FALLEN * guessed)
+        return (self.labels.guess <= self.now("probe_loss") <= RISEN * math.log(self.labels.classes)
+                and (self.loss is None or self.loss.smoothed >= FALLEN * self.labels.guess)
                 and self.now("probe_accuracy") <= self.labels.chance + SIGMAS * self.labels.noise)
 
     @property
@@ -133,9 +168,13 @@ class Course:
 
 # --------------------------------------------------------------------------------------------------------------- rules
 
+LARGE_OUTPUTS = ("the initial outputs are large: scale the initial weights of the last layer down, or all of them if they were "
+                 "random.")
+
+
 def diverged(c: Course) -> Failed | None:
     advice = ("use a smaller learning rate (a third to a tenth), a warm-up, or clip the gradients.",
-              *(("the initial outputs are large as well: scale the initial weights down.",) if c.large_outputs else ()))
+              *((LARGE_OUTPUTS,) if c.large_outputs else ()))
     half = math.log(c.labels.classes) / 2 if c.labels is not None else -math.inf
     if c.lost:
         return Failed("diverged", f"diverged: {c.lost}", advice)
@@ -182,7 +221,7 @@ def untrained(c: Course) -> Failed | None:
 def collapsed(c: Course) -> Failed | None:
     spread = c.now("output_spread")
     scale = max((s for s in (c.before("output_spread"), c.now("output_rms")) if math.isfinite(s)), default=math.nan)
-    grown = spread > c.before("output_spread") and any(m.value < FALLEN for m in c.ratios)
+    grown = (c.begun_unsettled or spread > c.before("output_spread")) and any(m.value < FALLEN for m in c.ratios)
     if not (spread <= SPREAD * scale or spread < VANISHED) or (grown and spread >= VANISHED):
         return None
     margin = Margin("output_spread / max(initial spread, rms)", spread / scale, SPREAD, "no failure") if scale > 0 else None
@@ -198,16 +237,32 @@ def not_learning(c: Course) -> Failed | None:
     if not c.known or ((any(m.value < FALLEN for m in ratios) or c.risen > SIGMAS) and not c.guesses):
         return None
     best = min((m for m in ratios if m.value >= FALLEN), key=lambda m: m.value, default=None)
-    moved = [r.value for r in c.last.rows if r.measure == "weight_change" and math.isfinite(r.value)]
-    advice = _unlearned(sorted(moved)[len(moved) // 2] if moved else math.nan)
     words = [*([f"{best.number} is {best.value:.3g}"] if best else []),
-             *([f"the loss ({c.now('probe_loss'):.3g}) is that of guessing"] if c.guesses else []),
+             *([f"the loss ({c.now('probe_loss'):.3g}) is no better than that of guessing ({c.labels.guess:.3g})"]
+               if c.guesses and c.labels is not None else []),
              *([f"the accuracy changed by {c.risen:.2g} standard deviations"] if math.isfinite(c.risen) else [])]
     given = " beyond its given start" if c.begun_trained else ""
-    return Failed("not learning", f"not learning{given}: {' and '.join(words)}.", (advice,), best)
+    nothing = f"{_nothing_left(c)}; " if c.begun_knowing else ""
+    return Failed("not learning", f"not learning{given}: {nothing}{' and '.join(words)}.", (_unlearned(c),), best)
 
 
-def _unlearned(moved: float) -> str:
+def _nothing_left(c: Course) -> str:
+    return (f"there was nothing left to learn on this probe, where it began with a loss of {c.before('probe_loss'):.2g} and an "
+            f"accuracy of {c.before('probe_accuracy'):.3g}")
+
+
+ANOTHER_PROBE = ("nothing is to be turned for this: the network knew the answers before. Measure on examples that it has yet to "
+                 "learn, if there are such.")
+
+
+def _unlearned(c: Course) -> str:
+    known = sorted(r.value for r in c.last.rows if r.measure == "weight_change" and math.isfinite(r.value))
+    moved = known[len(known) // 2] if known else math.nan
+    if c.begun_knowing:
+        return ANOTHER_PROBE
+    if c.guesses and any(m.value < FALLEN for m in c.ratios):
+        return ("the loss fell to that of one answer for every example: how frequent the classes are. Look whether labels and "
+                "outputs belong together; where a class is rare, weigh it or draw it more often; else train longer.")
     if moved < 0.01:
         return f"the weights hardly moved (weight_change {moved:.2g}): use a larger learning rate, or train longer."
     how = "" if math.isnan(moved) else f" (weight_change {moved:.2g})"
@@ -221,8 +276,11 @@ def early(c: Course) -> Failed | None:
         return None
     margin = Margin(best.number, best.value, 1 - ADVANCED, "no failure", best.error)
     fallen = max(0.0, 1 - best.value)
-    return Failed("early", f"early: the loss has fallen by {fallen:.0%} so far, which is less than {ADVANCED:.0%}.",
-                  ("train longer before you judge (or there is little to learn: of much noise only little can be).",), margin)
+    nothing = f" {_nothing_left(c).capitalize()}." if c.begun_knowing else ""
+    advice = ANOTHER_PROBE if c.begun_knowing else \
+        "train longer before you judge (or there is little to learn: of much noise only little can be)."
+    return Failed("early", f"early: the loss has fallen by {fallen:.0%} so far, which is less than {ADVANCED:.0%}.{nothing}",
+                  (advice,), margin)
 
 
 def stale(c: Course) -> Failed | None:
@@ -258,6 +316,11 @@ def _error(snap: Snapshot, measure: str) -> float:
 
 def row_of(snap: Snapshot, measure: str, layer: str = WHOLE) -> Row | None:
     return next((r for r in snap.rows if r.measure == measure and r.layer == layer), None)
+
+
+def _note(snap: Snapshot, *measures: str) -> str:
+    """Of the first of these that there is."""
+    return next((row.note for m in measures if (row := row_of(snap, m)) is not None), "")
 
 
 def unmoved(snap: Snapshot) -> bool:

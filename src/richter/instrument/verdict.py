@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from richter.core import WHOLE, Mark, Row, SelectionError
+from richter.core.text import NO_HIDDEN, few_of
 from richter.instrument.evidence import changes, converged, numbers
 from richter.instrument.regime import GAP, MOVED, TURN, Margin, layer_regime, regime, regime_margin
 from richter.instrument.snapshot import Snapshot, shown
-from richter.instrument.training import Course, Failed, course, failed, row_of, unmoved
+from richter.instrument.training import LARGE_OUTPUTS, Course, Failed, course, failed, row_of, unmoved
 
 LAYER_WORDS = {"rich": "learned features", "probably rich": "probably learned features", "uncertain": "between lazy and rich",
                "lazy": "lazy: stayed near its initial function", "frozen": "frozen: did not move",
@@ -28,6 +29,7 @@ REGIMES = {
     "amplified": "the network left its linearisation, but its features are the initial ones: what was there grew",
     "rich": "the network left its linearisation, and its features turned",
 }
+LINEAR = 1e-3  # of a model without a hidden layer: rounding that hides no larger gap
 
 
 class Watched(Protocol):
@@ -78,7 +80,8 @@ class Diagnosis:
     """A verdict for the whole model and for each layer, with evidence and advice. ``print`` it.
 
     ``word``: diverged, untrained, collapsed, not learning, early or stale, if one of these ended it; else lazy, probably lazy,
-    uncertain, amplified, rich; or unknown, where the numbers it needs are missing."""
+    uncertain, amplified, rich; linear of a model that is its own linearisation whatever its weights are; or unknown, where the
+    numbers it needs are missing."""
 
     word: str
     verdict: str  # the word and a sentence
@@ -140,7 +143,7 @@ def diagnose(subject: Snapshot | Watched) -> Diagnosis:
     layers = () if past else tuple(_layer(c.last, name, failure is None) for name in _judged(c.last))
     evidence = [*numbers(c, failure), *changes(c), *converged(c.last), *failures]
     word, sentence, margin, advice = _failure(failure) if failure is not None else _regime(c, layers)
-    magnitude = None if failure is not None or word == "unknown" else _magnitude(c.last)
+    magnitude = _magnitude(c.last) if failure is None and word in REGIMES else None
     return Diagnosis(word, sentence, c.last.step, magnitude, margin, layers, tuple(_remarks(c, layers, word, margin)),
                      tuple(_unknown(c, word)), tuple(evidence), tuple(advice))
 
@@ -156,6 +159,8 @@ def _failure(f: Failed) -> Judged:
 
 def _regime(c: Course, layers: Sequence[LayerVerdict]) -> Judged:
     gap, turn = row_of(c.last, GAP), row_of(c.last, TURN)
+    if gap is not None and turn is not None and NO_HIDDEN in turn.note and gap.mark is Mark.BOUND and gap.value < LINEAR:
+        return _linear(gap)
     if gap is None or turn is None or not (math.isfinite(gap.value) and math.isfinite(turn.value)):
         return "unknown", f"cannot be told: {_missing(c.last)}", None, []
     word = regime(gap.value, turn.value)
@@ -167,6 +172,13 @@ def _regime(c: Course, layers: Sequence[LayerVerdict]) -> Judged:
     return word, sentence, margin, _advice(c, word, layers)
 
 
+def _linear(gap: Row) -> Judged:
+    """One layer of weights between inputs and outputs. Of two there is a difference: a deep linear network has both regimes."""
+    return "linear", (f"linear: neither lazy nor rich. The model has no hidden layer and is linear in its weights, so it is its own "
+                      f"linearisation, whatever training does ({GAP} {gap.value:.2g}): there are no features that it could "
+                      f"learn."), None, ["to learn features, give the model a hidden layer."]
+
+
 def _missing(snap: Snapshot) -> str:
     """Why there is no verdict: each number that is missing, with its reason."""
     reasons = []
@@ -176,6 +188,9 @@ def _missing(snap: Snapshot) -> str:
             reasons.append(f"{name} was not measured")
         elif not math.isfinite(row.value):
             reasons.append(f"there is no {name}{f' ({row.note})' if row.note else ''}")
+    if any(NO_HIDDEN in reason for reason in reasons):
+        return (" and ".join(reasons) + ". Without a hidden layer there are no features to learn; what is not in the linearisation "
+                "is what follows the one layer.")
     known = {r.measure for r in snap.rows if math.isfinite(r.value)} & {"weight_change", "c_uc_ratio"}
     hint = (". How far the weights moved is below, but weights may move far in a lazy network and little in a rich one" if known
             else ". The weights at initialisation are needed: pass initial=state_dict to richter.measure, or watch from the "
@@ -192,7 +207,7 @@ def _magnitude(snap: Snapshot) -> Magnitude | None:
 
 def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
     """What fits the case: a given start has no initial scale to turn, and a frozen layer none at all."""
-    large = ["the initial outputs are large: scale the initial weights, or the last layer's, down."] if c.large_outputs else []
+    large = [LARGE_OUTPUTS] if c.large_outputs else []
     if word == "rich":
         return [*large, "nothing to turn for richness; to go lazier, scale the output up and the learning rate down."]
     if word == "uncertain":
@@ -205,8 +220,9 @@ def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
                          "scale is what was given, and is not to be turned."]
     if word == "amplified":
         return [*large, *frozen, "to turn the features, scale the initial output down, or train longer."]
-    return [*frozen, "to learn features, start smaller: scale the initial weights (or the output) down by 3 to 10, or train "
-                     "longer with a larger learning rate, and look again at the magnitude."]
+    return [*frozen, "to learn features, if the initial weights were random, start smaller: scale them (or the output) down by 3 to "
+                     "10, and look again at the magnitude. If they were trained before (a new head on known features), leave "
+                     "their scale alone, and train longer or with a larger learning rate."]
 
 
 # ------------------------------------------------------------------------------------------------------------ the layers
@@ -241,12 +257,17 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], word: str, margin: Margi
                        f"{math.log(c.labels.classes):.3g}.")
     frozen = [v.layer for v in layers if v.verdict == "frozen"]
     if frozen and word != "untrained":
-        remarks.append(f"frozen: {_few(frozen)} did not move at all ({len(frozen)} of {len(layers)} layers); either no gradient "
+        remarks.append(f"frozen: {few_of(frozen)} did not move at all ({len(frozen)} of {len(layers)} layers); either no gradient "
                        f"reached them, or they were not to train.")
     if word != "stale" and c.reached is not None and c.last.step is not None and c.reached > c.last.step:
         remarks.append(f"the training is at step {c.reached:,}; what it did after step {c.last.step:,} is not in these numbers.")
     if c.loss is not None and c.loss.gaps:
         remarks.append(f"{c.loss.name} was not finite {c.loss.gaps} times, and recovered.")
+    if c.unsettled:
+        remarks.append("what the network answers on the probe is not judged: its norms have seen too few batches.")
+    if c.begun_unsettled:
+        why = "buffers of the network have moved since" if c.buffers_moved else "norms had not seen enough data"
+        remarks.append(f"what the network answered in the first measurement is not compared, because {why}.")
     if margin is not None and margin.errors is not None and margin.errors < 2:
         remarks.append(f"{margin.number} is within two standard errors of {margin.edge:g}: it may as well be {margin.other}.")
     return remarks
@@ -257,13 +278,23 @@ def _unknown(c: Course, word: str) -> list[str]:
     unknown = []
     if not c.known and word not in ("untrained", "diverged", "stale"):
         unknown.append("whether anything was learned: there is neither a loss that was logged, watch(step, loss=loss), nor a "
-                       "first and a last measurement of a probe with labels.")
-    elif c.labels is None and word in REGIMES:
-        unknown.append("whether the network was trained before: the probe has no class labels.")
+                       "first and a last measurement of a probe with labels" + (
+                           ", in eval mode with norms that have seen enough data." if c.unsettled or c.begun_unsettled else "."))
+    if not c.begun_trained and word in REGIMES:
+        unknown.append(f"whether the network was trained before: {_start(c)}.")
+    if c.buffers_moved and word not in ("untrained", "diverged", "stale"):
+        unknown.append("what the buffers did that moved besides the weights: both networks are compared with those of now.")
     if word in ("rich", "amplified"):
         unknown.append("whether what was learned is good: memorised noise is rich too. Held-out examples say that.")
     return unknown
 
 
-def _few(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _start(c: Course) -> str:
+    """Why it is not known what the network knew at the start."""
+    if c.labels is None:
+        return "the probe has no class labels"
+    if c.first is None or not unmoved(c.first):
+        return "there is no measurement of its initial weights"
+    if c.begun_unsettled:
+        return "its first measurement does not say what it knew"
+    return "its answers began at chance, as those of a random network do, and those of a trained one with a new head"

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, select, to_device
 from richter.instrument.captures import grouped, timed
+from richter.instrument.statistics.norms import buffers, tracking
 from richter.instrument.stream import chunks, fitting, steps
 from richter.instrument.survey import UNTRUSTED, Bench, check_calls, passed
 
@@ -87,10 +87,9 @@ class Journey:
     def norms(self) -> list[nn.Module]:
         """Those that were trained with statistics of batches: their running ones have moved."""
         def moved(name: str, norm: nn.Module) -> bool:
-            names = [f"{name}.{k}" if name else k for k, _ in norm.named_buffers(recurse=False)]
-            return any(not torch.equal(self.subject.state[k], self.first[k].to(self.subject.state[k])) for k in names)
-        return [m for name, m in self.subject.model.named_modules() if isinstance(m, _NormBase) and m.track_running_stats
-                and m.running_mean is not None and moved(name, m)]
+            now = {k: self.subject.state[k] for k in buffers(name, norm)}
+            return any(not torch.equal(b, self.first[k].to(b)) for k, b in now.items())
+        return [m for name, m in tracking(self.subject.model).items() if moved(name, m)]
 
     @cached_property
     def scales(self) -> dict[str, float]:

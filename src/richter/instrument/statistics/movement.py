@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from richter.core import Mark, Remark
+from richter.core.text import NO_HIDDEN
 from richter.instrument.capture import Call, Pass
 from richter.instrument.captures import Layout, MapInfo, by_example, remade
 from richter.instrument.cotangents import Cotangents
@@ -29,7 +30,6 @@ UNTRAINED = "0/0: untrained, the weights are the initial ones"
 READOUT = ("the read-out: its output is the model's, and moves as far where the network is still its linearisation, so this says "
            "nothing of features")
 NOTHING_TO_SAY = Remark()
-NO_HIDDEN = "no hidden layer: every linear map reads the model's input"
 TOO_FEW = f"fewer than {FEWEST} rows to compare (examples, or real tokens where each has an output): give a larger probe"
 NO_ROOM = f"memory= has no room for {FEWEST} rows of what the layers read; give more"
 NOTHING_READ = ("no hidden layer reads as much of every example, or all that is read is constant, so there are no features to "
@@ -78,7 +78,7 @@ class _Linearisation(Simple):
     then = push = True
 
     def __init__(self, journey: Journey) -> None:
-        super().__init__({"examples": journey.groups})
+        super().__init__({"examples": journey.groups}, journey.subject.drift)
         self.journey, self.pushing = journey, Pushing(journey)
         self.sums = torch.zeros(journey.groups, 3, dtype=torch.float64)
         self.counts = torch.zeros(journey.groups)
@@ -130,7 +130,7 @@ class _FeatureChange(Simple):
     then, push = True, False
 
     def __init__(self, journey: Journey) -> None:
-        super().__init__({"examples": journey.groups})
+        super().__init__({"examples": journey.groups}, journey.subject.drift)
         self.journey, self.subject = journey, journey.subject
         survey = self.subject.survey
         self.hidden = {k: m for k, m in survey.batched.items() if m.kind in ("dense", "grouped") and k not in survey.given}
@@ -196,8 +196,10 @@ class _FeatureChange(Simple):
     def known(self) -> list[dict[str, float]]:
         """1 - CKA by layer: of all rows, and without each group."""
         self.journey.walk()
-        if all(k in self.subject.survey.given for k in self.subject.survey.maps):
-            raise Missing(NO_HIDDEN)
+        survey = self.subject.survey
+        if all(k in survey.given for k in survey.maps):
+            alone = all(k in survey.structured or k in survey.biases for k in self.journey.parameters)
+            raise Missing(NO_HIDDEN if alone else NOTHING_READ)
         changes: list[dict[str, float]] = [{} for _ in range(1 + self.journey.groups)]
         few = False
         for name in list(self.rows or ()):

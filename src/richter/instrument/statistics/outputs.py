@@ -14,6 +14,7 @@ from torch import Tensor
 from richter.core import Mark, ProbeError, Remark, show_bytes
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Statistic, Wants
+from richter.instrument.statistics.norms import settling
 
 if TYPE_CHECKING:
     from richter.instrument.objective import Objective
@@ -42,7 +43,7 @@ class Spread(Statistic):
         return Wants(outputs=True, backward=False)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Spread(subject, {"examples": subject.groups})
+        return _Spread(subject, {"examples": subject.groups}, settling(subject))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ class Moments:
 class _Spread(Gathering):
     subject: Subject
     groups: Mapping[str, int]
-    remark: Remark = field(default_factory=Remark)
+    remark: Remark
     parts: dict[int, Moments] = field(default_factory=dict)  # by group
 
     def add(self, reading: Reading) -> None:
@@ -117,7 +118,7 @@ class Outputs(Statistic):
         return Wants(outputs=True, backward=False, held=need if need > SMALL else 0, what="all outputs")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Outputs(subject, {"examples": subject.groups})
+        return _Outputs(subject, {"examples": subject.groups}, settling(subject))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,7 @@ class Answers:
 class _Outputs(Gathering):
     subject: Subject
     groups: Mapping[str, int]
-    remark: Remark = field(default_factory=Remark)
+    remark: Remark
     rows: dict[int, Tensor] = field(default_factory=dict)  # by the first example of a chunk
 
     def add(self, reading: Reading) -> None:
