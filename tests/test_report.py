@@ -486,6 +486,8 @@ def test_every_measure_has_a_card_that_agrees_with_it() -> None:
         assert c.panel in PANELS
     assert len({c.title for c in CARDS.values()}) == len(CARDS)
     assert set(SHOWN_FIRST) <= set(CARDS)
+    assert SHOWN_FIRST[0] == "magnitude"  # the one number to say
+    assert [name for name, c in CARDS.items() if c.typical] == ["function_change"]  # by which the verdict judges layers
 
 
 def test_the_tables_of_measures_say_what_the_cards_say() -> None:
@@ -564,16 +566,16 @@ def test_a_measure_of_one_s_own_is_shown_by_its_title(tmp_path: Path) -> None:
 
 
 def test_a_card_says_how_its_axis_is_drawn(tmp_path: Path) -> None:
-    found = make(tmp_path / "run", measures=("nfc", "c_uc_ratio", "mine"), arrays=False)
+    found = make(tmp_path / "run", measures=("nfc", "function_change", "mine"), arrays=False)
     frame = found.frame
-    whole, levels, own = figures.curves(frame, measures=["nfc", "c_uc_ratio", "mine"]).axes[:3]
+    whole, levels, own = figures.curves(frame, measures=["nfc", "function_change", "mine"]).axes[:3]
     assert whole.get_ylim() == (0.0, 1.02)
     assert {t.get_text() for t in levels.texts} <= {"lazy", "rich"}
     assert own.get_ylim()[1] < 1
-    typical = CARDS["c_uc_ratio"].typical
+    typical = CARDS["function_change"].typical
     assert typical is not None
-    low = frame.assign(value=frame.value / 10)
-    assert [(t.get_text(), t.get_position()[1]) for t in figures.curves(low, measures=["c_uc_ratio"]).axes[0].texts] == [
+    low = frame.assign(value=frame.value / 3)
+    assert [(t.get_text(), t.get_position()[1]) for t in figures.curves(low, measures=["function_change"]).axes[0].texts] == [
         ("lazy", typical.low)]
     own_card = Card("m", whole=True, range=Interval(-1.0, 3.0))
     watched = SimpleNamespace(frame=frame, measures=[SimpleNamespace(name="mine", card=own_card)])

@@ -93,7 +93,7 @@ def report(runs: Sequence[Run], path: str | os.PathLike[str], *, figures: str | 
 
 
 def card(run: Run) -> str:
-    """For a notebook: the verdict, the last numbers and the curves of the feature correlation. ``HTML(card(run))``."""
+    """For a notebook: the verdict, the last numbers and the curve of the magnitude. ``HTML(card(run))``."""
     from richter.report.figures import curves
     (shown,) = _shown([run])
     first = next((m for m in (*SHOWN_FIRST, *run.measures) if m in run.measures), None)
