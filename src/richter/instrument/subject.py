@@ -113,8 +113,8 @@ class Subject:
 
     @cached_property
     def then(self) -> State | None:
-        """The initial state, if it is known. Buffers that have moved are those of now: an initial mean of 0, or a first guess of a
-        singular vector, is that of no network that was ever trained."""
+        """The initial state, if it is known. Buffers that have moved are those of now: an initial mean of 0, or a first guess
+        of a singular vector, is that of no network that was ever trained."""
         if self.initial is None:
             return None
         return state_of(self.model, {k: v for k, v in self.initial.items() if k not in self.drifted}, self.copied)

@@ -174,8 +174,8 @@ def _regime(c: Course, layers: Sequence[LayerVerdict]) -> Judged:
 
 def _linear(gap: Row) -> Judged:
     """One layer of weights between inputs and outputs. Of two there is a difference: a deep linear network has both regimes."""
-    return "linear", (f"linear: neither lazy nor rich. The model has no hidden layer and is linear in its weights, so it is its own "
-                      f"linearisation, whatever training does ({GAP} {gap.value:.2g}): there are no features that it could "
+    return "linear", (f"linear: neither lazy nor rich. The model has no hidden layer and is linear in its weights, so it is its "
+                      f"own linearisation, whatever training does ({GAP} {gap.value:.2g}): there are no features that it could "
                       f"learn."), None, ["to learn features, give the model a hidden layer."]
 
 
@@ -189,8 +189,8 @@ def _missing(snap: Snapshot) -> str:
         elif not math.isfinite(row.value):
             reasons.append(f"there is no {name}{f' ({row.note})' if row.note else ''}")
     if any(NO_HIDDEN in reason for reason in reasons):
-        return (" and ".join(reasons) + ". Without a hidden layer there are no features to learn; what is not in the linearisation "
-                "is what follows the one layer.")
+        return (" and ".join(reasons) + ". Without a hidden layer there are no features to learn; what is not in the "
+                "linearisation is what follows the one layer.")
     known = {r.measure for r in snap.rows if math.isfinite(r.value)} & {"weight_change", "c_uc_ratio"}
     hint = (". How far the weights moved is below, but weights may move far in a lazy network and little in a rich one" if known
             else ". The weights at initialisation are needed: pass initial=state_dict to richter.measure, or watch from the "
@@ -220,8 +220,8 @@ def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
                          "scale is what was given, and is not to be turned."]
     if word == "amplified":
         return [*large, *frozen, "to turn the features, scale the initial output down, or train longer."]
-    return [*frozen, "to learn features, if the initial weights were random, start smaller: scale them (or the output) down by 3 to "
-                     "10, and look again at the magnitude. If they were trained before (a new head on known features), leave "
+    return [*frozen, "to learn features, if the initial weights were random, start smaller: scale them (or the output) down by 3 "
+                     "to 10, and look again at the magnitude. If they were trained before (a new head on known features), leave "
                      "their scale alone, and train longer or with a larger learning rate."]
 
 
@@ -257,8 +257,8 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], word: str, margin: Margi
                        f"{math.log(c.labels.classes):.3g}.")
     frozen = [v.layer for v in layers if v.verdict == "frozen"]
     if frozen and word != "untrained":
-        remarks.append(f"frozen: {few_of(frozen)} did not move at all ({len(frozen)} of {len(layers)} layers); either no gradient "
-                       f"reached them, or they were not to train.")
+        remarks.append(f"frozen: {few_of(frozen)} did not move at all ({len(frozen)} of {len(layers)} layers); either no "
+                       f"gradient reached them, or they were not to train.")
     if word != "stale" and c.reached is not None and c.last.step is not None and c.reached > c.last.step:
         remarks.append(f"the training is at step {c.reached:,}; what it did after step {c.last.step:,} is not in these numbers.")
     if c.loss is not None and c.loss.gaps:

@@ -24,8 +24,9 @@ PANELS: dict[str, str] = {
         "Do the weights of a layer amplify the directions that the outputs use? 1: exactly those. Random weights already give a "
         "value that depends on the layer's shape, so look at the change.",
     LEARNED:
-        "The share of the correlation that the change of the weights carries: near 0 it is that of the initial weights, near 1 what "
-        "was learned. Whether a network is lazy or rich it does not say by itself. Beside it, the distance from the initial weights relative to their norm now.",
+        "The share of the correlation that the change of the weights carries: near 0 it is that of the initial weights, near 1 "
+        "what was learned. Whether a network is lazy or rich it does not say by itself. Beside it, the distance from the initial "
+        "weights relative to their norm now.",
     TANGENT:
         "How far the kernel by which training moves the outputs points along the labels, and how many directions it has: its "
         "alignment grows and its rank falls when features specialise.",

@@ -30,7 +30,7 @@ def buffers(name: str, norm: nn.Module) -> list[str]:
 
 
 def understood(model: nn.Module) -> set[str]:
-    """Names of buffers whose initial values are those of the initial network: what norms keep, which use the statistics of batches
+    """Names of buffers whose initial values are those of the initial network: what norms keep, which use statistics of batches
     where they have moved (see Journey), and those of parametrisations, which make a weight."""
     parts = [f"{name}." for name, m in model.named_modules() if isinstance(m, ParametrizationList)]
     return {k for name, m in tracking(model).items() for k in buffers(name, m)} | {
