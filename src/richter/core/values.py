@@ -134,8 +134,8 @@ class Labels:
         if type(count) is not int or type(classes) is not int or not isinstance(frequent, (int, float)):
             return None
         entropy = record.get("entropy")
-        possible = isinstance(entropy, (int, float)) and 0 < entropy <= math.log(max(2, classes)) + 1e-9
-        entropy = float(entropy) if possible else None
+        if not isinstance(entropy, (int, float)) or not 0 < entropy <= math.log(max(2, classes)) + 1e-9:
+            entropy = None
         return cls(count, classes, float(frequent), entropy) if count > 0 and classes > 1 and 0 < frequent < 1 else None
 
 
