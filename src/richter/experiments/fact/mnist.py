@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 AT_CONVERGENCE = ("fact", "fact_error", "fact_stationarity")
 ANSATZ = ("nfc", "nfc_sqrt")
+TENTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Settings:
     batch: int = 0  # 0: all images
     probe: int = 1_000  # images for the ansatz; FACT has all that are trained on
     middle: float = 0.4  # of the steps: where "while it learns" is looked at
+    end: float = 1.0  # of the steps: what claims read as the end of training, 1 or 0.1
     seeds: tuple[int, ...] = (0, 1)
     matrix: Literal["fact", "nfc", "nfc_sqrt", "reads"] = "fact"  # the correlation that is called FACT's
 
@@ -58,7 +60,7 @@ class Task:
 
 def checkpoints(s: Settings) -> list[int]:
     early = (round(v) for v in np.geomspace(10, max(10, s.steps), 10) if v <= s.steps)
-    return sorted({0, round(s.middle * s.steps), *early, s.steps})
+    return sorted({0, *(round(share * s.steps) for share in (TENTH, s.middle, 1.0)), *early})
 
 
 def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
@@ -106,24 +108,25 @@ def moments(model: nn.Sequential, x: Tensor) -> list[float]:
     return cosines
 
 
-def hidden(r: Results, name: str, step: int = -1) -> NDArray[np.float64]:
-    """[tasks, hidden layers] at the last or another checkpoint; the read-out's ansatz is 1 by definition."""
-    return r[name][:, step, :-1]
-
-
-def middle(r: Results) -> int:
+def at(r: Results, share: float) -> int:
+    """The checkpoint after a share of the steps."""
     s = r.settings
-    return checkpoints(s).index(round(s.middle * s.steps))
+    return checkpoints(s).index(round(share * s.steps))
 
 
-def fact(r: Results, step: int = -1) -> float:
-    """FACT's mean correlation over hidden layers, or what is called FACT's."""
-    return float(hidden(r, r.settings.matrix, step).mean())
+def hidden(r: Results, name: str, share: float) -> NDArray[np.float64]:
+    """[tasks, hidden layers] after a share of the steps; the read-out's ansatz is 1 by definition."""
+    return r[name][:, at(r, share), :-1]
+
+
+def fact(r: Results, share: float | None = None) -> float:
+    """FACT's mean correlation over hidden layers, or what is called FACT's, at what is called the end."""
+    return float(hidden(r, r.settings.matrix, r.settings.end if share is None else share).mean())
 
 
 def above(r: Results, name: str) -> float:
     """FACT's mean correlation over hidden layers less that of the ansatz, at the end."""
-    return fact(r) - float(hidden(r, name).mean())
+    return fact(r) - float(hidden(r, name, r.settings.end).mean())
 
 
 @styled
@@ -148,14 +151,14 @@ def draw(results: Results) -> Figure:
 
 
 UNTRAINED = Control("an untrained network", {"steps": 0})
-SHORT = Control("a tenth of the steps", {"steps": 300})
+SHORT = Control("after a tenth of the steps", {"end": TENTH})
 READS = Control("the second moments of what the layer reads in the place of FACT", {"matrix": "reads"})
 AGOP = Control("the AGOP in the place of FACT", {"matrix": "nfc"})
 TEXT = "the paper's text: FACT tends to 1 at convergence, above both powers of the ansatz, and is low during most of training"
 EXPERIMENT = Experiment(
     name="fact_mnist", ref=Ref("fact", "MNIST"), title="FACT on MNIST rises at convergence, and ends above the ansatz",
     smoke=Settings(), paper=Settings("mnist", 60_000, 256, steps=6_000, batch=4_096, probe=2_000, seeds=(0,)),
-    tasks=lambda s: [Task(replace(s, seeds=(), matrix="fact"), seed) for seed in s.seeds], work=work, data=("mnist_5k",),
+    tasks=lambda s: [Task(replace(s, seeds=(), matrix="fact", end=1.0), seed) for seed in s.seeds], work=work, data=("mnist_5k",),
     more_data=("mnist",), figures={"fact_mnist": draw}, start={"n": 256, "steps": 1, "batch": 64, "probe": 64},
     reduced="1,000 of 60,000 images, width 64, 2 seeds",
     missing={"MNIST": "the paper's five runs, its width, optimiser and length, which are not known to us; CIFAR-10"},
@@ -165,8 +168,9 @@ EXPERIMENT = Experiment(
           "by .744 "
           "where 1 is a gradient of 0, above the AGOP by .096 and above its root by .0098, .996 higher than at 0.4 of the steps",
     claims=(
-        Claim("largest |dL/dW + decay W| / |decay W| over layers, at the end", lambda r: r["fact_stationarity"][:, -1].max(),
-              Interval(high=0.1), SHORT, paper="0 at convergence", source="what the measure itself takes for convergence",
+        Claim("largest |dL/dW + decay W| / |decay W| over layers, at the end",
+              lambda r: r["fact_stationarity"][:, at(r, r.settings.end)].max(), Interval(high=0.1), SHORT,
+              paper="0 at convergence", source="what the measure itself takes for convergence",
               over="seed", was="<= 1, which a gradient of 0 gives, and is no convergence: .389, and .744 at the paper's scale",
               differs="at the end the gradient is still off the decay: more steps are needed than there is time for here"),
         Claim("mean cosine of W^T W and FACT over hidden layers, at the end", fact, Interval(low=0.95), (UNTRAINED, READS),
@@ -175,6 +179,6 @@ EXPERIMENT = Experiment(
               source=TEXT, over="seed"),
         Claim("the same, less that of the root of the AGOP", lambda r: above(r, "nfc_sqrt"), Interval(low=0.0),
               (SHORT, READS, AGOP), paper="above 0", source=TEXT, over="seed"),
-        Claim("mean cosine with FACT: at the end less at 0.4 of the steps", lambda r: fact(r) - fact(r, middle(r)),
+        Claim("mean cosine with FACT: at the end less at 0.4 of the steps", lambda r: fact(r) - fact(r, r.settings.middle),
               Interval(low=0.25), (AGOP, READS), paper="low during most of training", source=TEXT, over="seed"),
     ))
