@@ -16,7 +16,7 @@ from richter.experiments.frame import Claim, Experiment, Results
 from richter.experiments.running import Finding, finding
 
 NAMES = ("nfa_fig1", "nfa_fig3", "nfa_fig4", "nfa_fig5", "nfa_fig7", "nfa_fig12", "nfa_fig16", "nfa_prop2", "nfa_prop3",
-         "nfa_prop8", "signal_fig7", "fact_mnist", "rfm_networks")
+         "nfa_prop8", "signal_fig7", "fact_mnist", "fact_modular", "fact_parity", "rfm_networks")
 Arrays = Mapping[str, Any]
 
 
@@ -157,8 +157,63 @@ def test_fact_must_beat_what_the_layer_reads() -> None:
         assert by_reading.rivals
         assert all_fail(by_reading, made(e, arrays))
         assert not finding(c, made(e, lambda t: arrays(t, fact=0.2))).holds
+    early = claim(e, "less that of the root")
+    (short,) = (k for k in early.rivals if "end" in k.changes)
+    assert all_fail(replace(early, control=short), made(e, arrays))
     stationary = finding(claim(e, "|dL/dW + decay W|"), made(e, arrays))
     assert stationary.verdict == "differs"  # 1 is a gradient of 0: 0.4 is no convergence
+
+
+# ------------------------------------------------------------------------------------------------ machines
+
+
+@pytest.mark.parametrize("words", ["AGOP", "geometric FACT"])
+def test_a_jump_is_told_from_a_rise_that_is_slow(words: str) -> None:
+    """The controls of a jump are rises: that of the metric, which grows gradually, and a linear one. Both are numbers."""
+    e = experiments.get("fact_modular")
+    (c,) = [c for c in e.claims if c.text.startswith(f"{words}: iterations from")]
+
+    def arrays(t: Any, jump: int = 2) -> Arrays:
+        steps = np.arange(t.iterations + 1)
+        return {"test": np.clip((steps - 10) / jump, 0, 1), "circulant": np.clip(steps / 15, 0, 0.98)}
+
+    r = made(e, arrays)
+    assert finding(c, r).verdict == "holds"
+    assert [f.outcome for f in rivals(c, r).values()] == ["fails", "fails"]
+    assert not finding(c, made(e, lambda t: arrays(t, jump=15))).holds
+
+
+def test_a_parity_is_asked_of_every_seed() -> None:
+    """Also those of 50 coordinates: one seed that is not exact is seen."""
+    e = experiments.get("fact_parity")
+    c = claim(e, "FACT, d = 50: test accuracy")
+
+    def arrays(t: Any, worst: float = 1.0) -> Arrays:
+        return {"accuracy": [0.5, worst if (t.seed, t.k, t.d) == (3, 3, 50) else 1.0], "share": [0.1, 0.99]}
+
+    assert finding(c, made(e, arrays)).verdict == "holds"
+    assert finding(c, made(e, lambda t: arrays(t, worst=0.99))).verdict == "holds on average"
+    assert finding(c, made(e, arrays, seeds=4)).verdict == "too few seeds"
+
+
+# ------------------------------------------------------------------------------------------------ [signal, Fig. 7]: labels
+
+
+def test_a_peak_is_one_that_was_learned() -> None:
+    """Some layer has always the largest alignment, and the last one the smallest, with shuffled labels too."""
+    e = experiments.get("signal_fig7")
+
+    def arrays(t: Any, growth: float = 5.0) -> Arrays:
+        peak = 2 if t.depth == 10 else 8
+        before = 0.02 - 0.01 * np.arange(t.depth) / t.depth
+        after = before * np.where(np.arange(t.depth) == peak - 1, growth, 1.0)
+        return {"alignment": np.array([before, after]), "peak": peak, "growth": growth, "last": after[-1] / after.max()}
+
+    learned, shuffled = made(e, arrays), made(e, lambda t: arrays(t, growth=1.5))
+    asked = [c for c in e.claims if any(k.changes == {"shuffled": True} for k in c.rivals)]
+    assert len(asked) == 4
+    assert all(finding(c, learned).verdict == "holds" for c in asked)
+    assert not any(finding(c, shuffled).holds for c in asked)
 
 
 # ------------------------------------------------------------------------------------------------ Figs. 5 to 10: seeds
@@ -221,7 +276,8 @@ def test_a_rival_that_is_only_read_otherwise_runs_nothing_again(name: str) -> No
              if not set(map(repr, e.tasks(e.settings("smoke", **control.changes)))) <= tasks}
     assert again <= {"untrained networks", "an untrained network", "a network trained on shuffled labels",
                      "Q with K's own eigenvectors", "moments of one network of width 32", "trained on shuffled labels",
-                     "networks of one and two layers", "a tenth of the steps"}
+                     "networks of one and two layers", "kernel ridge regression: no iteration",
+                     "shuffled training labels, one seed"}
 
 
 @pytest.mark.parametrize("name", NAMES)

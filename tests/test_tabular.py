@@ -15,7 +15,8 @@ from machines import normal, table
 from richter import experiments, tasks
 from richter.core import DataError
 from richter.experiments import Results
-from richter.experiments.rfm.tables import OTHERS, SMALL, doubt, gain, lead, ranks, surplus
+from richter.experiments.rfm.tables import OTHERS, SMALL, beats, doubt, gained, lead, ranks, surplus, won
+from richter.experiments.running import finding
 from richter.experiments.tabular import KIN, METHODS, TOO_FEW, Cost, Method, Settings, Task, Xrfm, cut, part, points, score, work
 from richter.experiments.tabular import tasks as tasks_of
 from richter.tasks.tabular import same_tables
@@ -134,10 +135,34 @@ def test_ranks_and_tests_by_hand() -> None:
     r = results(rfm=[0.9, 0.8, 0.2], ridge=[0.5, 0.8, 0.3], **others)
     assert ranks(r, ("rfm", "ridge")) == {"rfm": (1 + 1.5 + 2) / 3, "ridge": 1.5}
     assert lead(r, "rfm") == pytest.approx(0.0)
-    assert gain(r) == 0.5
+    assert [gained(r.where(table=i)) for i in "012"] == pytest.approx([0.4, 0.0, -0.1])
+    assert [won(r.where(table=i)) for i in "012"] == [1.0, 0.5, 0.0]
     assert doubt(r, "rfm", "xrfm") == pytest.approx(1 / 8)
     assert doubt(r, "ridge", "ridge") == 1.0
     assert surplus(r) == pytest.approx(0.3 - (0.5 - 0.2))
+    assert beats("xrfm")(r) == doubt(r, "rfm", "ridge") > doubt(r, "rfm", "xrfm")
+
+
+def test_kernel_ridge_regression_in_the_place_of_rfm_passes_no_comparison() -> None:
+    """It may well beat every other learner: then their comparison says nothing about a learned metric."""
+    high, low = list(np.linspace(0.8, 0.95, 8)), list(np.linspace(0.5, 0.6, 8))
+    plain = results(rfm=high, ridge=high, **dict.fromkeys(OTHERS, low))
+    better = results(rfm=[v + 0.01 for v in high], ridge=high, **dict.fromkeys(OTHERS, low))
+    assert all(doubt(plain, "rfm", other) < 0.05 for other in OTHERS)
+    compared = [c for c in experiments.get("rfm_tables").claims if "RFM no better" in c.text or "ridge regression" in c.text]
+    assert len(compared) == 4 + len(OTHERS)
+    assert not any(finding(c, plain).holds for c in compared)
+    assert all(finding(c, better).holds for c in compared)
+    assert all(any(k.changes == {"plain": True} for k in c.rivals) for c in compared)
+
+
+def test_tables_are_weighed_one_by_one() -> None:
+    """Better on five tables of nine: so it is in the median, and by the interval over tables it may not be."""
+    e = experiments.get("rfm_tables")
+    gains = [0.1, 0.1, 0.1, 0.1, 0.1, -0.1, -0.1, -0.1, -0.1]
+    r = results(rfm=[0.5 + g for g in gains], ridge=[0.5] * 9)
+    verdicts = {c.text.partition(" ")[0]: finding(c, r).verdict for c in e.claims if c.over == "table"}
+    assert verdicts == {"score": "holds on average", "tables": "holds on average"}
 
 
 def test_a_part_says_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -34,12 +34,12 @@ class Settings:
     share: float = 0.5  # of all pairs, for training
     iterations: tuple[int, ...] = (30, 75, 75)  # of AGOP, geometric FACT and FACT
     ridge: float = 1e-3
-    small_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # of p = 31
-    small_iterations: int = 60
+    small_iterations: int = 60  # of p = 31
     small_bandwidth: float = 5.0
     small_ridge: float = 1e-6
     shuffled: bool = False  # the training labels
-    seed: int = 0
+    rise: Literal["test", "circulant", "linear"] = "test"  # the curve whose rise claims read as that of test accuracy
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class Task:
 
 
 def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, p=0, iterations=(), small_seeds=(), small_iterations=0, seed=0)
-    return [Task(alone, s.p, rule, many, s.seed) for rule, many in zip(RULES, s.iterations, strict=True)] + [
-        Task(alone, SMALL, "agop_centred", s.small_iterations, seed) for seed in s.small_seeds]
+    alone = replace(s, p=0, iterations=(), small_iterations=0, rise="test", seeds=())
+    rules = [*((s.p, rule, many) for rule, many in zip(RULES, s.iterations, strict=True)),
+             (SMALL, "agop_centred", s.small_iterations)]
+    return [Task(alone, *rule, seed) for rule in rules for seed in s.seeds]
 
 
 def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
@@ -90,24 +91,33 @@ def circulant_energy(B: NDArray[Any]) -> float:
     return float(p * (C ** 2).sum() / size) if size else 0.0
 
 
+def curve(r: Results, rule: str, name: str, p: int | None = None) -> NDArray[np.float64]:
+    """By iteration; of the one seed that the results are of."""
+    (values,) = r.where(rule=rule, p=p or r.settings.p)[name]
+    return np.asarray(values, dtype=float)
+
+
 def last(r: Results, rule: str, name: str, p: int | None = None) -> float:
-    """After the last iteration, the mean over seeds."""
-    return float(r.where(rule=rule, p=p or r.settings.p)[name][:, -1].mean())
+    """After the last iteration."""
+    return float(curve(r, rule, name, p)[-1])
 
 
 def sudden(r: Results, rule: str) -> float:
-    """From the last test accuracy below 0.1 to the first of 0.9: iterations, as a share of those to 0.9."""
-    test = r.where(rule=rule)["test"][0]
-    if test.max() < 0.9:
+    """From the last test accuracy below 0.1 to the first of 0.9: iterations, as a share of those to 0.9. Its rivals are the rise
+    of the circulant energy, as a part of its largest value, and one that is as fast at all times."""
+    rise = np.linspace(0, 1, len(curve(r, rule, "test")))
+    if r.settings.rise != "linear":
+        rise = curve(r, rule, r.settings.rise)
+        rise = rise / rise.max() if r.settings.rise == "circulant" else rise
+    if rise.max() < 0.9:
         return float("nan")
-    high = int(np.argmax(test >= 0.9))
-    return float(high - np.flatnonzero(test[:high] < 0.1)[-1]) / high
+    high = int(np.argmax(rise >= 0.9))
+    return float(high - np.flatnonzero(rise[:high] < 0.1)[-1]) / high
 
 
 def hidden(r: Results, rule: str) -> float:
     """The circulant energy at the last iteration before test accuracy first is 0.05."""
-    chosen = r.where(rule=rule)
-    test, energy = chosen["test"][0], chosen["circulant"][0]
+    test, energy = curve(r, rule, "test"), curve(r, rule, "circulant")
     seen = np.flatnonzero(test >= 0.05)
     return float(energy[max(0, seen[0] - 1) if len(seen) else -1])
 
@@ -141,37 +151,48 @@ def draw(results: Results) -> Figure:
     return figure
 
 
-SHUFFLED = Control("shuffled training labels", {"shuffled": True})
+SHUFFLED = Control("shuffled training labels, one seed", {"shuffled": True, "seeds": (0,)})
+GRADUAL = (Control("the rise of the circulant energy", {"rise": "circulant"}), Control("a linear rise", {"rise": "linear"}))
 PAPER = "reviews and notes of the paper: 100% at p = 61 after 75 iterations, a sudden transition"
 OWN = "our own bar, for 'sudden' and 'hidden' in words of [emergence]"
+ONE = "for one seed"
+MISSING = ("the similarity factors of NFA and FACT, proportional with R2 = 0.987; the paper's kernel and ridge, which are not "
+           "known to us; its numbers are those of reviews and notes")
+
+
+def about(words: str, rule: str, once: tuple[str, str, str, str]) -> tuple[Claim, ...]:
+    """AGOP and geometric FACT: test accuracy and circulant energy in the end, the jump, and what grows before it."""
+    accuracy, energy, jump, before = once
+    return (
+        Claim(f"{words}: test accuracy in the end", lambda r: last(r, rule, "test"), Interval(low=0.99), SHUFFLED, paper="1",
+              source=PAPER, over="seed", was=f">= 0.99 {ONE}: {accuracy}"),
+        Claim(f"{words}: circulant energy of the metric in the end", lambda r: last(r, rule, "circulant"), Interval(low=0.95),
+              SHUFFLED, paper="block-circulant", source="independent check: 0.96 to 0.99", over="seed",
+              was=f">= 0.95 {ONE}: {energy}"),
+        Claim(f"{words}: iterations from a test accuracy of 0.1 to 0.9, as a share of all to 0.9", lambda r: sudden(r, rule),
+              Interval(high=0.5), GRADUAL, paper="sudden", source=OWN, over="seed", was=f"<= 0.5 {ONE}: {jump}; its control, "
+              f"shuffled labels, gave no number"),
+        Claim(f"{words}: circulant energy before test accuracy is 0.05", lambda r: hidden(r, rule), Interval(low=0.5), SHUFFLED,
+              paper="features grow gradually", source=OWN, over="seed", was=f">= 0.5 {ONE}: {before}"))
+
+
 EXPERIMENT = Experiment(
     name="fact_modular", ref=Ref("fact", "modular addition"),
     title="modular addition is learned at once, after a circulant metric has grown",
-    smoke=Settings(p=47, share=0.6, iterations=(20, 50, 50)), paper=Settings(), tasks=tasks, work=work,
+    smoke=Settings(p=47, share=0.6, iterations=(20, 50, 50), seeds=(0, 1, 2)), paper=Settings(), tasks=tasks, work=work,
     figures={"fact_modular": draw}, start={"iterations": (1, 1, 1), "small_iterations": 1},
-    reduced="p = 47 and 60% of all pairs in place of p = 61 and half, 20 and 50 iterations",
+    reduced="p = 47 and 60% of all pairs in place of p = 61 and half, 20 and 50 iterations, three seeds",
+    missing={"modular addition": MISSING},
+    tried="for p = 31 other kernels, bandwidths and ridges, most of which leave test accuracy below 0.8",
     claims=(
-        Claim("AGOP: test accuracy in the end", lambda r: last(r, "agop", "test"), Interval(low=0.99), SHUFFLED,
-              paper="1", source=PAPER),
-        Claim("geometric FACT: test accuracy in the end", lambda r: last(r, "fact_geometric", "test"), Interval(low=0.99),
-              SHUFFLED, paper="1", source=PAPER),
-        Claim("FACT: lowest test accuracy over the last 10 iterations", lambda r: r.where(rule="fact")["test"][0, -10:].min(),
-              Interval(low=0.99), SHUFFLED, paper="1", source=PAPER,
+        *about("AGOP", "agop", (".9989", ".983", ".267", ".903")),
+        *about("geometric FACT", "fact_geometric", (".9973", ".978", ".128", ".941")),
+        Claim("FACT: lowest test accuracy over the last 10 iterations", lambda r: curve(r, "fact", "test")[-10:].min(),
+              Interval(low=0.99), SHUFFLED, paper="1", source=PAPER, over="seed",
               differs="without the average with the metric before, FACT goes back and forth between 0 and 1"),
-        Claim("FACT: highest test accuracy", lambda r: r.where(rule="fact")["test"].max(), Interval(low=0.99), SHUFFLED,
-              paper="1", source=PAPER),
-        Claim("AGOP: circulant energy of the metric in the end", lambda r: last(r, "agop", "circulant"), Interval(low=0.95),
-              SHUFFLED, paper="block-circulant", source="independent check: 0.96 to 0.99"),
-        Claim("geometric FACT: circulant energy of the metric in the end", lambda r: last(r, "fact_geometric", "circulant"),
-              Interval(low=0.95), SHUFFLED, paper="block-circulant", source="independent check: 0.96 to 0.99"),
-        Claim("AGOP: iterations from a test accuracy of 0.1 to 0.9, as a share of all to 0.9", lambda r: sudden(r, "agop"),
-              Interval(high=0.5), SHUFFLED, paper="sudden", source=OWN),
-        Claim("geometric FACT: iterations from a test accuracy of 0.1 to 0.9, as a share of all to 0.9",
-              lambda r: sudden(r, "fact_geometric"), Interval(high=0.5), SHUFFLED, paper="sudden", source=OWN),
-        Claim("AGOP: circulant energy before test accuracy is 0.05", lambda r: hidden(r, "agop"), Interval(low=0.5), SHUFFLED,
-              paper="features grow gradually", source=OWN),
-        Claim("geometric FACT: circulant energy before test accuracy is 0.05", lambda r: hidden(r, "fact_geometric"),
-              Interval(low=0.5), SHUFFLED, paper="features grow gradually", source=OWN),
-        Claim("p = 31, centred AGOP: mean test accuracy over seeds", lambda r: last(r, "agop_centred", "test", SMALL),
-              Interval(low=0.85), SHUFFLED, source="bar set with the task; independent check, two seeds: 0.87 and 0.89"),
+        Claim("FACT: highest test accuracy", lambda r: curve(r, "fact", "test").max(), Interval(low=0.99), SHUFFLED,
+              paper="1", source=PAPER, over="seed", was=f">= 0.99 {ONE}: 1"),
+        Claim("p = 31, centred AGOP: test accuracy in the end", lambda r: last(r, "agop_centred", "test", SMALL),
+              Interval(low=0.85), SHUFFLED, source="bar set with the task; independent check, two seeds: 0.87 and 0.89",
+              over="seed", by="mean", was=">= 0.85 for the mean of five seeds, without an interval: .8516"),
     ))

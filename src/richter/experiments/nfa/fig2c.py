@@ -138,8 +138,8 @@ ROTATED = Control("K's eigenvectors drawn anew", {"centred": "rotated"})
 ABOVE = Interval(low=1e-9)  # a rival that is compared with itself gives 0
 TEXT = "the paper's text, Sec. 3"
 FEW = "the weights have moved in few directions, and any K of this spectrum gives such a movement a correlation near one"
-LACKS = ("at the paper's scale, which was not run yet, 5,000 images in place of 50,000, 6 epochs in place of 50 and one seed in "
-         "place of three; one linear layer in place of torchvision's three at the end")
+LACKS = ("at the paper's width 5,000 images in place of 50,000, 6 epochs in place of 50 and one seed in place of three; one "
+         "linear layer in place of torchvision's three at the end")
 EXPERIMENT = Experiment(
     name="nfa_fig2c", ref=Ref("nfa", "Fig. 2C"), places=("Fig. 2C", "Fig. 15"),
     title="the centred correlation is above the uncentred one in the convolutions of VGG-11",

@@ -50,7 +50,9 @@ def doubt(r: Results, method: str, other: str) -> float:
 
 
 def beats(other: str) -> Callable[[Results], float]:
-    return lambda r: doubt(r, "rfm", other)
+    """The doubt that RFM is better than a learner, or than kernel ridge regression, whichever is larger: it beats both, or what
+    beats the learner is a kernel and not its metric."""
+    return lambda r: max(doubt(r, "rfm", other), doubt(r, "rfm", "ridge"))
 
 
 def gap(r: Results, classify: bool) -> float:
@@ -58,11 +60,16 @@ def gap(r: Results, classify: bool) -> float:
     return float((scores["fact"] - scores["rfm"]).mean())
 
 
-def gain(r: Results) -> float:
-    """Wins of RFM over plain kernel ridge regression, ties as halves, as a share of tables."""
+def gained(r: Results) -> float:
+    """RFM's score less that of plain kernel ridge regression, of one table."""
     scores = by_table(r)
-    d = (scores["rfm"] - scores["ridge"]).round(9)
-    return float((d > 0).mean() + (d == 0).mean() / 2)
+    (difference,) = (scores["rfm"] - scores["ridge"]).round(9)
+    return float(difference)
+
+
+def won(r: Results) -> float:
+    """Is RFM better than plain kernel ridge regression on this table? 1, 0, or 1/2 for a tie."""
+    return float(np.sign(gained(r)) + 1) / 2
 
 
 def surplus(r: Results) -> float:
@@ -142,12 +149,17 @@ FEW: dict[Scale, str] = {"smoke": "eight tables of 84 to 392 distinct rows are t
 FACT = ("outside by 0.0016, with a standard error of 0.0019 over tables; the other half of the tables says the same, -0.0047 "
         "(0.0049), also with FACT's power 1/2 (-0.006) and the geometric rule (-0.005). On 300 rows the folds choose 1.4 "
         "iterations of FACT's metric and 2.1 of AGOP's. The paper's +0.0012 is on other sets")
-WAS = {"xrfm": "p = 4e-11 (1.6e-8, tuned) on 76 tables, when xrfm gave a fifth of the rows away and its grid was smaller",
-       "boosting": "p = 8e-7 on 76 tables, in no record, when boosting tuned the learning rate only",
-       "forest": "p = 2e-5 on 76 tables, in no record, when copies of rows and of a table were in several folds"}
+ALONE = {  # p of RFM, and of kernel ridge regression in its place, at the paper's scale, against one learner alone
+    "xrfm": (".0041", ".26"), "forest": (".0031", ".0063"), "boosting": ("2.5e-5", "3.3e-4"), "lightgbm": ("5.7e-4", ".0048"),
+    "network": ("2.8e-4", ".0033")}
+EARLIER = {"xrfm": "p = 4e-11 (1.6e-8, tuned) on 76 tables, when xrfm gave a fifth of the rows away and its grid was smaller",
+           "boosting": "p = 8e-7 on 76 tables, in no record, when boosting tuned the learning rate only",
+           "forest": "p = 2e-5 on 76 tables, in no record, when copies of rows and of a table were in several folds"}
+WAS = {other: "; ".join(filter(None, (EARLIER.get(other), f"then p = {ours} against it alone, where kernel ridge regression in "
+                                      f"RFM's place has {plain}"))) for other, (ours, plain) in ALONE.items()}
 DATA = ("an own benchmark, not the paper's 120 sets: 21 of KEEL's tables and 17 of regression, on which nothing of this "
         "comparison was chosen (RFM's own defaults had been, earlier, on tables of both halves); at most "
-        "600 rows of each, two outer folds, and a second of the processor to search for each method and fold, in which "
+        "600 rows of each, one draw of two outer folds, a second of the processor to search for each method and fold, in which "
         "forests and networks try two or three settings. The record before had 76 tables, up to 7,500 rows and three folds")
 TRIED = ("76 tables, three folds, up to 7,500 rows; xrfm was fitted to four fifths of the rows, boosting tuned in its learning "
          "rate only, the number of folds inside RFM chosen on tables of the same list. Smoke with 0.2 s to search: RFM behind "
@@ -164,15 +176,18 @@ EXPERIMENT = Experiment(
               was="1.375, ahead of the best but for kernel ridge regression, which itself was ahead of the others"),
         Claim("p of the signed-rank test: RFM no better than kernel ridge regression", lambda r: doubt(r, "rfm", "ridge"),
               Interval(high=0.05), (PLAIN, SPOILED), paper="85.10 % against 83.71 % on average", source=GOAL, differs=FEW),
-        *(Claim(f"p of the signed-rank test: RFM no better than {other} (of learners, not of learned features)",
-                beats(other), Interval(high=0.05), SPOILED, source=GOAL,
-                differs=FEW if other in ("xrfm", "lightgbm") else "", was=WAS.get(other, "")) for other in OTHERS),
+        *(Claim(f"p of the signed-rank test: RFM no better than {other}, or than kernel ridge regression (the larger p)",
+                beats(other), Interval(high=0.05), (PLAIN, SPOILED), source=GOAL, differs=FEW, was=WAS[other])
+          for other in OTHERS),
         Claim("accuracy of FACT-RFM less that of RFM", lambda r: gap(r, True), Interval(-0.003, 0.003), TOLD,
               paper="85.22 % and 85.10 % on 120 sets", source=GOAL, differs={**FEW, "paper": FACT},
               was="-0.0027 on 43 tables, in the bar; the paper's +0.0012 was not"),
         Claim("R2 of FACT-RFM less that of RFM", lambda r: gap(r, False), Interval(low=-0.003), TOLD, source=GOAL, differs=FEW),
-        Claim("tables on which RFM is better than kernel ridge regression", gain, Interval(low=0.5 + ABOVE), (PLAIN, SPOILED),
-              paper="85.10 % against 83.71 % on average", source="the paper's order", was="at least 0.5, which a tie is too"),
+        Claim("score of RFM less that of kernel ridge regression, accuracy or R2", gained, Interval(low=ABOVE), (PLAIN, SPOILED),
+              paper="85.10 % against 83.71 % on average", source="the paper's order", over="table"),
+        Claim("tables on which RFM is better than kernel ridge regression, ties as halves", won, Interval(low=0.5 + ABOVE),
+              (PLAIN, SPOILED), paper="85.10 % against 83.71 % on average", source="the paper's order", over="table", by="mean",
+              was="at least 0.5, which a tie is too, and without an interval: .645"),
         Claim("log loss of the class frequencies less that of RFM's probabilities, the least over tables", surplus,
               Interval(low=0.0), SHARP, source="a probability is no use where it is worse than the frequencies"),
     ))
