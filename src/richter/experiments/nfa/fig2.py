@@ -206,6 +206,9 @@ LABELS = "what is there because something is learned is larger with true labels"
 TEXT = "the paper's text, Sec. 3"
 MISSING = "CIFAR-100, SVHN, GTSRB and STL-10 cannot be had here (Fashion-MNIST stands in, 10 epochs); CIFAR-10: 15 of 150 epochs"
 FEW = "early the weights have moved in few directions, and any K of this spectrum gives such a movement a correlation near one"
+CLOSE = ("on MNIST at the paper's learning rate of 10 three quarters of <NFM, AGOP> of the first layer are of its movement after "
+         "one epoch, and both correlations are nearly the same: in 3 of 200 numbers of five seeds C is the lower one, by .007 at "
+         "most")
 MEMORISED = ("with shuffled labels, which are hardly learned in this time, C - UC ends as large: it comes with descent, whatever "
              "is learned")
 CLAIMS = (
@@ -228,7 +231,8 @@ CLAIMS = (
           source=BAR, places=("Fig. 2",), over="seed"),
     Claim("smallest C - UC over data sets, layers and checkpoints (with shuffled labels too)",
           lambda r: over_sets(r, lambda a: float(np.nanmin(a[r.settings.centred] - a["nfc"]))), Interval(low=0.0), GAUSSIAN,
-          paper="above 0", source=TEXT, places=("Fig. 13",), over="seed", by="mean"),
+          paper="above 0", source=TEXT, differs={"paper": CLOSE}, was=">= 0 for the mean of three seeds: .0007",
+          places=("Fig. 13",), over="seed", by="mean"),
     Claim("C after epoch 1 less C with K's eigenvectors drawn anew, mean over layers, smallest over data sets",
           lambda r: over_sets(r, mean_of(r.settings.centred, 1, "rotated")), ABOVE, (ROTATED, GAUSSIAN), source=OWN_RIVAL,
           differs=FEW, places=("Fig. 13",), over="seed", by="mean"),
