@@ -118,7 +118,7 @@ def draw(results: Results) -> Figure:
             if len(mine):
                 band(upper, np.arange(mine["accuracy"].shape[1]), mine["accuracy"], colour, words)
                 band(lower, np.arange(mine["share"].shape[1]), mine["share"], colour, words)
-        label(upper, "iteration", "test accuracy", f"d = {d}, k = {k}, n = {n:,}", legend=not column)
+        label(upper, "iteration", "test accuracy", f"d = {d}, k = {k}\nn = {n:,}", legend=not column)
         label(lower, "iteration", "share of Tr M on the support")
         upper.set_ylim(0.45, 1.02)
         lower.set_ylim(0, 1.02)
@@ -136,7 +136,7 @@ def _sweep(ax: Axes, results: Results, d: int, sizes: tuple[int, ...]) -> None:
     for colour, (words, (rule, step)) in zip(COLOURS, curves.items(), strict=False):
         rows = [results.where(d=d, k=K, n=n, rule=rule)["accuracy"][:, step] for n in sizes]
         band(ax, sizes, np.stack(rows, 1), colour, words if step == 0 else "")
-    label(ax, "examples", "test accuracy", f"d = {d}, k = {K}, last iteration", legend=True)
+    label(ax, "examples", "test accuracy", f"d = {d}, k = {K}\nlast iteration", legend=True)
     ax.set_ylim(0.45, 1.02)
 
 
@@ -146,7 +146,7 @@ def _diagonal(ax: Axes, results: Results, d: int) -> None:
     diagonal = np.asarray(arrays["metric"]).diagonal() / np.asarray(arrays["metric"]).trace()
     on = np.isin(np.arange(d), arrays["support"])
     ax.bar(np.arange(d), diagonal, color=np.where(on, COLOURS[0], COLOURS[5]))
-    label(ax, "coordinate (blue: of the parity)", "diagonal of M / Tr M", f"FACT, n = {task.n:,}, first seed")
+    label(ax, "coordinate", "diagonal of M / Tr M", f"FACT, n = {task.n:,}\nparity blue")
 
 
 # Of the controls only the claims are read: no sweep.
