@@ -47,7 +47,7 @@ class Descent:
 
 
 def kernel_gradient_descent(K: ArrayLike, y: ArrayLike, lr: float, steps: int, f0: ArrayLike | None = None,
-                            record: Sequence[int] | None = None) -> Descent:
+                            record: Sequence[int] | Array | None = None) -> Descent:
     """f after each step of gradient descent under the kernel K, from f = ``f0`` (0): ``.residual`` [steps+1, n] = f - y and
     ``.loss`` [steps+1], step 0 included. ``record``: the steps to return, by default all; 10^6 of them cost no more than one.
 
@@ -55,11 +55,13 @@ def kernel_gradient_descent(K: ArrayLike, y: ArrayLike, lr: float, steps: int, f
 
     >>> descent = kernel_gradient_descent(K, y, lr=0.1, steps=10**6, record=[0, 10**3, 10**6])
     """
-    if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 0:
-        raise SelectionError(f"steps={steps!r}: a number of steps is needed, 0 or more.")
-    times = list(range(steps + 1)) if record is None else [_step(t, steps) for t in record]
+    times = _recorded(steps, record)
     modes = Modes.read(K, y, f0)
     _stable(lr, modes.largest)
+    return _descended(modes, lr, times)
+
+
+def _descended(modes: Modes, lr: float, times: list[int]) -> Descent:
     rate = lr * modes.values
     # exp(t log|1 - lr lambda|) keeps the digits of a small lr lambda over many steps; beyond 1 the sign alternates
     log = torch.where(rate < 1, torch.log1p(-rate.clamp(max=1)), torch.log1p((rate - 2).clamp(min=-1))).clamp(min=-1e6)
@@ -77,22 +79,26 @@ def kernel_gradient_flow(K: ArrayLike, y: ArrayLike, lr: float, times: Sequence[
     if t.dim() != 1 or not len(t) or (t < 0).any():
         raise SelectionError(f"times has shape {tuple(t.shape)}{' and negative entries' if (t < 0).any() else ''}; times [t] are "
                              f"needed, 0 or later.")
-    modes = Modes.read(K, y, f0)
+    return _flowed(Modes.read(K, y, f0), lr, t)
+
+
+def _flowed(modes: Modes, lr: float, t: Float[Tensor, " t"]) -> Descent:
     decay = torch.exp(-lr * t.to(modes.values.device)[:, None, None] * modes.values)
     return modes.descent(t.tolist(), decay, lr, "flow")
 
 
 def rescaled_gradient_descent(K0: ArrayLike, K_final: ArrayLike, y: ArrayLike, lr: float, steps: int,
-                              f0: ArrayLike | None = None, record: Sequence[int] | None = None) -> Descent:
+                              f0: ArrayLike | None = None, record: Sequence[int] | Array | None = None) -> Descent:
     """Descent under K0 with the rate lr |K_final| / |K0| from the start: all that a larger kernel can do without turning.
     [rapid, Fig. 1A]
 
     Where that rate is beyond stability the flow at the same times stands in for it; ``.kind`` says which one it is."""
     _rate(lr)
-    rate = lr * norm_ratio(K0, K_final)
-    if rate * Modes.read(K0, y, f0).largest <= 2:
-        return kernel_gradient_descent(K0, y, rate, steps, f0, record)
-    return kernel_gradient_flow(K0, y, rate, range(steps + 1) if record is None else record, f0)  # type: ignore[arg-type]
+    times = _recorded(steps, record)
+    rate, modes = lr * norm_ratio(K0, K_final), Modes.read(K0, y, f0)
+    if rate * modes.largest <= 2:
+        return _descended(modes, rate, times)
+    return _flowed(modes, rate, torch.tensor(times, dtype=torch.float64))
 
 
 # ------------------------------------------------------------------------------------------------ spectra
@@ -122,24 +128,30 @@ class Spectrum:
 
     @property
     def loss_exponent(self) -> PowerLaw:
-        """(a - 1) / b; the interval takes the errors of a and b to be independent."""
+        """(a - 1) / b; the interval takes the errors of a and b to be independent. NaN for a flat spectrum, b = 0."""
+        if self.b.exponent == 0:
+            return PowerLaw(math.nan, math.nan, math.nan)
         value = (self.a.exponent - 1) / self.b.exponent
         half = [(p.high - p.low) / 2 for p in (self.a, self.b)]
-        error = abs(value) * math.hypot(half[0] / (self.a.exponent - 1), half[1] / self.b.exponent)
+        error = math.hypot(half[0], value * half[1]) / abs(self.b.exponent)
         return PowerLaw(value, value - error, value + error)
 
 
 def spectrum(K: ArrayLike, y: ArrayLike) -> Spectrum:
-    """Of a kernel [n, n] or kernels [k, n, n] of each output, and labels [n] or [n, k]. Labels that are all zero have none."""
+    """Of a kernel [n, n] or kernels [k, n, n] of each output, and labels [n] or [n, k]. Labels that are all zero have none.
+    What is left by rounding, of a kernel with fewer features than examples or of labels in a few eigenvectors, is 0."""
     modes = Modes.read(K, y, None)
     if modes.form == "full":
         raise SelectionError("K has shape [n, k, n, k]; a spectrum over examples is of [n, n], or [k, n, n] of each output: "
                              "give kernels.ntk(..., outputs='diagonal').")
     if not modes.start.any():
         raise SelectionError("y is zero: it has no power in any eigenvector. Give labels that are not all zero.")
+    nothing = modes.values.shape[1] * torch.finfo(modes.values.dtype).eps  # relative
     power = modes.start.square().flip(1)
+    power = torch.where(power > nothing**2 * power.sum(1, keepdim=True), power, 0.0)
     power = power[:, :, 0].T if modes.form == "diagonal" else power[0]
     values = modes.values.flip(1)
+    values = torch.where(values > nothing * values[:, :1], values, 0.0)
     return Spectrum(like(values if modes.form == "diagonal" else values[0], K), like(power if modes.columns else power[:, 0], K))
 
 
@@ -188,8 +200,9 @@ def effective_gammas(K0: ArrayLike, K_final: ArrayLike, y: ArrayLike, *, normali
     a = A(K0, y) and A = A(K_final, y):   gamma = |K0| / |y|^2 (-a + A sqrt((1 - a^2) / (1 - A^2))).
     [rapid, Eq. (20), corrected]
 
-    Positive where the alignment rose; infinite where A = 1. Kernels [n, n] or [k, n, n], labels [n] or [n, k]. ``normalised``:
-    of K0 / |K0|, as in Fig. 6, so that networks of different kernel norms can be compared."""
+    Positive where the alignment rose; infinite where A = 1, NaN where a = 1 too (as of one example). Kernels [n, n] or
+    [k, n, n], labels [n] or [n, k]. ``normalised``: of K0 / |K0|, as in Fig. 6, so that networks of different kernel norms can
+    be compared."""
     A0, A1 = _pair(K0, K_final)
     labels = _labels(y, A0)
     if A0.dim() not in (2, 3) or A0.shape[-1] != len(labels) or (A0.dim() == 3 and len(A0) != labels.shape[1]):
@@ -210,36 +223,42 @@ def effective_gamma(K0: ArrayLike, K_final: ArrayLike, y: ArrayLike, *, normalis
 
 def _split(K: Tensor, u: Float[Tensor, "n k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
     """p = u^T K u of each unit vector, and the norm q of the rest, K - p u u^T: A = p / sqrt(p^2 + q^2), and what follows from
-    A / sqrt(1 - A^2) = p / q keeps its digits where A is near 1."""
+    A / sqrt(1 - A^2) = p / q keeps its digits where A is near 1. A rest of nothing but rounding is 0."""
     p, q = [], []
     for c, v in enumerate(u.T):
         Kc = K[c] if K.dim() == 3 else K
         p.append(v @ Kc @ v)
         q.append((Kc - p[-1] * torch.outer(v, v)).norm())
-    return torch.stack(p), torch.stack(q)
+    top, rest = torch.stack(p), torch.stack(q)
+    return top, torch.where(rest > 4 * len(u) * torch.finfo(u.dtype).eps * top.abs(), rest, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ arguments
 
 
-def symmetric(K: Float[Tensor, "... n n"], name: str = "K") -> Float[Tensor, "... n n"]:
-    """(K + K^T) / 2, where that only takes rounding away."""
-    off, size = (K - K.mT).norm().item(), K.norm().item()
-    if off > ROUNDING * size:
-        raise SelectionError(f"{name} is not symmetric: |{name} - {name}^T| = {off / size:.2g} |{name}|. The kernel of one set "
-                             f"of inputs with itself is needed, not that of training with other examples.")
+def symmetric(K: Float[Tensor, "... n m"], name: str = "K") -> Float[Tensor, "... n n"]:
+    """(K + K^T) / 2, where that only takes rounding away; of several kernels, from each."""
+    if K.shape[-1] != K.shape[-2]:
+        raise SelectionError(f"{name} has shape {tuple(K.shape)}; square kernels [..., n, n] are needed, of one set of inputs "
+                             f"with itself.")
+    off, size = (Z.norm(dim=(-2, -1)) for Z in (K - K.mT, K))
+    if (off > ROUNDING * size).any():
+        worst = (off / size).nan_to_num().max().item()
+        raise SelectionError(f"{name} is not symmetric: |{name} - {name}^T| = {worst:.2g} |{name}|. The kernel of one set of "
+                             f"inputs with itself is needed, not that of training with other examples.")
     return (K + K.mT) / 2
 
 
 def decompose(K: Float[Tensor, "... n n"], name: str = "K") -> tuple[Float[Tensor, "... n"], Float[Tensor, "... n n"]]:
     """Eigenvalues, ascending and not negative, and vectors of a kernel: symmetric, positive semi-definite and not zero."""
     values, vectors = torch.linalg.eigh(symmetric(K, name))
-    low, high = values.min().item(), values.max().item()
-    if low < -ROUNDING * max(high, 0):
+    wrong = values[..., 0] < -ROUNDING * values[..., -1].clamp(min=0)  # each of several
+    if wrong.any():
+        low, high = values[..., 0][wrong].min().item(), values[..., -1][wrong].max().item()
         raise SelectionError(f"{name} is indefinite: it has the eigenvalue {low:.3g} beside {high:.3g}. A kernel J J^T has "
                              f"none below 0, and under this one residuals would grow for ever. Give the kernel itself, not one "
                              f"that was changed.")
-    if high == 0:
+    if not values[..., -1].any():
         raise SelectionError(f"{name} is zero: nothing can be learned under it.")
     return values.clamp(min=0), vectors
 
@@ -291,7 +310,9 @@ class Modes:
     def descent(self, times: Sequence[float], decay: Float[Tensor, "t b m"], lr: float,
                 kind: Literal["descent", "flow"]) -> Descent:
         loss = torch.einsum("tbm,bm->t", decay.square(), self.start.square().sum(2))
-        return Descent(like(torch.tensor(times, device=decay.device), self.given), like(loss, self.given), lr, kind, self, decay)
+        dtype = torch.int64 if kind == "descent" else torch.float64
+        at = torch.tensor(times, dtype=dtype, device=decay.device)
+        return Descent(like(at, self.given), like(loss, self.given), lr, kind, self, decay)
 
 
 def _labels(y: ArrayLike, K: Tensor, name: str = "y") -> Float[Tensor, "n k"]:
@@ -334,7 +355,14 @@ def _stable(lr: float, largest: float) -> None:
                              f"{2 / largest!r}; kernel_gradient_flow takes any.")
 
 
-def _step(t: int, steps: int) -> int:
-    if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t <= steps:
-        raise SelectionError(f"record contains {t!r}: the steps to return are whole numbers from 0 to steps={steps}.")
-    return int(t)
+def _recorded(steps: int, record: Sequence[int] | Array | None) -> list[int]:
+    """The steps to return."""
+    if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 0:
+        raise SelectionError(f"steps={steps!r}: a number of steps is needed, 0 or more.")
+    if record is None:
+        return list(range(steps + 1))
+    times = record.tolist() if isinstance(record, Tensor) else list(record)
+    for t in times:
+        if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t <= steps:
+            raise SelectionError(f"record contains {t!r}: the steps to return are whole numbers from 0 to steps={steps}.")
+    return [int(t) for t in times]

@@ -12,7 +12,6 @@ from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
 
 BLOCKS = 10  # of ranks, for errors of exponents
-STUDENT = 2.262  # 95 % of Student's t with BLOCKS - 1 degrees of freedom
 
 
 def _square(K: Tensor, name: str = "K") -> Tensor:
@@ -76,8 +75,10 @@ def power_law(values: ArrayLike, first: int = 5, last: int | None = None) -> flo
 def power_law_interval(values: ArrayLike, first: int = 5, last: int | None = None) -> PowerLaw:
     """``power_law`` with its 95 % interval; values [c, ranks] are c spectra, and the exponent is the mean over them.
 
-    Neighbours in a spectrum are not independent, so the error is that of a jackknife over BLOCKS blocks of neighbouring ranks:
-    it tells how far the slope hangs on a part of the spectrum. Without a value in two blocks there is no interval (NaN)."""
+    Neighbours in a spectrum are not independent, so the error is that of a jackknife over BLOCKS blocks of neighbouring values:
+    it tells how far the slope hangs on a part of the spectrum. Of fewer values each is a block; fewer than three have no
+    interval (NaN)."""
+    from scipy.special import stdtrit
     v = to_tensor(values, "values")
     v = (v if v.dim() == 2 else v.flatten()[None]).sort(dim=1, descending=True).values
     last = int(0.6 * v.shape[1]) if last is None else last
@@ -88,12 +89,13 @@ def power_law_interval(values: ArrayLike, first: int = 5, last: int | None = Non
     if first < 1 or fewest < 2:
         raise SelectionError(f"a power law needs two positive values among ranks {first} to {last}; {fewest} found.")
     x, y = k.clamp(min=1).log().expand_as(v), torch.where(keep, v, 1.0).log()
-    number = torch.arange(v.shape[1], device=v.device) * BLOCKS // v.shape[1]
-    slopes = torch.stack([_slopes(x, y, keep & (number != block)) for block in range(-1, BLOCKS)]).mean(1)
-    whole, without = -slopes[0].item(), -slopes[1:][torch.isfinite(slopes[1:])]
-    g = len(without)
-    error = ((g - 1) / g * (without - without.mean()).square().sum()).sqrt().item() if g == BLOCKS else float("nan")
-    return PowerLaw(whole, whole - STUDENT * error, whole + STUDENT * error)
+    used = keep.any(0)
+    number = (used.cumsum(0) - 1) * BLOCKS // used.sum()
+    blocks = number[used].unique().tolist()
+    slopes = torch.stack([_slopes(x, y, keep & (number != block)) for block in (-1, *blocks)]).mean(1)
+    whole, without, g = -slopes[0].item(), -slopes[1:], len(blocks)
+    half = ((g - 1) / g * (without - without.mean()).square().sum()).sqrt().item() * float(stdtrit(g - 1, 0.975))  # 95 %
+    return PowerLaw(whole, whole - half, whole + half)
 
 
 def _slopes(x: Float[Tensor, "c r"], y: Float[Tensor, "c r"], keep: Bool[Tensor, "c r"]) -> Float[Tensor, " c"]:

@@ -14,6 +14,8 @@ from richter.instrument.statistics import SAME_OUTPUT, SINCE_INITIAL, SINCE_PREV
 from richter.instrument.statistics.grams import SameOutput
 from richter.measures.measure import Measure, quotient
 
+ROUNDING = 1e-12  # an alignment that is nearer to 1 is 1
+
 
 def norm(e: Evolved) -> float:
     """|K| / |K0|.  [rapid, Fig. 1C]"""
@@ -33,7 +35,13 @@ def distance(e: Evolved) -> float:
 
 def velocity(e: Evolved, step: float, before: float) -> float:
     """|K - K'| / (|K'| steps), K' at the last snapshot."""
-    return quotient(e.apart, e.then * (float(step) - float(before)))
+    return quotient(e.apart, e.then * max(0.0, float(step) - float(before)))
+
+
+def later(e: Evolved, step: float, before: float) -> Remark:
+    """A run that went back to an earlier step has no time in which the kernel changed."""
+    return Remark() if step > before else Remark(Mark.UNDEFINED, f"the last snapshot is of step {before:g}, and this one of step "
+                                                                 f"{step:g}: there is no time between them")
 
 
 def effective_gamma(now: SameOutput, then: SameOutput) -> float:
@@ -41,7 +49,7 @@ def effective_gamma(now: SameOutput, then: SameOutput) -> float:
     kernels in units of |K0^cc|, as in the paper.  [rapid, Eq. 20]"""
     keep = (now.energy > 0) & (now.norm > 0) & (then.norm > 0)
     A, a = (s.quadratic[keep] / (s.norm[keep] * s.energy[keep]) for s in (now, then))
-    rate = -a + A * torch.sqrt((1 - a * a).clamp(min=0) / (1 - A * A).clamp(min=0))
+    rate = -a + A * torch.sqrt((1 - a * a).clamp(min=0) / torch.where(A < 1 - ROUNDING, 1 - A * A, math.nan))
     return (rate / now.energy[keep]).mean().item()
 
 
@@ -57,7 +65,8 @@ MEASURES = (
     Measure("kernel_norm", norm, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=POSITIVE),
     Measure("kernel_rotation", rotation, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=Interval(0.0, 1.0)),
     Measure("kernel_distance", distance, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=POSITIVE),
-    Measure("kernel_velocity", velocity, (SINCE_PREVIOUS, STEP, Previous(STEP)), ref=Ref("rapid", "Sec. 2"), bounds=POSITIVE),
+    Measure("kernel_velocity", velocity, (SINCE_PREVIOUS, STEP, Previous(STEP)), ref=Ref("rapid", "Sec. 2"), bounds=POSITIVE,
+            remark=later),
     Measure("effective_gamma", effective_gamma, (SAME_OUTPUT, Initial(SAME_OUTPUT)), ref=Ref("rapid", "Eq. 20"),
             remark=reachable),
 )

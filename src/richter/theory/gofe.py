@@ -104,8 +104,8 @@ def descent_velocity(H_w: ArrayLike, w: ArrayLike, A: ArrayLike | None = None) -
 def _product(operator: Operator, name: str, state: State, x: Tensor) -> Tensor:
     """V x or A x."""
     value = operator(state) if callable(operator) else operator
-    if isinstance(value, (int, float)):
-        return value * x
+    if isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0:
+        return float(value) * x
     (M,) = read(**{name: (value, "p p")})
     if len(M) != len(x):
         raise SelectionError(f"{name} has shape {tuple(M.shape)} for {len(x)} features: a number, a matrix [{len(x)}, {len(x)}], "

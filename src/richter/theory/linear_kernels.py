@@ -102,7 +102,7 @@ def pair_kernels(weights: Sequence[ArrayLike], X: ArrayLike, *, shift: int = 0) 
 
 def coefficients(weights: Sequence[ArrayLike], *, shift: int = 0) -> Float[Tensor, "l k k"]:
     """alpha_l(c, c') of layers 0 .. L-1, and delta_cc' for the read-out."""
-    W = [read(**{f"weights[{i}]": (w, "d_out d_in")})[0] for i, w in enumerate(weights)]
+    W = _chain(weights)
     back = torch.eye(len(W[-1]), dtype=W[-1].dtype, device=W[-1].device)
     alphas = [back]
     for i in range(len(W) - 1, 0, -1):
@@ -129,11 +129,17 @@ def specialisation_bound(weights: Sequence[ArrayLike]) -> float:
 
 def _network(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor], Float[Tensor, "n d"]]:
     (X_,) = read(X=(X, "n d"))
-    W = [read(**{f"weights[{i}]": (w, "d_out d_in")})[0].to(X_.device) for i, w in enumerate(weights)]
-    if not W or any(b.shape[1] != len(a) for a, b in itertools.pairwise(W)) or W[0].shape[1] != X_.shape[1]:
-        raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_out, d_in] and X {tuple(X_.shape)} do not make a network:"
-                             f" each layer reads what the one before it writes.")
-    return W, X_
+    return [w.to(X_.device) for w in _chain(weights, X_)], X_
+
+
+def _chain(weights: Sequence[ArrayLike], X: Float[Tensor, "n d"] | None = None) -> list[Tensor]:
+    """Weights that fit to one another, and to the inputs."""
+    W = [read(**{f"weights[{i}]": (w, "d_out d_in")})[0] for i, w in enumerate(weights)]
+    if not W or any(b.shape[1] != len(a) for a, b in itertools.pairwise(W)) or (X is not None and W[0].shape[1] != X.shape[1]):
+        inputs = "" if X is None else f" and X {tuple(X.shape)}"
+        raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_out, d_in]{inputs} do not make a network: each layer "
+                             f"reads what the one before it writes.")
+    return W
 
 
 def _read_by_layers(W: list[Tensor], X: Float[Tensor, "n d"]) -> list[Tensor]:
@@ -155,8 +161,7 @@ def simulate_two_layer(W: ArrayLike, V: ArrayLike, X: ArrayLike) -> Array:
 
 def simulate_pair_kernels(weights: Sequence[ArrayLike], X: ArrayLike) -> Array:
     """The same of a deep network, for every pair of outputs [n, k, n, k]."""
-    (X_,) = read(X=(X, "n d"))
-    return like(_jacobian_kernel([read(W=(w, "d_out d_in"))[0] for w in weights], X_), weights)
+    return like(_jacobian_kernel(*_network(weights, X)), weights)
 
 
 def _jacobian_kernel(weights: list[Tensor], X: Tensor) -> Tensor:

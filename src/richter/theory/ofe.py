@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from richter.core import Ref, SelectionError
@@ -139,7 +139,8 @@ class OptimalFeatureEvolution:
         power, c, lr = self._modes.d.square(), self._modes.c, self.lr
 
         def ahead(t: float) -> float:
-            return (power[-1] - (power[:-1] * torch.exp(2 * lr * t * (c[-1] - c[:-1]))).sum()).item()
+            others = torch.where(power > 0, power * torch.exp(2 * lr * t * (c[-1] - c)), 0.0)[:-1]  # 0, not 0 e^inf
+            return (power[-1] - others.sum()).item()
 
         low, high = 0.0, 1.0 / (lr * c[-1].item())
         if len(c) == 1 or ahead(low) <= 0:
@@ -158,12 +159,12 @@ class OptimalFeatureEvolution:
     def diagonal_alignment(self, t: Sequence[float] | Array) -> Array:
         """A(t) [t] if K(t) were diagonal in the eigenvectors of C, its diagonal A_k a logistic function of time: an approximation
         that is off at first and right at the end.  [Eqs. (32), (35), corrected]"""
-        c, start = self._modes.c, self._modes.c - self.gamma * self._modes.d.square()
-        start = start.clamp(min=0)
+        c, v, gap = self._modes.c, self._modes.v, self.gamma * self._modes.d.square()  # c - A(0)
+        start = (v * (self._modes.K0 @ v)).sum(0).clamp(min=0)
         decay = torch.exp(-2 * self.lr * self._times(t)[:, None] * c)
-        A = torch.where(start > 0, c * start / (start + (c - start) * decay).clamp(min=torch.finfo(c.dtype).tiny), 0.0)
-        size = (self._modes.first.square().sum() - 2 * (c * start).sum() + c.square().sum()).clamp(min=0).sqrt()
-        return like((A @ (c - start)) / (A.norm(dim=1) * size), self.K0)
+        A = torch.where(start > 0, c * start / (start + gap * decay).clamp(min=torch.finfo(c.dtype).tiny), 0.0)
+        power = (v.T @ self._modes.y).square()
+        return like((A @ power) / (A.norm(dim=1) * self._modes.y.square().sum()), self.K0)
 
     def simulate(self, t: Sequence[float] | Array) -> tuple[Array, Array]:
         """(residual [t, n], K [t, n, n]) by integrating the flow of D and Psi."""
@@ -178,28 +179,34 @@ class OptimalFeatureEvolution:
     def _times(self, t: Sequence[float] | Array) -> Float[Tensor, " t"]:
         return times_from_zero(t).to(self._modes.c.device)
 
-    def _coefficients(self, t: Sequence[float] | Array) -> Float[Tensor, "t n"]:
+    def _coefficients(self, t: Sequence[float] | Array) -> Float[Tensor, "t m"]:
         return self._modes.at(self._times(t), self.lr, self.doubling)
 
-    def _alignment(self, d: Float[Tensor, "t n"]) -> Float[Tensor, " t"]:
-        """A(C - gamma D D^T, y) with D = v d, without forming a matrix."""
-        c, y = self._modes.c, self._modes.v.T @ self._modes.y
-        top = (c * y * y).sum() - self.gamma * (d @ y).square()
-        energy = d.square().sum(1)
-        size = c.square().sum() - 2 * self.gamma * (d.square() @ c) + (self.gamma * energy).square()
+    def _alignment(self, d: Float[Tensor, "t m"]) -> Float[Tensor, " t"]:
+        """A(K, y), D = v d, without forming K = K0 + gamma (D0 D0^T - D D^T) = K0 + gamma (E D0^T + D0 E^T - E E^T) with
+        E = D0 - D: a K0 that is small beside gamma D0 D0^T keeps its digits."""
+        m = self._modes
+        unit = m.K0.abs().max()
+        y, K0, gamma = m.y, m.K0 / unit, self.gamma / unit
+        D0, E = m.v @ m.d, (m.d - d) @ m.v.T
+        KE, Ey, ED, EE = E @ K0, E @ y, E @ D0, E.square().sum(1)
+        top = y @ K0 @ y + gamma * Ey * (2 * (D0 @ y) - Ey)
+        moved = 2 * (KE @ D0) - (KE * E).sum(1)  # <K0, E D0^T + D0 E^T - E E^T>, and below its square norm
+        size = K0.square().sum() + 2 * gamma * moved + gamma**2 * (2 * EE * (D0 @ D0) + 2 * ED**2 + EE**2 - 4 * EE * ED)
         return top / (size.sqrt() * y.square().sum())
 
 
 @dataclass(frozen=True)
 class _Modes:
-    """C and D(0) in the eigenvectors of C, ascending."""
+    """C and D(0) in the eigenvectors of C, ascending; those with c = 0 may be left out, as no part of D lies there."""
 
     y: Float[Tensor, " n"]
+    K0: Float[Tensor, "n n"]
     C: Float[Tensor, "n n"]
-    c: Float[Tensor, " n"]
-    v: Float[Tensor, "n n"]
-    d: Float[Tensor, " n"]  # v^T D(0)
-    share: Float[Tensor, " n"]  # gamma d_k^2 / c_k: these and ``rest`` sum to 1
+    c: Float[Tensor, " m"]
+    v: Float[Tensor, "n m"]
+    d: Float[Tensor, " m"]  # v^T D(0)
+    share: Float[Tensor, " m"]  # gamma d_k^2 / c_k: these and ``rest`` sum to 1
     rest: float  # 1 - gamma D^T C^-1 D = 1 / (1 + gamma D^T K0^-1 D) = N(infinity); 0 where K0 does not reach all of D
     first: Float[Tensor, " n"]  # eigenvalues of K0
     on_k0: Float[Tensor, " n"]  # (u_k . D(0))^2 in its eigenvectors
@@ -207,37 +214,67 @@ class _Modes:
     @classmethod
     def make(cls, K0: Float[Tensor, "n n"], y: Float[Tensor, " n"], D: Float[Tensor, " n"], gamma: float) -> _Modes:
         first, directions = decompose(K0, "K0")
-        C = (K0 + K0.T) / 2 + gamma * torch.outer(D, D)
-        c, v = torch.linalg.eigh(C)
-        nothing = len(c) * torch.finfo(c.dtype).eps  # relative
-        c = torch.where(c > nothing * c[-1], c, 0.0)
-        d, power = v.T @ D, (directions.T @ D).square()
-        if gamma:
-            d = torch.where(c > 0, d, 0.0)  # C reaches D by its definition
-        reached = first > nothing * first[-1]
-        missed = power[~reached].sum() > (1e-10 * D.norm()).square()
-        rest = 0.0 if missed and gamma else 1 / (1 + gamma * (power[reached] / first[reached]).sum().item())
+        K0 = (K0 + K0.T) / 2
+        C = K0 + gamma * torch.outer(D, D)
+        nothing = len(D) * torch.finfo(D.dtype).eps  # relative
+        coefficients = directions.T @ D
+        power, reached = coefficients.square(), first > nothing * first[-1]
+        missed = power[~reached].sum()
+        unreached = bool(missed > (1e-10 * D.norm()).square())
+        if unreached and gamma * missed > 0:
+            c, v, d = _unreached(first, directions, coefficients, reached, gamma)
+            rest = 0.0
+        else:
+            c, v = torch.linalg.eigh(C)
+            c = torch.where(c > nothing * c[-1], c, 0.0)
+            d = v.T @ D
+            d = torch.where(c > 0, d, 0.0) if gamma and not unreached else d  # C reaches D by its definition
+            rest = 1 / (1 + gamma * (power[reached] / first[reached]).sum().item())
         share = torch.where(c > 0, (gamma * d.square() / c).clamp(max=1), 0.0)
-        return cls(y, C, c, v, d, share * ((1 - rest) / share.sum() if share.any() else 1.0), rest, first, power)
+        return cls(y, K0, C, c, v, d, share * ((1 - rest) / share.sum() if share.any() else 1.0), rest, first, power)
 
-    def at(self, t: Float[Tensor, " t"], lr: float, doubling: float) -> Float[Tensor, "t n"]:
+    def at(self, t: Float[Tensor, " t"], lr: float, doubling: float) -> Float[Tensor, "t m"]:
         """v^T D(t)."""
         slowest = self.c[self.share > 0].min() if not self.rest and self.share.any() else self.c.new_zeros(())
-        late = -lr * t[:, None] * (self.c - slowest)  # the common factor cancels; without it 0/0 is reached where K0 is singular
-        late = late.clamp(max=0)
+        # the common factor e^(-slowest t) cancels; with it 0/0 would be reached where K0 is singular
+        late = ((-lr * t[:, None]).clamp(min=-1e300) * (self.c - slowest)).clamp(max=0)
         size = self.rest + torch.exp(doubling * late) @ self.share
         return torch.exp(late) * self.d / size.sqrt()[:, None]
 
-    def last(self, gamma: float) -> Float[Tensor, " n"]:
+    def last(self, gamma: float) -> Float[Tensor, " m"]:
         """v^T D(infinity)."""
         if not gamma:
             return torch.where(self.c == 0, self.d, 0.0)
         if self.rest:
             return torch.zeros_like(self.d)
-        slow = self.share > 1e-20
+        slow = self.share > 0
         lowest = self.c[slow].min()
         d = torch.where(slow & (self.c <= lowest * (1 + 1e-9)), self.d, 0.0)
         return d / d.norm() * (lowest / gamma).sqrt()
+
+
+def _unreached(first: Float[Tensor, " n"], U: Float[Tensor, "n n"], D: Float[Tensor, " n"], reached: Bool[Tensor, " n"],
+               gamma: float) -> tuple[Float[Tensor, " m"], Float[Tensor, "n m"], Float[Tensor, " m"]]:
+    """c > 0, v and v^T D(0) of C, where K0 = U first U^T does not reach all of D (given as U^T D).
+
+    The part that is not reached is one direction, of length h. With the eigenvectors of K0 that have a part of D it makes up
+        C = [[first + gamma D D^T, gamma h D], [gamma h D^T, gamma h^2]].
+    Its slowest eigenvalue c may be far below the rounding of the others. It is read off C^-1, which is known: for the eigenvector
+    w, 1/c = sum_k (w_k - w_h D_k / h)^2 / first_k + w_h^2 / (gamma h^2)."""
+    nothing = 10 * len(D) * torch.finfo(D.dtype).eps * D.norm()
+    live = reached & (D.abs() > nothing)
+    h = D[~reached].norm()
+    basis = torch.cat([U[:, live], (U[:, ~reached] @ D[~reached] / h)[:, None]], 1)
+    values, part = torch.cat([first[live], first.new_zeros(1)]), torch.cat([D[live], h[None]])
+    c, w = torch.linalg.eigh(values.diag() + gamma * torch.outer(part, part))
+    slow = w[:, 0]
+    inverse = ((slow[:-1] - slow[-1] * D[live] / h).square() / first[live]).sum() + slow[-1].square() / (gamma * h * h)
+    c[0] = 1 / inverse
+    d = w.T @ part
+    d[0] = c[0] * slow[-1] / (gamma * h)  # the last row of C w = c w; as a sum it would have few digits
+    idle = reached & ~live
+    c, order = torch.cat([c, first[idle]]).sort()
+    return c, torch.cat([basis @ w, U[:, idle]], 1)[:, order], torch.cat([d, torch.zeros_like(D[idle])])[order]
 
 
 def predict(K0: ArrayLike, y: ArrayLike, gamma: float, t: Sequence[float] | Array, lr: float = 1.0,
@@ -270,7 +307,8 @@ def simulate(K0: ArrayLike, y: ArrayLike, gamma: float, t: Sequence[float] | Arr
     """(residual [t, n], K [t, n, n]) by integrating D' = -lr Psi^T Psi D and Psi' = gamma lr Psi D D^T from a root Psi of K0."""
     K, _, D = evolution(K0, y, gamma, lr, f0)
     values, vectors = decompose(K, "K0")
-    root = (values.sqrt() * vectors).T
+    values = torch.where(values > len(values) * torch.finfo(values.dtype).eps * values[-1], values, 0.0)
+    root = (values.sqrt() * vectors).T  # rounding of an eigenvalue 0 would be a feature, and features grow
 
     def velocity(state: list[Tensor]) -> list[Tensor]:
         D, Psi = state
