@@ -161,7 +161,8 @@ def simulate_two_layer(W: ArrayLike, V: ArrayLike, X: ArrayLike) -> Array:
 
 def simulate_pair_kernels(weights: Sequence[ArrayLike], X: ArrayLike) -> Array:
     """The same of a deep network, for every pair of outputs [n, k, n, k]."""
-    return like(_jacobian_kernel(*_network(weights, X)), weights)
+    (X_,) = read(X=(X, "n d"))
+    return like(_jacobian_kernel([read(W=(w, "d_out d_in"))[0].to(X_.device) for w in weights], X_), weights)
 
 
 def _jacobian_kernel(weights: list[Tensor], X: Tensor) -> Tensor:
