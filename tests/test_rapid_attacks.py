@@ -138,11 +138,6 @@ def test_the_turning_time_does_not_wait_for_what_has_no_part_in_the_labels() -> 
     assert evolution.turning_time == pytest.approx(math.log(25) / 0.002, rel=1e-3)
 
 
-def test_one_time_is_told_to_be_a_list() -> None:
-    with pytest.raises(SelectionError, match=r"t has shape \(\); \[t\] is needed"):
-        OptimalFeatureEvolution(gram(3, 4), normal(3), 0.1).loss(1.0)  # type: ignore[arg-type]
-
-
 # ------------------------------------------------------------------------------------------------ under a frozen kernel
 
 

@@ -71,7 +71,7 @@ def evolution(K0: ArrayLike, y: ArrayLike, gamma: float, lr: float, f0: ArrayLik
 
 
 def times_from_zero(t: Sequence[float] | Array) -> Float[Tensor, " t"]:
-    (times,) = read(t=(t if isinstance(t, (Tensor, np.ndarray, float, int)) else list(t), "t"))
+    (times,) = read(t=(t if isinstance(t, (Tensor, np.ndarray)) else list(t), "t"))
     if (times < 0).any():
         raise SelectionError(f"t contains {times.min().item():g}: the flow starts at 0. Give times from 0 on.")
     return times
