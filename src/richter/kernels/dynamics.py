@@ -200,9 +200,8 @@ def effective_gammas(K0: ArrayLike, K_final: ArrayLike, y: ArrayLike, *, normali
     a = A(K0, y) and A = A(K_final, y):   gamma = |K0| / |y|^2 (-a + A sqrt((1 - a^2) / (1 - A^2))).
     [rapid, Eq. (20), corrected]
 
-    Positive where the alignment rose; infinite where A = 1, NaN where a = 1 too (as of one example). Kernels [n, n] or
-    [k, n, n], labels [n] or [n, k]. ``normalised``: of K0 / |K0|, as in Fig. 6, so that networks of different kernel norms can
-    be compared."""
+    Positive where the alignment rose; infinite where A = 1, NaN where a = 1 too. Kernels [n, n] or [k, n, n], labels [n] or
+    [n, k]. ``normalised``: of K0 / |K0|, as in Fig. 6, so that networks of different kernel norms can be compared."""
     A0, A1 = _pair(K0, K_final)
     labels = _labels(y, A0)
     if A0.dim() not in (2, 3) or A0.shape[-1] != len(labels) or (A0.dim() == 3 and len(A0) != labels.shape[1]):
@@ -223,14 +222,14 @@ def effective_gamma(K0: ArrayLike, K_final: ArrayLike, y: ArrayLike, *, normalis
 
 def _split(K: Tensor, u: Float[Tensor, "n k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
     """p = u^T K u of each unit vector, and the norm q of the rest, K - p u u^T: A = p / sqrt(p^2 + q^2), and what follows from
-    A / sqrt(1 - A^2) = p / q keeps its digits where A is near 1. A rest of nothing but rounding is 0."""
+    A / sqrt(1 - A^2) = p / q keeps its digits where A is near 1."""
     p, q = [], []
     for c, v in enumerate(u.T):
         Kc = K[c] if K.dim() == 3 else K
         p.append(v @ Kc @ v)
-        q.append((Kc - p[-1] * torch.outer(v, v)).norm())
-    top, rest = torch.stack(p), torch.stack(q)
-    return top, torch.where(rest > 4 * len(u) * torch.finfo(u.dtype).eps * top.abs(), rest, 0.0)
+        rest = (Kc - p[-1] * torch.outer(v, v)).norm()
+        q.append(torch.where(rest > 1e-14 * p[-1], rest, 0.0))  # below it there is only rounding
+    return torch.stack(p), torch.stack(q)
 
 
 # ------------------------------------------------------------------------------------------------ arguments
