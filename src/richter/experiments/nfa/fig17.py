@@ -136,9 +136,9 @@ EXPERIMENT = Experiment(
     tasks=lambda s: [Task(replace(s, judged="slo", seeds=()), method, seed) for method in METHODS for seed in s.seeds],
     figures={"nfa_fig17": draw}, start={"steps": 1, "n": 128},
     reduced="1,000 images, 300 steps, three seeds",
-    missing={"Fig. 17": "Fashion-MNIST in the place of SVHN, which cannot be had here; of 3,000 steps 300 at smoke scale and 600 at "
-                        "the paper's, because all of them would take more than an hour of one core; the quality of features in "
-                        "panels b and c is judged by the correlation of the two diagonals"},
+    missing={"Fig. 17": "Fashion-MNIST in the place of SVHN, which cannot be had here; of 3,000 steps 300 at smoke scale and "
+                        "600 at the paper's, because all of them would take more than an hour of one core; the quality of "
+                        "features in panels b and c is judged by the correlation of the two diagonals"},
     tried="equal speeds of 2.5 as the rival, one seed at smoke scale: nfc 0.594, cnfc 0.907, c_uc_ratio 0.379, correlation of "
           "the diagonals 0.848, for SLO's 0.688, 0.958, 0.552 and 0.898",
     claims=tuple(about(name) for name in QUANTITIES))
