@@ -1,1 +1,13 @@
 """Where measuring meets a user's question."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from richter.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from richter.workflows.outrun import acceleration  # noqa: F401
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, {"acceleration": "outrun"}, ("demo", "outrun", "propagation", "richness", "shares"))
