@@ -1,0 +1,302 @@
+"""Figure 1 of [rapid]: a network's tangent kernel turns to the labels, and it learns faster than under the kernel it started with,
+also when that is as large as its final one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from richter.core import Interval, Ref
+from richter.experiments.evolving import Network, alignments, descend, images
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.rivals import milestones
+from richter.kernels import dynamics, ntk
+from richter.linalg import top_eigenvalue
+from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
+from richter.runs import Writer
+from richter.workflows import acceleration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Number = Callable[[Mapping[str, NDArray[Any]]], float]
+RICH, RATHER, LAZY = 0.1, 0.3, 1.0  # sigma
+SHOWN = 3  # the class of panel F
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Of the convolutional network: ``scale``: its outputs are so many times their change since initialisation, which makes
+    training lazy; 0: as they are. Its three layers at sigma = 1 are not lazy, and at .1 their kernels grow a thousandfold."""
+
+    sigma: float
+    rate: float
+    scale: float = 0.0
+
+
+CONVOLUTIONAL = {RICH: Regime(0.3, 0.05), LAZY: Regime(1.0, 0.8, 30.0)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``rates``: of descent, over the largest eigenvalue of the initial kernel, for each sigma; larger ones are unstable under the
+    kernel that training ends with. ``sigma``: of the networks that claims are about. ``curve``: whose loss is called the network's;
+    ``steps=0`` is the untrained network."""
+
+    data: tuple[str, ...] = ("mnist", "fashion_mnist")
+    networks: tuple[str, ...] = ("mlp", "cnn")
+    n: int = 200
+    width: int = 500
+    sigmas: tuple[float, ...] = (RICH, RATHER, LAZY)
+    rates: tuple[float, ...] = (0.2, 0.8, 0.8)
+    steps: int = 1500
+    recorded: int = 30
+    channels: int = 16  # of the convolutional network
+    seeds: tuple[int, ...] = (0,)
+    rich: float = RICH
+    rather: float = RATHER
+    lazy: float = LAZY
+    curve: Literal["network", "rescaled", "kernel"] = "network"
+
+
+@dataclass(frozen=True)
+class Task:
+    settings: Settings
+    network: Literal["mlp", "cnn"]
+    data: str
+    sigma: float
+    rate: float
+    seed: int
+
+
+def tasks(s: Settings) -> list[Task]:
+    plain = replace(s, data=(), networks=(), sigmas=(), rates=(), seeds=(), rich=RICH, rather=RATHER, lazy=LAZY, curve="network")
+    connected = [Task(plain, "mlp", data, sigma, rate, seed) for data in s.data
+                 for sigma, rate in zip(s.sigmas, s.rates, strict=True) if sigma != RATHER or data == "mnist" for seed in s.seeds]
+    convolutional = [Task(plain, "cnn", data, sigma, regime.rate, seed) for data in s.data[:1]
+                     for sigma, regime in CONVOLUTIONAL.items() for seed in s.seeds]
+    return [t for t in connected + convolutional if t.network in s.networks]
+
+
+def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+    return _convolutional(t) if t.network == "cnn" else _connected(t, run)
+
+
+def _connected(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+    s, (x, y) = t.settings, images(t.data, t.settings.n, t.seed)
+    net = Network.drawn(x, [x.shape[1], s.width, 10], t.sigma, t.seed)
+    first, f0 = net.kernel(), net.f
+    top = top_eigenvalue(first.view(y.numel(), -1))
+    lr = t.rate / top
+    own0 = sum(net.own_kernels())
+    seen: dict[str, list[Any]] = {k: [] for k in ("steps", "network", "alignment", "norm", "third")}
+
+    def look(step: int, loss: float) -> None:
+        K = sum(net.own_kernels())
+        A = alignments(K, y)
+        for name, value in zip(seen, (step, loss, A.diagonal().mean().item(), dynamics.norm_ratio(own0, K), A[SHOWN].numpy()),
+                               strict=True):
+            seen[name].append(value)
+        run.progress(step / max(1, s.steps))
+
+    descend(net, y, lr, s.steps, milestones(s.steps, s.recorded), look)
+    due, rate = seen["steps"], lr * dynamics.norm_ratio(first, net.kernel())
+    rescaled = dynamics.kernel_gradient_descent(first, y, rate, s.steps, f0, due) if rate * top <= 2 else \
+        dynamics.kernel_gradient_flow(first, y, rate, due, f0)  # which takes any rate
+    spectra = [dynamics.spectrum(K, y) for K in (own0, sum(net.own_kernels()))]
+    return {**{k: np.array(v) for k, v in seen.items()},
+            "kernel": dynamics.kernel_gradient_descent(first, y, lr, s.steps, f0, due).loss.numpy(),
+            "rescaled": rescaled.loss.numpy(),
+            "eigenvalues": np.array([np.asarray(p.eigenvalues).mean(0) for p in spectra]),
+            "powers": np.array([np.asarray(p.power).mean(1) for p in spectra]),
+            "a": np.array([p.a.exponent for p in spectra]), "b": np.array([p.b.exponent for p in spectra])}
+
+
+class Convolutional(nn.Module):
+    """Two convolutions with stride 2 and a read-out of images of 14 x 14, W ~ N(0, sigma^2), 1/sqrt(fan_in) outside."""
+
+    def __init__(self, channels: int, regime: Regime, seed: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        shapes = ((channels, 1, 3, 3), (2 * channels, channels, 3, 3), (10, 2 * channels * 16))
+        self.weights = nn.ParameterList(regime.sigma * torch.randn(shape, generator=draw) for shape in shapes)
+        self.scale = regime.scale
+        for i, W in enumerate(self.weights):
+            self.register_buffer(f"first{i}", W.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.avg_pool2d(x.view(-1, 1, 28, 28), 2)
+        now = self.body(x, list(self.weights))
+        return self.scale * (now - self.body(x, [self.first0, self.first1, self.first2])) if self.scale else now
+
+    @staticmethod
+    def body(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        for W in weights[:2]:
+            x = nn.functional.conv2d(x, W / W[0].numel() ** 0.5, stride=2, padding=1).relu()
+        return nn.functional.linear(x.flatten(1), weights[2] / weights[2].shape[1] ** 0.5)
+
+
+def _convolutional(t: Task) -> Mapping[str, ArrayLike]:
+    s, (x, y) = t.settings, images(t.data, t.settings.n, t.seed)
+    model = Convolutional(s.channels, CONVOLUTIONAL[t.sigma], t.seed)
+    K = ntk(model, x.float(), outputs="full")
+    lr = t.rate / top_eigenvalue(K.reshape(y.numel(), -1).double())
+    due = sorted(milestones(s.steps, s.recorded))
+    a = acceleration(model, x.float(), y, lr=lr, steps=max(1, s.steps), record=due)
+    return {"steps": a.steps, **{k: a.curves[k] for k in ("network", "kernel", "rescaled")}, "alignment": np.array(a.alignment),
+            "norm": a.norm}
+
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def about(number: Number, sigma: Literal["rich", "rather", "lazy"], data: str = "mnist", network: str = "mlp"
+          ) -> Callable[[Results], float]:
+    """One number of the task of one seed; the settings say which sigma is the rich one."""
+    def value(r: Results) -> float:
+        (_, arrays), = r.where(network=network, data=data, sigma=getattr(r.settings, sigma))
+        return number({**arrays, "network": arrays[r.settings.curve]})
+    return value
+
+
+def behind(arrays: Mapping[str, NDArray[Any]]) -> float:
+    """The share of recorded times after the first crossing (network below rescaled descent) at which not network < rescaled <
+    kernel descent; 1 if they never cross."""
+    network, rescaled, kernel = (arrays[k] for k in ("network", "rescaled", "kernel"))
+    crossed = np.flatnonzero(network[1:] < rescaled[1:])
+    if not len(crossed):
+        return 1.0
+    after = slice(crossed[0] + 1, None)
+    return float(1 - np.mean((network[after] < rescaled[after]) & (rescaled[after] < kernel[after])))
+
+
+def crossing(arrays: Mapping[str, NDArray[Any]]) -> float:
+    """The step of the first crossing over all steps; 1 if they never cross."""
+    crossed = np.flatnonzero(arrays["network"][1:] < arrays["rescaled"][1:])
+    return float(arrays["steps"][crossed[0] + 1] / max(1, arrays["steps"][-1])) if len(crossed) else 1.0
+
+
+def over(name: str) -> Number:
+    """The network's final loss over another."""
+    return lambda arrays: float(arrays["network"][-1] / arrays[name][-1])
+
+
+def change(name: str) -> Number:
+    return lambda arrays: float(arrays[name][-1] - arrays[name][0])
+
+
+def specialised(arrays: Mapping[str, NDArray[Any]]) -> float:
+    """How much more the kernel of one output came to align with its own labels than with the others', on average."""
+    moved = arrays["third"][-1] - arrays["third"][0]
+    return float(moved[SHOWN] - np.delete(moved, SHOWN).mean())
+
+
+def fall(arrays: Mapping[str, NDArray[Any]]) -> float:
+    """The largest fall of the kernel's norm between recorded times, over its whole rise: above 0 it is not monotone."""
+    norm = arrays["norm"]
+    return float(max(0.0, (np.maximum.accumulate(norm) - norm).max()) / max(1e-12, np.ptp(norm)))
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+@styled
+def draw(results: Results) -> Figure:
+    """Panels A to F of the rich network on MNIST, and A again for the other networks and data."""
+    figure, axes = panels(10, across=4)
+    rich = results.where(network="mlp", data=results.distinct("data")[0], sigma=RICH)
+    losses(axes[0], rich, "A: loss, MNIST")
+    steps = rich["steps"][0]
+    band(axes[1], steps, rich["alignment"], "#222222", "network")
+    line(axes[1], steps, np.full(len(steps), np.median(rich["alignment"][:, 0])), COLOURS[0], "frozen kernel", "--")
+    label(axes[1], "step", "alignment A(t)", "B: alignment", steps=True, legend=True)
+    band(axes[2], steps, rich["norm"], "#222222")
+    label(axes[2], "step", "|K(t)| / |K(0)|", "C: norm of the kernel", steps=True)
+    ranks = 1 + np.arange(rich["eigenvalues"].shape[-1])
+    for ax, name, exponent, what, title in ((axes[3], "eigenvalues", "b", "eigenvalue", "D: spectrum"),
+                                            (axes[4], "powers", "a", "power of the labels", "E: task spectrum")):
+        for i, (when, colour) in enumerate((("before", COLOURS[0]), ("after", "#222222"))):
+            band(ax, ranks, rich[name][:, i], colour, f"{when}, {exponent} = {np.median(rich[exponent][:, i]):.2f}")
+        label(ax, "rank k", what, title, log="xy", legend=True)
+    for c in range(10):
+        band(axes[5], steps, rich["third"][:, :, c], COLOURS[1] if c == SHOWN else "#b0b0b0",
+             f"labels {c}" if c == SHOWN else "other labels" if c == 0 else "")
+    label(axes[5], "step", "alignment of kernel 3", "F: kernel of output 3", steps=True, legend=True)
+    others = [results.where(network=n, data=d, sigma=s) for n, d, s in (
+        ("mlp", "fashion_mnist", RICH), ("cnn", "mnist", RICH), ("mlp", "mnist", RATHER), ("mlp", "mnist", LAZY))]
+    titles = ("Fashion-MNIST", "a convolutional network", f"sigma = {RATHER}", f"lazy, sigma = {LAZY:g}")
+    for ax, mine, title in zip(axes[6:], others, titles, strict=True):
+        if len(mine):
+            losses(ax, mine, f"A: {title}")
+        else:
+            ax.set_axis_off()
+    caption(figure, "In the rich regime (small initial weights) the network's loss falls below descent with its initial kernel, also "
+                    "when that has the final kernel's norm from the start, while its kernel turns to the labels; in the lazy one it "
+                    f"does not. Median and range of {len(rich)} seeds.")
+    return figure
+
+
+def losses(ax: Axes, r: Results, title: str) -> None:
+    looks: Sequence[tuple[str, str, str]] = (("network", "#222222", "-"), ("rescaled", COLOURS[1], "-."), ("kernel", COLOURS[0], "--"))
+    for name, colour, style in looks:
+        band(ax, r["steps"][0], r[name], colour, name, style)
+    label(ax, "step", "loss, sum (f - y)²", title, log="y", steps=True, legend=True)
+
+
+SELF = Control("kernel descent itself in the network's place", {"curve": "kernel"})
+SAME = Control("rescaled kernel descent in the network's place", {"curve": "rescaled"})
+LAZILY = Control("the lazy network", {"rich": LAZY, "rather": LAZY})
+RICHLY = Control("the rich network", {"lazy": RICH})
+UNTRAINED = Control("the untrained network", {"steps": 0, "data": ("mnist",), "networks": ("mlp",)})
+BAR, ISSUE = "independent check, 2 seeds", "network < rescaled < kernel descent from the first crossing on, in the first quarter"
+
+
+def acceleration_claims(data: str, network: str, words: str) -> tuple[Claim, ...]:
+    rich, lazy = (lambda n: about(n, "rich", data, network)), about(over("kernel"), "lazy", data, network)
+    return (
+        Claim(f"{words}: share of times after the first crossing at which not network < rescaled < kernel descent", rich(behind),
+              Interval(high=0.0), (LAZILY, SELF), source=ISSUE, over="seed", paper="the network below both throughout"),
+        Claim(f"{words}: step of the first crossing, over all steps", rich(crossing), Interval(high=0.25), (SAME, SELF), source=ISSUE,
+              over="seed"),
+        Claim(f"{words}: final loss over that of rescaled kernel descent", rich(over("rescaled")), Interval(high=1 - 1e-9),
+              (LAZILY, SAME, SELF), source=BAR, over="seed"),
+        Claim(f"{words}, lazy: final loss over that of kernel descent", lazy, Interval(low=0.9), RICHLY,
+              source="no gain: at least .9", over="seed"))
+
+
+EXPERIMENT = Experiment(
+    name="rapid_fig1", ref=Ref("rapid", "Fig. 1"), title="a network outruns the kernel it started with",
+    smoke=Settings(), paper=Settings(seeds=tuple(range(10)), recorded=40), work=work, tasks=tasks,
+    figures={"rapid_fig1": draw}, data=("mnist", "fashion_mnist"),
+    start={"steps": 1, "seeds": (0,), "n": 20, "data": ("mnist",)}, reduced="1 seed of 10",
+    tried="at .15 and .1 of the largest eigenvalue and 4,000 steps the crossing comes later, and below a loss of .01 rescaled descent, "
+          "which has the final norm from the start, may be ahead again",
+    missing={"Fig. 1": "the paper's own learning rate, number of examples and scale of initial weights, which it does not give"},
+    claims=(
+        *acceleration_claims("mnist", "mlp", "MNIST"), *acceleration_claims("fashion_mnist", "mlp", "Fashion-MNIST"),
+        *acceleration_claims("mnist", "cnn", "convolutional network, MNIST"),
+        Claim("sigma = .3, MNIST: final loss over that of rescaled kernel descent", about(over("rescaled"), "rather"),
+              Interval(high=1 - 1e-9), (LAZILY, SAME), source=BAR, over="seed"),
+        Claim("rise of the alignment", about(change("alignment"), "rich"), Interval(low=0.015), (UNTRAINED, LAZILY), source=BAR,
+              over="seed", paper="rises to an asymptote"),
+        Claim("rise of the alignment, sigma = .3", about(change("alignment"), "rather"), Interval(low=0.015), (UNTRAINED, LAZILY),
+              source=BAR, over="seed"),
+        Claim("|change of the alignment|, lazy", about(lambda a: abs(change("alignment")(a)), "lazy"), Interval(high=0.02), RICHLY,
+              source=BAR, over="seed"),
+        Claim("fall of the kernel's norm between two times, over its rise: not monotone", about(fall, "rich"), Interval(low=1e-3),
+              UNTRAINED, source="Fig. 1C", paper="rises non-monotonically", over="seed"),
+        Claim("change of the exponent b of the spectrum", about(change("b"), "rich"), Interval(high=-1e-9), UNTRAINED, source=BAR,
+              paper="decreases", over="seed"),
+        Claim("change of the exponent a of the task spectrum", about(change("a"), "rich"), Interval(low=0.2), (UNTRAINED, LAZILY),
+              source=BAR, paper="increases", over="seed"),
+        Claim("how much more the kernel of output 3 turns to its own labels than to others", about(specialised, "rich"),
+              Interval(low=0.015), (UNTRAINED, LAZILY), source="by as much as counts as a rise of alignment",
+              paper="increases for its own labels only", over="seed"),
+    ))
