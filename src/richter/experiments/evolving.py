@@ -11,7 +11,7 @@ moved by the inputs' Gram matrix: the same numbers, several times sooner when th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +73,7 @@ class Network:
         return loss
 
     def asked(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What each layer reads, as a Gram matrix over its fan-in, and what outputs ask of it, B "k n d"; of the first layer first."""
+        """What each layer reads, as a Gram matrix over its fan-in, and what outputs ask of it, B "k n d"; the first first."""
         (*reads, f), slopes = self.layers()
         k = f.shape[1]
         back = torch.eye(k, dtype=f.dtype)[:, None].expand(k, len(f), k)
@@ -87,6 +87,10 @@ class Network:
         """K_l^cc of each layer."""
         return [H * (B @ B.mT) for H, B in zip(*self.asked(), strict=True)]
 
+    def sub_kernels(self) -> Float[Tensor, "k n n"]:
+        """K^cc of all layers together."""
+        return torch.stack(self.own_kernels()).sum(0)
+
     def kernel(self) -> Float[Tensor, "n k n k"]:
         """The whole kernel, all pairs of outputs."""
         n, k = len(self.first), self.weights[-1].shape[0]
@@ -97,10 +101,10 @@ class Network:
         return K
 
 
-def descend(network: Network, y: Float[Tensor, "n k"], lr: float, steps: int, due: Sequence[int],
+def descend(network: Network, y: Float[Tensor, "n k"], lr: float, steps: int, due: Container[int],
             look: Callable[[int, float], None], until: float = 0.0) -> int:
-    """``look(step, loss)`` at the steps that are due and at the end, which comes early once the loss is below ``until``; the number
-    of steps."""
+    """``look(step, loss)`` at the steps that are due and at the end, which comes early once the loss is below ``until``; the
+    number of steps."""
     for step in range(steps + 1):
         loss = (network.f - y).square().sum().item() if step in due or step == steps or (until and step % 50 == 0) else math.nan
         if step == steps or loss < until:

@@ -111,7 +111,7 @@ def acceleration(model: nn.Module, x: Tensor, y: Tensor, *, lr: float, steps: in
     rescaled = dynamics.rescaled_gradient_descent(before.whole, after.whole, Y, rate, steps, before.f, due)
     gammas, evolved, aligned = _evolution(before, after, Y, rate, due)
     sizes = before.own.flatten(1).norm(dim=1)
-    curves = {"network": losses, "kernel": frozen.loss.numpy(), "rescaled": rescaled.loss.numpy(), "ofe": evolved}
+    curves = {"network": losses, "kernel": np.asarray(frozen.loss), "rescaled": np.asarray(rescaled.loss), "ofe": evolved}
     return Acceleration(np.array(due), curves, float(np.nanmean(gammas / sizes.numpy())) if np.isfinite(gammas).any() else math.nan,
                         gammas, dynamics.norm_ratio(before.whole, after.whole), (before.alignment(Y), after.alignment(Y)), aligned,
                         rate, before.note)
@@ -163,7 +163,7 @@ def _evolution(before: _Kernels, after: _Kernels, Y: Float[Tensor, "n k"], lr: f
             losses += np.asarray(theory.loss(t))
             aligned.append(np.asarray(theory.alignment(t)))
         elif K0.any():
-            losses += dynamics.kernel_gradient_flow(K0, y, lr, t, before.f[:, c]).loss.numpy()
+            losses += np.asarray(dynamics.kernel_gradient_flow(K0, y, lr, t, before.f[:, c]).loss)
         else:
             losses += (before.f[:, c] - y).square().sum().item()
     return gammas, losses, np.mean(aligned, 0) if aligned else np.full(len(due), math.nan)
@@ -203,7 +203,7 @@ def _descend(model: nn.Module, x: Tensor, Y: Float[Tensor, "n k"], lr: float, ou
             t += 0 if g is None else g
     with torch.no_grad():
         for p, t in zip(parameters, total, strict=True):
-            p -= lr * t
+            p.sub_(t, alpha=lr)
 
 
 def _outputs(model: nn.Module, x: Tensor, output: Output | None, chunk: int) -> Float[Tensor, "n k"]:
