@@ -92,9 +92,9 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 def _connected(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     s, (x, y) = t.settings, images(t.data, t.settings.n, t.seed)
     net = Network.drawn(x, [x.shape[1], s.width, 10], t.sigma, t.seed)
-    first, f0 = net.kernel(), net.f
-    top = top_eigenvalue(first.view(y.numel(), -1))
-    lr = t.rate / top
+    first = net.kernel()
+    modes = dynamics.Modes.read(first, y, net.f)
+    lr = t.rate / modes.largest
     own0 = net.sub_kernels()
     seen: dict[str, list[Any]] = {k: [] for k in ("steps", "network", "alignment", "norm", "third")}
 
@@ -107,16 +107,21 @@ def _connected(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
         run.progress(step / max(1, s.steps))
 
     descend(net, y, lr, s.steps, milestones(s.steps, s.recorded), look)
-    due, rate = seen["steps"], lr * dynamics.norm_ratio(first, net.kernel())
-    rescaled = dynamics.kernel_gradient_descent(first, y, rate, s.steps, f0, due) if rate * top <= 2 else \
-        dynamics.kernel_gradient_flow(first, y, rate, due, f0)  # which takes any rate
+    steps, rate = np.array(seen["steps"]), lr * dynamics.norm_ratio(first, net.kernel())
     spectra = [dynamics.spectrum(K, y) for K in (own0, net.sub_kernels())]
     return {**{k: np.array(v) for k, v in seen.items()},
-            "kernel": dynamics.kernel_gradient_descent(first, y, lr, s.steps, f0, due).loss,
-            "rescaled": rescaled.loss,
+            "kernel": frozen(modes, lr, steps), "rescaled": frozen(modes, rate, steps),
             "eigenvalues": np.array([np.asarray(p.eigenvalues).mean(0) for p in spectra]),
             "powers": np.array([np.asarray(p.power).mean(1) for p in spectra]),
             "a": np.array([p.a.exponent for p in spectra]), "b": np.array([p.b.exponent for p in spectra])}
+
+
+def frozen(modes: dynamics.Modes, lr: float, steps: NDArray[Any]) -> NDArray[np.float64]:
+    """The loss under a frozen kernel: sum_k (1 - lr lambda_k)^(2t) d_k^2, or of the flow where the rate is beyond stability."""
+    power, rate = modes.start.square().sum(2).flatten(), lr * modes.values.flatten()
+    t = torch.as_tensor(steps, dtype=torch.float64)[:, None]
+    decay = (1 - rate).abs() ** (2 * t) if lr * modes.largest <= 2 else torch.exp(-2 * rate * t)
+    return np.asarray((decay * power).sum(1))
 
 
 class Convolutional(nn.Module):
@@ -265,16 +270,16 @@ def acceleration_claims(data: str, network: str, words: str) -> tuple[Claim, ...
         Claim(f"{words}: step of the first crossing, over all steps", rich(crossing), Interval(high=0.25), (SAME, SELF),
               source=ISSUE, over="seed"),
         Claim(f"{words}: final loss over that of rescaled kernel descent", rich(over("rescaled")), Interval(high=1 - 1e-9),
-              (LAZILY, SAME, SELF), source=BAR, over="seed"),
+              (SAME, SELF), source=BAR, over="seed"),
         Claim(f"{words}, lazy: final loss over that of kernel descent", lazy, Interval(low=0.9), RICHLY,
               source="no gain: at least .9", over="seed"))
 
 
 EXPERIMENT = Experiment(
     name="rapid_fig1", ref=Ref("rapid", "Fig. 1"), title="a network outruns the kernel it started with",
-    smoke=Settings(), paper=Settings(seeds=tuple(range(10)), recorded=40), work=work, tasks=tasks,
+    smoke=Settings(), paper=Settings(seeds=tuple(range(5))), work=work, tasks=tasks,
     figures={"rapid_fig1": draw}, data=("mnist", "fashion_mnist"),
-    start={"steps": 1, "seeds": (0,), "n": 20, "data": ("mnist",)}, reduced="1 seed of 10",
+    start={"steps": 1, "seeds": (0,), "n": 20, "data": ("mnist",)}, reduced="1 seed of 5",
     tried="at .15 and .1 of the largest eigenvalue and 4,000 steps the crossing comes later, and below a loss of .01 rescaled "
           "descent, which has the final norm from the start, may be ahead again",
     missing={"Fig. 1": "the paper's own learning rate, number of examples and scale of initial weights, which it does not give"},
