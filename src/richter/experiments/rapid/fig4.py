@@ -140,6 +140,17 @@ def indiscriminate(r: Results) -> float:
     return turned(task(r), "V")[1] if r.settings.last else 0.0
 
 
+def uneven(r: Results) -> float:
+    """Of the read-out's part; of the other one, where that is what claims are about."""
+    return float(np.abs(ksm(task(r)["W" if r.settings.part == "V" else "V"][-1]) - 1).max())
+
+
+def rise(arrays: Mapping[str, NDArray[Any]], last: bool) -> float:
+    """Of the mean alignment of kernels with their own labels."""
+    own = np.array([np.trace(A) / len(A) for A in arrays["all"]])
+    return float(own[-1 if last else 0] - own[0])
+
+
 # ------------------------------------------------------------------------------------------------ pictures
 
 
@@ -153,8 +164,7 @@ def draw4(results: Results) -> Figure:
         ax.set_ylabel("kernels of outputs")
         ax.set_title(title)
     caption(figure, "Specialisation matrices, mean over seeds, red above 1: after training each output of the ReLU network has a "
-                    "kernel along its own labels (the diagonal); those of the linear network have not (its scale is below the "
-                    "panel).")
+                    "kernel along its own labels (the diagonal); those of the linear network have not (see its scale).")
     return figure
 
 
@@ -167,7 +177,7 @@ def draw5(results: Results) -> Figure:
             band(ax, rich["steps"][0], rich[part][:, :, SHOWN, c], COLOURS[1] if c == SHOWN else "#b0b0b0",
                  f"labels {SHOWN}" if c == SHOWN else "other labels" if c == 0 else "")
         label(ax, "step", f"alignment of kernel {SHOWN}", title, steps=True, legend=True)
-    caption(figure, "The read-out's part of the kernel comes to align with the labels of every class, the hidden layer's part with "
+    caption(figure, "The read-out's part of the kernel aligns with the labels of every class, the hidden layer's part with "
                     f"those of its own. Median and range of {len(rich.distinct('seed'))} seeds.")
     return figure
 
@@ -208,14 +218,3 @@ EXPERIMENT = Experiment(
         Claim("read-out's part of output 3: rise of its alignment with the labels of others", indiscriminate, Interval(low=0.015),
               (UNTRAINED, LAZILY), source="the bar of Fig. 1", places=("Fig. 5",), over="seed", paper="aligns with all"),
     ))
-
-
-def uneven(r: Results) -> float:
-    """Of the read-out's part; of the other one, where that is what claims are about."""
-    return float(np.abs(ksm(task(r)["W" if r.settings.part == "V" else "V"][-1]) - 1).max())
-
-
-def rise(arrays: Mapping[str, NDArray[Any]], last: bool) -> float:
-    """Of the mean alignment of kernels with their own labels."""
-    own = np.array([np.trace(A) / len(A) for A in arrays["all"]])
-    return float(own[-1 if last else 0] - own[0])

@@ -85,10 +85,9 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     curve, theory = np.array([np.trace(A) / 10 for *_, A in seen]), evolved(first, y, rates, steps, lr, f0)
     every = np.linspace(0, len(steps) - 1, s.recorded)  # for drawing, as many for every network
     steps_, measured, predicted = (np.interp(every, np.arange(len(steps)), v) for v in (steps, curve, theory))
-    constant = np.abs(curve - np.median(curve)).mean()  # of the best one
+    errors = np.array([np.abs(guess - curve).mean() for guess in (theory, np.median(curve), curve[0])])
     return {"gamma": gamma, "steps": steps_, "loss": seen[-1][1], "last": seen[-1][0], "alignment": measured, "ofe": predicted,
-            "before": seen[0][2], "after": seen[-1][2],
-            "misfit": np.array([np.abs(guess - curve).mean() for guess in (theory, np.median(curve), curve[0])]) / max(1e-12, constant)}
+            "before": seen[0][2], "after": seen[-1][2], "misfit": errors / max(1e-12, errors[1])}
 
 
 def evolved(first: Tensor, y: Tensor, rates: NDArray[Any], steps: NDArray[Any], lr: float, f0: Tensor) -> NDArray[np.float64]:
@@ -160,8 +159,8 @@ def draw(results: Results) -> Figure:
         points(axes[5], depths, errors, colour, words)
     line(axes[5], [depths[0], depths[-1]], [0.5, 0.5], label="half of the best constant's error")
     label(axes[5], "layers of weights", "error of OFE / best constant's", "how well OFE follows A(t)", legend=True)
-    caption(figure, "Deeper networks end better aligned and more specialised, and their effective gamma is larger. Median and range "
-                    f"of {len(results.distinct('seed'))} seeds.")
+    caption(figure, "Deeper networks end better aligned and more specialised, and their effective gamma is larger. Median and "
+                    f"range of {len(results.distinct('seed'))} seeds.")
     return figure
 
 
