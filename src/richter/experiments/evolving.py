@@ -35,7 +35,7 @@ class Network:
 
     gram: Float[Tensor, "n n"]  # X X^T / D
     first: Float[Tensor, "n d"]  # X W_1^T / sqrt(D)
-    weights: list[Float[Tensor, "o i"]]  # of the other layers
+    weights: list[Tensor]  # "o i", of the other layers
     relu: bool = True
 
     @classmethod

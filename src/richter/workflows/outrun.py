@@ -3,9 +3,9 @@
     found = richter.workflows.acceleration(model, x, y, lr=0.01, steps=1000)
     print(found.summary); found.draw("acceleration.png")
 
-Beside the measured loss stand three that need nothing but kernels: descent under the initial kernel, the same with the rate scaled to
-the final kernel's norm (all that a larger kernel can do without turning), and optimal feature evolution with the gamma that the two
-kernels imply. All are of the squared error sum (f - y)^2, and of steps of size lr along the gradient of half of it.
+Beside the measured loss stand three that need nothing but kernels: descent under the initial kernel, the same with the rate
+scaled to the final kernel's norm (all that a larger kernel can do without turning), and optimal feature evolution with the gamma
+that the two kernels imply. All are of the squared error sum (f - y)^2, and of steps of size lr along the gradient of half of it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from richter.core.progress import progress
 from richter.instrument.capture import Output, quiet
 from richter.kernels import dynamics, ntk
 from richter.kernels.spectra import alignment
+from richter.linalg import top_eigenvalue
 from richter.theory.ofe import OptimalFeatureEvolution
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class Acceleration:
     @property
     def summary(self) -> str:
         network, kernel, rescaled = (float(self.curves[k][-1]) for k in ("network", "kernel", "rescaled"))
-        numbers = (f"after {self.steps[-1]:,} steps the loss is {network:.3g}, {kernel:.3g} under the initial kernel and {rescaled:.3g} "
-                   f"when that is as large as the final one")
+        numbers = (f"after {self.steps[-1]:,} steps the loss is {network:.3g}, {kernel:.3g} under the initial kernel and "
+                   f"{rescaled:.3g} when that is as large as the final one")
         if self.ahead is not None:
             verdict = f"Yes, its kernel outran the one it started with, and by more than its size (from step {self.ahead:,} on)"
         elif network < MATERIAL * kernel:
@@ -93,11 +94,11 @@ def acceleration(model: nn.Module, x: Tensor, y: Tensor, *, lr: float, steps: in
                  memory: str | float = "2GiB") -> Acceleration:
     """Train, and compare with training under kernels. The kernels and losses are of the network in eval mode.
 
-    By default a copy of ``model`` takes ``steps`` full-batch steps of plain gradient descent of size ``lr`` on all of ``x``, ``chunk``
-    examples at a time. With ``train_step(model)``, called once for each step, the model itself is trained as that does;
-    ``lr`` then says which rate it is compared with. ``loss``: of what ``lr`` is the rate, sum (f - y)^2 / 2, or the mean over examples
-    and outputs (``nn.MSELoss``). ``y``: class ids [n], or targets [n, k]. ``record``: the steps at which losses are known. Where the
-    kernel of all outputs does not fit ``memory``, each output's own is used, and the note says so.
+    By default a copy of ``model`` takes ``steps`` full-batch steps of plain gradient descent of size ``lr`` on all of ``x``,
+    ``chunk`` examples at a time. With ``train_step(model)``, called once for each step, the model itself is trained as that does;
+    ``lr`` then says which rate it is compared with. ``loss``: of what ``lr`` is the rate, sum (f - y)^2 / 2, or the mean over
+    examples and outputs (``nn.MSELoss``). ``y``: class ids [n], or targets [n, k]. ``record``: the steps at which losses are known.
+    Where the kernel of all outputs does not fit ``memory``, each output's own is used, and the note says so.
     """
     subject = unwrap(model) if train_step is not None else copy.deepcopy(unwrap(model))
     _check(subject, x, lr, steps, loss)
@@ -105,16 +106,17 @@ def acceleration(model: nn.Module, x: Tensor, y: Tensor, *, lr: float, steps: in
     rate = lr if loss == "half sum" else 2 * lr / Y.numel()
     due = _due(steps, record)
     before = _Kernels.of(subject, x, output, memory, Y)
-    frozen = dynamics.kernel_gradient_descent(before.whole, Y, rate, steps, before.f, due)  # refuses a rate beyond stability
+    _stable(before.whole, lr, rate)
+    frozen = dynamics.kernel_gradient_descent(before.whole, Y, rate, steps, before.f, due)
     losses = _trained(subject, x, Y, rate, steps, due, train_step, output, chunk)
     after = _Kernels.of(subject, x, output, memory, Y)
     rescaled = dynamics.rescaled_gradient_descent(before.whole, after.whole, Y, rate, steps, before.f, due)
     gammas, evolved, aligned = _evolution(before, after, Y, rate, due)
     sizes = before.own.flatten(1).norm(dim=1)
     curves = {"network": losses, "kernel": np.asarray(frozen.loss), "rescaled": np.asarray(rescaled.loss), "ofe": evolved}
-    return Acceleration(np.array(due), curves, float(np.nanmean(gammas / sizes.numpy())) if np.isfinite(gammas).any() else math.nan,
-                        gammas, dynamics.norm_ratio(before.whole, after.whole), (before.alignment(Y), after.alignment(Y)), aligned,
-                        rate, before.note)
+    gamma = float(np.nanmean(gammas / sizes.numpy())) if np.isfinite(gammas).any() else math.nan
+    return Acceleration(np.array(due), curves, gamma, gammas, dynamics.norm_ratio(before.whole, after.whole),
+                        (before.alignment(Y), after.alignment(Y)), aligned, rate, before.note)
 
 
 # ------------------------------------------------------------------------------------------------ kernels
@@ -142,7 +144,8 @@ class _Kernels:
         outputs: Literal["full", "diagonal"] = "full" if whole <= allowed else "diagonal"
         K = ntk(twin, x, outputs=outputs, output=output, memory=memory).double().cpu()
         if outputs == "diagonal":
-            return cls(K, K, f, f"Kernels are of each output by itself: those of all {k} together need memory='{show_bytes(whole)}'.")
+            return cls(K, K, f, f"Kernels are of each output by itself: those of all {k} together need "
+                                f"memory='{show_bytes(whole)}'.")
         return cls(K, K.diagonal(dim1=1, dim2=3).permute(2, 0, 1).contiguous(), f, "")
 
     def alignment(self, Y: Float[Tensor, "n k"]) -> float:
@@ -151,8 +154,8 @@ class _Kernels:
 
 def _evolution(before: _Kernels, after: _Kernels, Y: Float[Tensor, "n k"], lr: float, due: Sequence[int]
                ) -> tuple[Numbers, Numbers, Numbers]:
-    """(gamma of each output, loss [t], alignment [t]) of optimal feature evolution, output by output; where the alignment fell, or
-    there are no labels, the kernel stays as it is."""
+    """(gamma of each output, loss [t], alignment [t]) of optimal feature evolution, output by output; where the alignment fell,
+    or there are no labels, the kernel stays as it is."""
     gammas, losses, aligned = np.full(Y.shape[1], math.nan), np.zeros(len(due)), []
     t = [float(step) for step in due]
     for c, y in enumerate(Y.T):
@@ -180,8 +183,8 @@ def _trained(model: nn.Module, x: Tensor, Y: Float[Tensor, "n k"], lr: float, st
         if step in wanted:
             losses.append((_outputs(model, x, output, chunk).cpu() - Y).square().sum().item())
             if not math.isfinite(losses[-1]):
-                raise DivergedError(f"the loss is {losses[-1]} at step {step} of {steps}: training diverged. lr={lr:.3g} (on sum (f - y)^2 "
-                                    f"/ 2) is stable under the initial kernel, but kernels grow: try a tenth of it.")
+                raise DivergedError(f"the loss is {losses[-1]} at step {step} of {steps}: training diverged. Its rate is stable "
+                                    f"under the initial kernel, but kernels grow: try a tenth of it.")
         if step == steps:
             break
         if train_step is None:
@@ -226,11 +229,12 @@ def _picked(result: Any, output: Output | None) -> Float[Tensor, "n k"]:
 
 def _check(model: nn.Module, x: Tensor, lr: float, steps: int, loss: str) -> None:
     if not isinstance(x, Tensor) or x.dim() == 0 or len(x) < 2:
-        raise SelectionError(f"x is a {type(x).__name__}{f' of shape {tuple(x.shape)}' if isinstance(x, Tensor) else ''}: a tensor of "
+        shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
+        raise SelectionError(f"x is a {type(x).__name__}{shape}: a tensor of "
                              f"two or more examples is needed, which kernels compare.")
     if not any(p.requires_grad for p in model.parameters()):
-        raise SelectionError(f"the model ({type(model).__name__}) has no trainable parameter: it has no tangent kernel, and there is "
-                             f"nothing to train. Is everything frozen (requires_grad=False)?")
+        raise SelectionError(f"the model ({type(model).__name__}) has no trainable parameter: it has no tangent kernel, and there "
+                             f"is nothing to train. Is everything frozen (requires_grad=False)?")
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise SelectionError(f"lr={lr!r}: a rate above 0 is needed.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -243,20 +247,31 @@ def _targets(y: Tensor, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     """Targets "n k": class ids become one-hot."""
     n, k = f.shape
     if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != n or y.dim() > 2 or (y.dim() == 2 and y.shape[1] != k):
-        raise SelectionError(f"y {f'has shape {tuple(y.shape)}' if isinstance(y, Tensor) else f'is a {type(y).__name__}'} for {n} examples "
-                             f"and {k} outputs: class ids [{n}] or targets [{n}, {k}] are needed.")
+        seen = f"has shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"is a {type(y).__name__}"
+        raise SelectionError(f"y {seen} for {n} examples and {k} outputs: class ids [{n}] or targets [{n}, {k}] are needed.")
     if y.dim() == 1 and not y.is_floating_point() and k > 1:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= k:
-            raise SelectionError(f"y has class ids from {low} to {high}, and the model has {k} outputs: ids from 0 to {k - 1} are needed.")
+            raise SelectionError(f"y has class ids from {low} to {high}, and the model has {k} outputs: ids from 0 to {k - 1} are "
+                                 f"needed.")
         return F.one_hot(y.long(), k).double().cpu()
     Y = y.double().cpu().reshape(n, -1)
     if Y.shape[1] != k:
-        raise SelectionError(f"y has one target for each example, and the model has {k} outputs: targets [{n}, {k}] are needed.")
+        raise SelectionError(f"y has one target for each example, and the model {k} outputs: targets [{n}, {k}] are needed.")
     if not bool(torch.isfinite(Y).all()) or not Y.any():
         raise SelectionError(f"y is {'zero' if not Y.any() else 'not finite'}: there is nothing that a kernel could align with. Give "
                              f"labels that are finite and not all 0.")
     return Y
+
+
+def _stable(K: Tensor, lr: float, rate: float) -> None:
+    """``rate`` is ``lr`` as a rate of sum (f - y)^2 / 2."""
+    n = K.shape[0]
+    top = max(map(top_eigenvalue, K)) if K.dim() == 3 else top_eigenvalue(K.reshape(n * K.shape[1], -1))
+    if rate * top > 2:
+        raise SelectionError(f"lr={lr:g} is beyond stability: under the initial kernel each step multiplies a residual by "
+                             f"{1 - rate * top:.3g}, and training diverges. The largest stable lr is {2 * lr / (rate * top):.4g}; kernels "
+                             f"grow, so take a fraction of it.")
 
 
 def _due(steps: int, record: Sequence[int] | None) -> list[int]:
@@ -277,8 +292,8 @@ def _drawn(a: Acceleration) -> Figure:
     @styled
     def draw() -> Figure:
         figure, (left, right) = panels(2, across=2, width=3.6, height=2.7)
-        for colour, style, (name, title) in zip(("#222222", COLOURS[0], COLOURS[1], COLOURS[2]), ("-", "--", "-.", ":"), TITLES.items(),
-                                                strict=True):
+        looks = (("#222222", "-"), (COLOURS[0], "--"), (COLOURS[1], "-."), (COLOURS[2], ":"))
+        for (colour, style), (name, title) in zip(looks, TITLES.items(), strict=True):
             line(left, a.steps, np.maximum(a.curves[name], 1e-300), colour, title, style)
         label(left, "step", "loss, sum (f - y)²", "loss", log="y", steps=True, legend=True)
         line(right, a.steps, a.evolution, COLOURS[2], TITLES["ofe"], ":")
