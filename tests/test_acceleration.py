@@ -1,4 +1,4 @@
-"""Did its kernel outrun the one it started with? The workflow, its sentences, its picture; and the networks of the experiments."""
+"""Did its kernel outrun the one it started with? The workflow, its sentences, its picture; and networks of the experiments."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ class Frozen(nn.Linear):
 
 @pytest.mark.parametrize(("given", "sentence"), [
     ({"y": Y[:5]}, r"y has shape \(5, 2\) for 24 examples and 2 outputs: class ids \[24\] or targets \[24, 2\] are needed"),
-    ({"y": [1, 2]}, "y is a list for 24 examples"), ({"y": torch.arange(24)}, "class ids from 0 to 23, and the model has 2 outputs"),
+    ({"y": [1, 2]}, "y is a list for 24 examples"),
+    ({"y": torch.arange(24)}, "class ids from 0 to 23, and the model has 2 outputs"),
     ({"y": X[:, 0]}, r"one target for each example, and the model 2 outputs: targets \[24, 2\]"),
     ({"y": 0 * Y}, "y is zero: there is nothing that a kernel could align with"), ({"y": Y * math.nan}, "y is not finite"),
     ({"lr": 50.0}, r"lr=50 is beyond stability: .* The largest stable lr is 0\.\d+"), ({"lr": -1.0}, r"lr=-1\.0: a rate above 0"),

@@ -97,7 +97,7 @@ def acceleration(model: nn.Module, x: Tensor, y: Tensor, *, lr: float, steps: in
     By default a copy of ``model`` takes ``steps`` full-batch steps of plain gradient descent of size ``lr`` on all of ``x``,
     ``chunk`` examples at a time. With ``train_step(model)``, called once for each step, the model itself is trained as that does;
     ``lr`` then says which rate it is compared with. ``loss``: of what ``lr`` is the rate, sum (f - y)^2 / 2, or the mean over
-    examples and outputs (``nn.MSELoss``). ``y``: class ids [n], or targets [n, k]. ``record``: the steps at which losses are known.
+    examples and outputs (``nn.MSELoss``). ``y``: class ids [n], or targets [n, k]. ``record``: steps at which losses are known.
     Where the kernel of all outputs does not fit ``memory``, each output's own is used, and the note says so.
     """
     subject = unwrap(model) if train_step is not None else copy.deepcopy(unwrap(model))
@@ -233,8 +233,8 @@ def _check(model: nn.Module, x: Tensor, lr: float, steps: int, loss: str) -> Non
         raise SelectionError(f"x is a {type(x).__name__}{shape}: a tensor of "
                              f"two or more examples is needed, which kernels compare.")
     if not any(p.requires_grad for p in model.parameters()):
-        raise SelectionError(f"the model ({type(model).__name__}) has no trainable parameter: it has no tangent kernel, and there "
-                             f"is nothing to train. Is everything frozen (requires_grad=False)?")
+        raise SelectionError(f"the model ({type(model).__name__}) has no trainable parameter: it has no tangent kernel, and "
+                             f"there is nothing to train. Is everything frozen (requires_grad=False)?")
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise SelectionError(f"lr={lr!r}: a rate above 0 is needed.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -252,15 +252,15 @@ def _targets(y: Tensor, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     if y.dim() == 1 and not y.is_floating_point() and k > 1:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= k:
-            raise SelectionError(f"y has class ids from {low} to {high}, and the model has {k} outputs: ids from 0 to {k - 1} are "
-                                 f"needed.")
+            raise SelectionError(f"y has class ids from {low} to {high}, and the model has {k} outputs: ids from 0 to {k - 1} "
+                                 f"are needed.")
         return F.one_hot(y.long(), k).double().cpu()
     Y = y.double().cpu().reshape(n, -1)
     if Y.shape[1] != k:
         raise SelectionError(f"y has one target for each example, and the model {k} outputs: targets [{n}, {k}] are needed.")
     if not bool(torch.isfinite(Y).all()) or not Y.any():
-        raise SelectionError(f"y is {'zero' if not Y.any() else 'not finite'}: there is nothing that a kernel could align with. Give "
-                             f"labels that are finite and not all 0.")
+        raise SelectionError(f"y is {'zero' if not Y.any() else 'not finite'}: there is nothing that a kernel could align with. "
+                             f"Give labels that are finite and not all 0.")
     return Y
 
 
@@ -270,8 +270,8 @@ def _stable(K: Tensor, lr: float, rate: float) -> None:
     top = max(map(top_eigenvalue, K)) if K.dim() == 3 else top_eigenvalue(K.reshape(n * K.shape[1], -1))
     if rate * top > 2:
         raise SelectionError(f"lr={lr:g} is beyond stability: under the initial kernel each step multiplies a residual by "
-                             f"{1 - rate * top:.3g}, and training diverges. The largest stable lr is {2 * lr / (rate * top):.4g}; kernels "
-                             f"grow, so take a fraction of it.")
+                             f"{1 - rate * top:.3g}, and it diverges. The largest stable lr is {2 * lr / (rate * top):.4g}; "
+                             f"kernels grow, so take a fraction of it.")
 
 
 def _due(steps: int, record: Sequence[int] | None) -> list[int]:
