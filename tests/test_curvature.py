@@ -291,3 +291,76 @@ def test_velocities_of_feature_evolution() -> None:
 def test_every_public_name_is_there() -> None:
     assert all(hasattr(curvature, name) for name in curvature.__all__)
     assert not math.isnan(theorem_a(network(5), PROBE).error)
+
+
+# ------------------------------------------------------------------------------------------------------- what may go wrong
+
+
+@pytest.mark.parametrize("classes", [Y, torch.where(torch.arange(N) == 2, -100, Y)])
+def test_products_with_the_fisher_matrix_leave_out_what_does_not_count(classes: Tensor) -> None:
+    model = network(6, 5)
+    H, keep = hessian(model, richter.Probe(X, classes)), (classes >= 0).repeat_interleave(CLASSES)
+    P, M = psi(model)[:, keep], oracles.cross_entropy_metric(oracles.outputs(model, X), CLASSES)[keep][:, keep]
+    v = vector(H.size)
+    torch.testing.assert_close(H.fisher(v), P @ (M @ (P.T @ v)), rtol=1e-9, atol=1e-12)
+    mean = P @ M @ P.T / int((classes >= 0).sum()) + 0.1 * torch.eye(H.size, dtype=torch.float64)
+    torch.testing.assert_close(natural(H, 0.1)(v), torch.linalg.solve(mean, v), rtol=1e-6, atol=1e-8)
+
+
+def test_the_fisher_matrix_of_targets_that_are_no_classes_is_refused() -> None:
+    H = hessian(network(6), richter.Probe(X, torch.randn(N, CLASSES, dtype=torch.float64)))
+    with pytest.raises(SelectionError, match="needs outputs that are logits of classes"):
+        natural(H)(vector(H.size))
+
+
+def test_eigenpairs_of_nothing_are_refused() -> None:
+    for H in (hessian(nn.Linear(4, CLASSES).double(), PROBE), hessian(network(6), PROBE, torch.zeros(N, CLASSES))):
+        with pytest.raises(SelectionError, match=r"H_w is 0: the outputs are linear in the trainable parameters \(no hidden"):
+            H.top(2)
+
+
+def test_eigenpairs_that_cannot_be_had() -> None:
+    H = hessian(network(6), PROBE)
+    with pytest.raises(SelectionError, match="basis=3 vectors for 5 eigenpairs: Lanczos needs more vectors than pairs"):
+        H.top(5, basis=3)
+    with pytest.raises(SelectionError, match=r"k=2\.5 eigenpairs"):
+        H.top(2.5)  # type: ignore[arg-type]
+    with pytest.raises(SelectionError, match="the weights of the outputs contain NaN or Inf"):
+        H.weighted(torch.full((N, CLASSES), math.nan))
+
+
+def test_products_through_attention() -> None:
+    """Fused attention cannot be differentiated twice, plain products can."""
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.head = nn.Linear(2, 6), nn.Linear(2, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.mix(x.view(-1, 1, 2, 2)).chunk(3, -1)
+            return self.head(F.scaled_dot_product_attention(q, k, v)[:, 0].mean(1))
+
+    torch.manual_seed(0)
+    model = Attending().double()
+    H = hessian(model, PROBE)
+    v, step = vector(H.size), 1e-5
+
+    def gradient(theta: Tensor) -> Tensor:
+        places = {name: piece.clone().requires_grad_() for name, piece in H.parts(theta).items()}
+        f = torch.func.functional_call(model, places, (X,))
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad((f * H.w).sum(), list(places.values()))])
+
+    change = (gradient(H.theta + step * v) - gradient(H.theta - step * v)) / (2 * step)
+    torch.testing.assert_close(H(v), change, rtol=1e-6, atol=1e-9)
+    assert H.fisher(v) @ v > 0
+
+
+def test_theorem_a_is_of_all_parameters_of_a_chain() -> None:
+    frozen = network(6, 5, bias=False)
+    frozen[0].weight.requires_grad_(False)
+    with pytest.raises(SelectionError, match=r"0\.weight is frozen .*, and H_w is of the trainable parameters"):
+        theorem_a(frozen, PROBE)
+    twice = nn.Linear(4, 4)
+    with pytest.raises(SelectionError, match="a layer with weights stands in the model twice"):
+        theorem_a(nn.Sequential(twice, nn.ReLU(), twice, nn.ReLU(), nn.Linear(4, CLASSES)).double(), PROBE)
+    assert theorem_a(nn.DataParallel(network(6)), PROBE).error < 1e-10

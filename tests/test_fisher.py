@@ -247,3 +247,33 @@ def test_of_one_output_there_is_no_fisher_matrix() -> None:
     snap = richter.measure(mlp([4, 1], seed=0), richter.Probe(torch.randn(8, 4), torch.randn(8, 1)),
                            [Measure("kept", lambda A: 0.0, (FISHER_MATRIX,))])
     assert "one class" in snap.note("kept")
+
+
+# ------------------------------------------------------------------------------------------------------------ saturated
+
+
+def test_one_example_that_is_certain_does_not_spoil_the_others() -> None:
+    """Where p is 0 and 1 to the last digit H is 0: the others have the Fisher information that they have alone."""
+    model = mlp([5, 7, 3], seed=0).double()
+    x, y = drawn(8, 5), torch.arange(8) % 3
+    with torch.no_grad():
+        model[2].bias.zero_()
+        model[0].bias.zero_()
+    x[0] *= 1e5
+    H = torch.zeros(3, dtype=torch.float64)
+    H[1] = 1.0
+    assert (root_times(H, torch.eye(3, dtype=torch.float64)) == 0).all()
+    snap = richter.measure(model, richter.Probe(x, y), BOTH)
+    p = model(x).softmax(1)
+    assert (p[0].max() == 1) & (p[0].min() == 0)
+    for (m, layer), value in by_definition(model, x, oracles.one_hot(y, 3), 3).items():
+        assert snap.value(m, layer) == pytest.approx(value, rel=1e-8), (m, layer)
+
+
+def test_the_matrix_is_not_that_of_targets_that_are_no_classes() -> None:
+    norm = Measure("fisher_product", lambda F: float(F(torch.ones(F.size, dtype=torch.float64)).norm()), (FISHER_MATRIX,))
+    model, x = mlp([5, 4, 3], seed=0).double(), drawn(8, 5)
+    row = richter.measure(model, richter.Probe(x, drawn(8, 3, seed=1)), [norm]).row("fisher_product", WHOLE)
+    assert row.mark is Mark.UNDEFINED
+    assert "needs outputs that are logits of classes" in row.note
+    assert richter.measure(model, richter.Probe(x, None), [norm]).value("fisher_product", WHOLE) > 0  # no label enters it

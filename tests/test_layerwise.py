@@ -172,3 +172,94 @@ def test_frozen_layers_do_not_move() -> None:
     with pytest.raises(ZeroDivisionError), layerwise.frozen(model, ["0", "2"]):
         raise ZeroDivisionError
     assert model[4].weight.requires_grad
+
+
+# ------------------------------------------------------------------------------------------------ what may go wrong
+
+
+def test_two_layers_that_share_weights_are_no_chain() -> None:
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    second.weight = first.weight
+    with pytest.raises(SelectionError, match="or the weights of one layer in another, so that a step of one is a step"):
+        chain(nn.Sequential(first, nn.ReLU(), second), torch.randn(3, 64))
+
+
+def test_outputs_that_are_not_finite_are_said() -> None:
+    with pytest.raises(SelectionError, match="outputs of the Sequential contain NaN or Inf, so that nothing can be compared"):
+        chain(leaky([64, 8, 10]), torch.full((3, 64), torch.nan))
+
+
+def test_a_first_module_in_place_does_not_write_into_the_examples() -> None:
+    x = torch.randn(6, 64)
+    before = x.clone()
+    assert len(chain(nn.Sequential(nn.LeakyReLU(0.1, inplace=True), *leaky([64, 8, 10])), x)) == 2
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8, torch.bool])
+def test_class_ids_of_every_whole_type(kind: torch.dtype) -> None:
+    """Cross-entropy reads two types only, and comes last."""
+    x, y = torch.randn(30, 64), torch.arange(30) % 2
+    given, plain = leaky([64, 8, 2]), leaky([64, 8, 2])
+    layerwise.train(given, x, y.to(kind), validation=(x[:9], y[:9].to(kind)), epochs=1)
+    layerwise.train(plain, x, y, validation=(x[:9], y[:9]), epochs=1)
+    torch.testing.assert_close(given[2].weight, plain[2].weight, rtol=0, atol=0)
+
+
+def test_dropout_is_the_seeds_own_and_not_in_what_is_evaluated() -> None:
+    x, y = torch.randn(40, 64), torch.arange(40) % 2
+    held = (x[:10], y[:10])
+    state, models = torch.get_rng_state(), []
+    for _ in range(2):
+        model = leaky([64, 30, 2])
+        model.insert(2, nn.Dropout(0.5))
+        models.append(model)
+        trained = layerwise.train(model, x, y, validation=held, epochs=1)
+        torch.rand(3)
+    assert torch.equal(models[0][0].weight, models[1][0].weight)
+    assert model[2].training
+    torch.set_rng_state(state)
+    layerwise.train(model, x, y, epochs=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    model.load_state_dict(models[0].state_dict())
+    a = layerwise.UnitNorm()(held[0])
+    loss = layerwise.feature_loss(model[1](model[0](a)), held[1])
+    assert trained.history[0].validation[0] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_training_leaves_no_gradients() -> None:
+    model = leaky([64, 8, 10])
+    layerwise.train(model, torch.randn(20, 64), torch.arange(20) % 10, epochs=1)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_layer_that_diverges_is_said_and_has_its_weights_again() -> None:
+    x, y = torch.randn(40, 64), torch.arange(40) % 10
+    model = leaky([64, 8, 10])
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    wild = functools.partial(torch.optim.SGD, lr=1e12)
+    with pytest.raises(SelectionError, match=r"layer '0': the loss on the validation examples is \w+ after epoch 1: .*of before"):
+        layerwise.train(model, x, y, optimiser=wild, batch=8)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    x[30:] = torch.nan
+    with pytest.raises(SelectionError, match="examples that are not finite, or too large a learning rate"):
+        layerwise.train(model, x, y)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("model", "y", "options", "sentence"), [
+    (leaky([64, 8, 3]), torch.arange(20) % 5, {}, r"y has classes from 0 to 4, and outputs have shape \(1, 3\)"),
+    (leaky([64, 8, 3]), torch.arange(20) % 3 - 1, {}, "y has classes from -1 to 1, .* ids from 0 on are needed"),
+    (nn.Sequential(nn.Unflatten(1, (8, 8)), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), None, {}, r"have shape \(1, 8, 3\)"),
+    (nn.Sequential(nn.Linear(64, 8).requires_grad_(False), nn.ReLU(), nn.Linear(8, 10)), None, {}, "layer '0' is frozen"),
+    (leaky([64, 8, 10]), None, {"validation": (torch.randn(0, 64), torch.arange(0))}, "or validation=.x2, y2."),
+    (leaky([64, 8, 10]), None, {"validation": (torch.randn(5, 64), torch.arange(3))}, r"validation: y is \(3,\)"),
+    (leaky([64, 8, 10]), None, {"validation": float("nan")}, "validation=nan of 20 examples leaves 0 to stop by"),
+    (leaky([64, 8, 10]), None, {"batch": 0}, "batch=0, epochs=50 and patience=3: a batch has one example at least"),
+])
+def test_what_would_fail_at_the_last_layer_is_said_before_the_first(model: nn.Module, y: Tensor | None, options: dict[str, Any],
+                                                                    sentence: str) -> None:
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(SelectionError, match=sentence):
+        layerwise.train(model, torch.randn(20, 64), torch.arange(20) % 3 if y is None else y, **options)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

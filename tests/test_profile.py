@@ -138,3 +138,17 @@ def test_the_dashboard_has_a_view_of_them(tmp_path: Path) -> None:
     with Chosen(Shelf(tmp_path), ["two"]) as chosen:
         (words,) = profiles(chosen, Query([("measure", "tangent_cka")]))
     assert re.search("three layers or more", words.to_json()["sentence"])
+
+
+def test_layers_without_a_value_are_no_side_to_which_values_fall() -> None:
+    nan = np.nan
+    assert not peak([nan, 0.5, 0.3, 0.1]).interior  # the first value is the largest
+    assert not peak([0.1, 0.3, 0.5, nan]).interior
+    assert peak([nan, 0.1, 0.5, 0.1, nan]).interior
+    assert "no peak: it is flat from its first layer to its last" in str(peak([nan, 0.2, 0.2, 0.2, nan]))
+    assert "no peak" in str(peak([0.2, nan, 0.2]))
+
+
+def test_an_infinite_error_says_that_nothing_is_known() -> None:
+    assert peak([0.0, 1.0, 0.5], [np.inf, 0.0, 0.0]).could == (1, 2)
+    assert peak([0.0, 1.0, 0.5], [0.0, np.inf, 0.0]).could == (1, 2, 3)

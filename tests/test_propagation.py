@@ -200,3 +200,93 @@ def test_steps_that_have_no_shares(change: dict[str, object], sentence: str) -> 
     given = {"model": he([10, 12, 3]), "x": inputs(), "y": torch.zeros(6, dtype=torch.long), "lr": 0.1, **change}
     with pytest.raises(SelectionError, match=sentence):
         layer_shares(**given)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ what may go wrong
+
+
+def test_random_networks_that_died_are_left_out() -> None:
+    """Of five random networks with two units in a layer some have no features for an example."""
+    model = he([10, 2, 3], seed=3)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0] * 10, [-1.0] * 10]))  # alive for every example
+    seen = propagation(model, inputs(), networks=8)
+    assert np.isfinite(seen.chance).all()
+    assert math.isfinite(seen.ratio)
+    assert "nan" not in str(seen)
+
+
+def test_narrow_networks_that_are_all_dead_are_said() -> None:
+    """One unit that reads inputs of one direction is there for all of them or for none."""
+    model, x = he([10, 1, 3]), torch.rand(4, 1, dtype=torch.float64) + torch.zeros(10, dtype=torch.float64)
+    with torch.no_grad():
+        model[0].weight.abs_()
+    dead = list[str]()
+    for seed in range(10):
+        try:
+            assert len(propagation(model, x, networks=1, seed=seed).chance) == 1
+        except SelectionError as error:
+            dead.append(str(error))
+    assert 0 < len(dead) < 10
+    assert dead[0].startswith("1 random networks of these widths are dead: some layer is so narrow that no pair of examples has")
+
+
+@pytest.mark.parametrize(("model", "x", "sentence"), [
+    (he([10, 8, 3]), torch.randn(6, 4, 10, dtype=torch.float64), r"layer '0' reads \[6, 4, 10\]: the recursion is for one"),
+    (nn.Sequential(*he([10, 8, 1]), nn.Flatten(0)), inputs(), r"the network's output has shape \(6,\)"),
+    (he([10, 8, 3]), inputs() * math.nan, "contain NaN or Inf, so that nothing can be compared"),
+])
+def test_shapes_and_numbers_that_have_no_recursion(model: nn.Module, x: Tensor, sentence: str) -> None:
+    with pytest.raises(SelectionError, match=sentence):
+        propagation(model, x)
+
+
+def test_counts_of_propagation_are_whole() -> None:
+    for options, sentence in (({"networks": 0}, "networks=0; a whole number"), ({"examples": -1}, "examples=-1; a whole")):
+        with pytest.raises(SelectionError, match=sentence):
+            propagation(he([10, 8, 3]), inputs(), **options)
+
+
+def test_propagation_leaves_the_examples_and_works_in_inference_mode() -> None:
+    model, x = nn.Sequential(nn.LeakyReLU(0.5, inplace=True), *he([10, 12, 3])), inputs()
+    before = x.clone()
+    seen = propagation(model, x, networks=1)
+    assert torch.equal(x, before)
+    with torch.inference_mode():
+        again = propagation(model, x, networks=1)
+    np.testing.assert_array_equal(again.backward, seen.backward)
+
+
+def test_examples_without_a_label_have_no_part_in_the_shares_toward_labels() -> None:
+    model, x, y = he([10, 12, 3]), inputs(), torch.tensor([0, 1, -100, 0, 1, 2])
+    seen = layer_shares(model, x, y, 1e-3)
+    keep = y >= 0
+    alone = layer_shares(model, x[keep], y[keep], 1e-3)
+    np.testing.assert_allclose(seen.labels[keep.numpy()], alone.labels, atol=1e-15)
+    assert (seen.labels[2] == 0).all()
+    np.testing.assert_allclose(seen.toward_labels, alone.toward_labels, rtol=1e-9)
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.head = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(x)[:, None].chunk(3, -1)
+        return self.head(F.scaled_dot_product_attention(q, k, v)[:, 0].mean(1))
+
+
+def test_shares_of_attention() -> None:
+    """Fused attention cannot be differentiated twice."""
+    torch.manual_seed(0)
+    seen = layer_shares(Attending().double(), torch.randn(6, 5, 4, dtype=torch.float64), torch.arange(6) % 3, 1e-5)
+    assert (seen.error < 1e-3).all()
+
+
+@pytest.mark.parametrize(("x", "k", "sentence"), [
+    (inputs(), 1, "the loss's gradient in the outputs is 0 .cross-entropy of a single output"),
+    (inputs() * math.nan, 3, "outputs, or the loss's gradient in them, contain NaN or Inf")])
+def test_steps_that_are_none(x: Tensor, k: int, sentence: str) -> None:
+    with pytest.raises(SelectionError, match=sentence):
+        layer_shares(he([10, 12, k]), x, torch.zeros(6, dtype=torch.long), 0.1)

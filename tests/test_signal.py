@@ -131,3 +131,11 @@ def test_the_smallest_network_with_a_balance() -> None:
 def test_what_is_refused(call: object, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence.replace("(", r"\(")):
         call()  # type: ignore[operator]
+
+
+def test_networks_that_lose_nothing_have_no_balanced_layer() -> None:
+    """slope 1 is a linear network: opposite inputs stay opposite, and gradients are alike everywhere."""
+    with pytest.raises(SelectionError, match="so that no layer is balanced"):
+        signal.balanced_layer(10, -1.0, 0.9, slope=1.0)
+    with pytest.raises(SelectionError, match="depth=0; a whole number"):
+        signal.simulate_correlations(0.1, 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from richter.controls.groups import owners
 from richter.core import SelectionError, matches, unknown
-from richter.core.chains import Stage, chain
+from richter.core.chains import Stage, chain, evaluated
 from richter.core.progress import progress
 
 Kernel = Callable[[Float[Tensor, "n d"]], Float[Tensor, "n n"]]
@@ -87,20 +88,27 @@ def train(model: nn.Module, x: Tensor, y: Tensor, *, validation: float | tuple[T
     ``epochs`` of them, and keeps the weights of its best epoch. ``kernel=cosine, target=1.0`` do better than what is printed.
     """
     stages = chain(model, x)
-    _check(stages, x, y)
-    (a, y), held_out = _split(x, y, validation, seed)
-    b, y_held = held_out
+    _check(stages)
+    _check_labels(model, x, y)
+    (a, y), (b, y_held) = _split(x, y, validation, seed)
+    _check_labels(model, b, y_held, "validation: ")
+    y, y_held = y.long(), y_held.long()
+    if batch < 1 or epochs < 0 or patience < 0:
+        raise SelectionError(f"batch={batch}, epochs={epochs} and patience={patience}: a batch has one example at least, and the "
+                             f"others are 0 or more.")
     plan = _Plan(optimiser, batch, epochs, patience, tolerance)
     draw = torch.Generator().manual_seed(seed)
     history, norm = list[LayerHistory](), UnitNorm()
-    for stage in progress(stages, title="training layer by layer", unit="layer"):
-        with torch.no_grad():
-            a, b = norm(a), norm(b)
-        last = stage is stages[-1]
-        loss: Loss = F.cross_entropy if last else (lambda h, c: feature_loss(h.flatten(1), c, kernel, target))
-        history.append(_fit(stage, (a, y), (b, y_held), loss, plan, draw))
-        if not last:
-            a, b = _through(stage, a), _through(stage, b)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # for what draws by itself: dropout
+        torch.manual_seed(seed)
+        for stage in progress(stages, title="training layer by layer", unit="layer"):
+            with torch.no_grad():
+                a, b = norm(a), norm(b)
+            last = stage is stages[-1]
+            loss: Loss = F.cross_entropy if last else (lambda h, c: feature_loss(h.flatten(1), c, kernel, target))
+            history.append(_fit(stage, (a, y), (b, y_held), loss, plan, draw))
+            if not last:
+                a, b = _through(stage, a), _through(stage, b)
     return Layerwise(nn.Sequential(*(m for stage in stages for m in (UnitNorm(), *stage.modules))), tuple(history))
 
 
@@ -153,46 +161,68 @@ def _fit(stage: Stage, examples: tuple[Tensor, Tensor], held_out: tuple[Tensor, 
             total += value.item() * len(rows)
         trained.append(total / len(a))
         validated.append(_loss(stage, *held_out, loss))
+        if not math.isfinite(validated[-1]):
+            stage.module.load_state_dict(weights)
+            optimiser.zero_grad()
+            raise SelectionError(f"layer {stage.name!r}: the loss on the validation examples is {validated[-1]} after epoch "
+                                 f"{epoch}: examples that are not finite, or too large a learning rate. The layer has its "
+                                 f"weights of {f'epoch {kept}' if kept else 'before'} again; those after it were not trained.")
         if validated[-1] < best * (1 - plan.tolerance) or epoch == 1:
             best, kept, weights = validated[-1], epoch, copy.deepcopy(stage.module.state_dict())
         elif epoch - kept >= plan.patience:
             break
     stage.module.load_state_dict(weights)
+    optimiser.zero_grad()
     return LayerHistory(stage.name, tuple(trained), tuple(validated), kept)
 
 
 @torch.no_grad()
 def _loss(stage: Stage, a: Tensor, y: Tensor, loss: Loss) -> float:
-    parts = [(loss(stage(h), c).item(), len(h)) for h, c in zip(a.split(EVALUATED), y.split(EVALUATED), strict=True)]
+    with evaluated(nn.ModuleList(stage.modules)):
+        parts = [(loss(stage(h), c).item(), len(h)) for h, c in zip(a.split(EVALUATED), y.split(EVALUATED), strict=True)]
     return sum(value * n for value, n in parts) / len(a)
 
 
 @torch.no_grad()
 def _through(stage: Stage, a: Tensor) -> Tensor:
-    return torch.cat([stage(part) for part in a.split(EVALUATED)])
+    with evaluated(nn.ModuleList(stage.modules)):
+        return torch.cat([stage(part) for part in a.split(EVALUATED)])
 
 
-def _check(stages: Sequence[Stage], x: Tensor, y: Any) -> None:
+def _check(stages: Sequence[Stage]) -> None:
     for stage in stages:
         if not isinstance(stage.module, TRAINABLE):
             raise SelectionError(f"layer {stage.name!r} is a {type(stage.module).__name__}: training layer by layer is for dense "
                                  f"and convolutional layers, and normalises what they read by itself. Leave it out of the chain.")
+        if not any(p.requires_grad for p in stage.module.parameters()):
+            raise SelectionError(f"layer {stage.name!r} is frozen (requires_grad=False): every layer of the chain is trained "
+                                 f"here. Let it ask for gradients, or give a chain without it and what it makes of the examples.")
     if len(stages) < 2:
         raise SelectionError("the model has one layer with weights, and no hidden layer: there are no features to be trained "
                              "layer by layer. Train it as it is, or add a hidden layer.")
+
+
+def _check_labels(model: nn.Module, x: Tensor, y: Any, where: str = "") -> None:
+    """Before anything is trained: the last layer, which needs all of it, comes last."""
     if not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
         shape = f"{tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
-        raise SelectionError(f"y is {shape}, and x has {len(x)} examples: class ids [n] are needed, one for each example, "
+        raise SelectionError(f"{where}y is {shape}, and x has {len(x)} examples: class ids [n] are needed, one for each example, "
                              f"because features are trained to tell classes apart.")
-    if len(y.unique()) < 2:
+    with torch.no_grad(), evaluated(model):
+        shape = tuple(model(x[:1].clone()).shape)
+    if len(shape) != 2 or y.min() < 0 or y.max() >= shape[1]:
+        raise SelectionError(f"{where}y has classes from {y.min()} to {y.max()}, and outputs have shape {shape}: outputs "
+                             f"[n, classes] and ids from 0 on are needed, for the cross-entropy of the last layer.")
+    if not where and len(y.unique()) < 2:
         raise SelectionError("y has one class only: there is nothing for features to tell apart.")
 
 
 def _split(x: Tensor, y: Tensor, validation: float | tuple[Tensor, Tensor], seed: int
            ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    if not isinstance(validation, (int, float)):
+    if isinstance(validation, (tuple, list)) and len(validation) == 2 and all(
+            isinstance(t, Tensor) and len(t) for t in validation):
         return (x, y), (validation[0], validation[1])
-    n = round(validation * len(x))
+    n = round(validation * len(x)) if isinstance(validation, (int, float)) and 0 < validation < 1 else 0
     if not 0 < n < len(x):
         raise SelectionError(f"validation={validation!r} of {len(x)} examples leaves {n} to stop by: a share between 0 and 1 is "
                              f"needed that leaves some on both sides, or validation=(x2, y2).")

@@ -48,9 +48,11 @@ def chain(model: nn.Module, x: Tensor) -> list[Stage]:
                              f"[n, ...] is needed, to see whether the model is a chain.")
     _tried(model, [m for _, m in leaves], x[:TRIED])
     weighted = [i for i, (_, m) in enumerate(leaves) if any(True for _ in m.parameters())]
-    if len({leaves[i][1] for i in weighted}) < len(weighted):
-        raise SelectionError(f"the {type(model).__name__} uses a layer with weights twice, so that a step of one is a step of "
-                             f"the other: it is no chain of layers. Give each place a layer of its own.")
+    parameters = [p for i in weighted for p in leaves[i][1].parameters()]
+    if len(set(parameters)) < len(parameters):
+        raise SelectionError(f"the {type(model).__name__} uses a layer with weights twice, or the weights of one layer in "
+                             f"another, so that a step of one is a step of the other: it is no chain of layers. Give each place "
+                             f"a layer with weights of its own.")
     if not weighted:
         raise SelectionError(f"the {type(model).__name__} has no module with weights, so there is no layer in it.")
     ends = [*weighted[1:], len(leaves)]
@@ -72,12 +74,15 @@ def _tried(model: nn.Module, modules: Sequence[nn.Module], x: Tensor) -> None:
     advice = ("Write activations and reshapes as modules (nn.ReLU(), nn.Flatten()) in an nn.Sequential; branches and residual "
               "connections make no chain.")
     with torch.no_grad(), evaluated(model):
-        wanted = model(x)
+        wanted = model(x.clone())  # a first module that works in place then writes into the clone
         try:
-            got = composed(modules, x)
+            got = composed(modules, x.clone())
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
             raise SelectionError(f"the {type(model).__name__} is no chain: its parts, one after another ({names}), cannot read "
                                  f"each other ({str(error).splitlines()[0][:120]}). {advice}") from error
+    if isinstance(wanted, Tensor) and not torch.isfinite(wanted).all():
+        raise SelectionError(f"outputs of the {type(model).__name__} contain NaN or Inf, so that nothing can be compared with "
+                             f"them: inputs that are not finite, or weights that diverged. Look at both.")
     if not isinstance(wanted, Tensor) or not isinstance(got, Tensor) or got.shape != wanted.shape or not torch.allclose(
             got, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max())):
         raise SelectionError(f"the {type(model).__name__} is no chain: its parts, one after another ({names}), give another "

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from richter.core import Interval, Ref, SelectionError
-from richter.instrument.capture import forward, quiet, to_device
+from richter.instrument.capture import forward, quiet, to_device, unwrap
 from richter.instrument.probe import Probe
 from richter.instrument.statistics.frame import NO_LABELS, Missing
 from richter.instrument.statistics.outputs import OUTPUTS, Answers
@@ -93,8 +93,16 @@ def theorem_a(model: nn.Module, probe: Probe, weights: Tensor | None = None, bia
 
 def homogeneity(model: nn.Module) -> tuple[dict[str, int], int]:
     """({parameter: its degree}, how many layers): scaled by a^degree each, the parameters scale the outputs by a^layers."""
+    model = unwrap(model)
     degrees: dict[str, int] = {}
     depth = 0
+    if frozen := [name for name, p in model.named_parameters() if not p.requires_grad]:
+        raise SelectionError(f"{frozen[0]} is frozen (requires_grad=False), and H_w is of the trainable parameters: Theorem A "
+                             f"needs all of them.")
+    weighted = [m for _, m in model.named_modules(remove_duplicate=False) if any(True for _ in m.parameters(recurse=False))]
+    if len(set(weighted)) < len(weighted):
+        raise SelectionError("a layer with weights stands in the model twice: its bias would belong to two depths, and Theorem A "
+                             "is about chains of layers. Give each place a layer of its own.")
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             depth += 1
@@ -198,7 +206,7 @@ def natural(H: Hessian, damping: float = 1e-3) -> Callable[[Tensor], Tensor]:
 
     def product(v: Tensor) -> Tensor:
         v = torch.as_tensor(v, dtype=torch.float64).to(H.subject.home)
-        return H.fisher(v) / H.subject.probe.n + damping * v
+        return H.fisher(v) / H.softmaxes + damping * v
 
     def solve(v: Tensor) -> Tensor:
         M = LinearOperator((H.size, H.size), matvec=lambda x: product(torch.from_numpy(x)).cpu().numpy(), dtype=float)

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from richter.core import SelectionError, parse_bytes
 from richter.core.progress import progress
-from richter.instrument.capture import Output, quiet, unwrap
+from richter.instrument.capture import Output, differentiable_twice, quiet, unwrap
 from richter.instrument.checks import check_weights
 from richter.instrument.probe import Probe
-from richter.instrument.statistics.fisher import ONE_CLASS, fisher_times
+from richter.instrument.statistics.fisher import NO_CLASSES, ONE_CLASS, fisher_times, no_classes
 from richter.instrument.statistics.frame import NO_LABELS
 from richter.instrument.statistics.operators import HIDDEN
 from richter.instrument.stream import chunks, fitting
@@ -88,10 +88,10 @@ class Hessian:
     @cached_property
     def layers(self) -> dict[str, Tensor]:
         """{module: which entries of a vector are its own}, in the order of the parameters."""
-        owner = [name.rpartition(".")[0] for name, p in zip(self.names, self.places, strict=True) for _ in range(p.numel())]
-        index = {k: i for i, k in enumerate(dict.fromkeys(owner))}
-        number = torch.tensor([index[k] for k in owner])
-        return {k: (number == i).nonzero().flatten().to(self.subject.home) for k, i in index.items()}
+        owners, ends = [name.rpartition(".")[0] for name in self.names], np.cumsum([p.numel() for p in self.places])
+        own = [torch.arange(end - p.numel(), end) for end, p in zip(ends.tolist(), self.places, strict=True)]
+        return {k: torch.cat([mine for mine, owner in zip(own, owners, strict=True) if owner == k]).to(self.subject.home)
+                for k in dict.fromkeys(owners)}
 
     def parts(self, v: Float[Tensor, " p"]) -> dict[str, Tensor]:
         """A vector by parameter, each part in its shape."""
@@ -130,13 +130,23 @@ class Hessian:
         return replace(self, w=_weights(v, self.w.shape), held=[])
 
     def fisher(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """The product with the Fisher matrix of cross-entropy, the sum over the probe's examples of J^T (diag(p) - p p^T) J."""
-        classes = self.subject.survey.shape[-1]
+        """The product with the Fisher matrix of cross-entropy, the sum over the probe's examples of J^T (diag(p) - p p^T) J;
+        outputs that do not count (tokens or examples without a label) are left out."""
+        classes, counted = self.subject.survey.shape[-1], self.subject.counted
         if classes < 2:
             raise SelectionError(f"{ONE_CLASS}. A network with an output for each class has one.")
+        if no_classes(self.subject):
+            raise SelectionError(f"{NO_CLASSES}.")
         vectors = self._vectors(v)
         with self._measured():
-            return self._sum(fisher_times(f, self.places, vectors, classes) for f, _ in self._outputs())
+            return self._sum(fisher_times(f if counted is None else torch.where(counted[rows].to(f.device), f, 0.0),
+                                          self.places, vectors, classes) for f, rows in self._outputs())
+
+    @property
+    def softmaxes(self) -> int:
+        """Over how many the mean loss is: one for each example or token that counts."""
+        counted, classes = self.subject.counted, self.subject.survey.shape[-1]
+        return (self.w.numel() if counted is None else int(counted.sum())) // classes
 
     @contextmanager
     def many(self) -> Iterator[None]:
@@ -167,9 +177,12 @@ class Hessian:
     def top(self, k: int = 20, *, tolerance: float = 1e-4, basis: int | None = None, seed: int = 0) -> Eigenpairs:
         """The ``k`` eigenpairs of largest absolute value, by scipy's Lanczos: |H v - lambda v| <= ``tolerance`` |lambda_1|. The
         basis has 2.5 k vectors unless another number is given: all memory that it takes."""
-        from scipy.sparse.linalg import LinearOperator, eigsh
-        if not 1 <= k < self.size:
+        from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+        if not (isinstance(k, int) and 1 <= k < self.size):
             raise SelectionError(f"k={k} eigenpairs of a matrix of {self.size} parameters: from 1 to {self.size - 1} can be had.")
+        if basis is not None and basis <= k:
+            raise SelectionError(f"basis={basis} vectors for {k} eigenpairs: Lanczos needs more vectors than pairs, 2 k or more "
+                                 f"to be quick.")
         kind = np.float32 if self.subject.itemsize == 4 and tolerance >= 1e-5 else np.float64
         count = 0
 
@@ -183,7 +196,13 @@ class Hessian:
         wide = min(self.size, basis or max(20, math.ceil(2.5 * k)))
         with self.many(), progress(title="products", total=wide) as bar:
             A = LinearOperator((self.size, self.size), matvec=product, dtype=kind)
-            values, vectors = eigsh(A, k, which="LM", v0=start, ncv=wide, tol=tolerance)
+            try:
+                values, vectors = eigsh(A, k, which="LM", v0=start, ncv=wide, tol=tolerance)
+            except ArpackError as error:
+                if product(start).any():
+                    raise
+                raise SelectionError("H_w is 0: the outputs are linear in the trainable parameters (no hidden layer, or all "
+                                     "others frozen), or their weights w are 0. No direction bends more than another.") from error
             made = count
             order = np.argsort(-np.abs(values))
             values_, vectors_ = (torch.from_numpy(a).double().to(self.subject.home)
@@ -241,7 +260,7 @@ class Hessian:
         if _versions(model) != self.versions:
             raise SelectionError("the weights have changed since this operator was made, and its labels and gradients are those "
                                  "of before: make it anew with hessian(model, probe).")
-        with quiet(model):
+        with quiet(model), differentiable_twice():
             yield
 
     def _outputs(self) -> Iterator[tuple[Tensor, slice]]:
@@ -281,6 +300,9 @@ def _weights(v: Tensor, shape: torch.Size) -> Tensor:
     if v.numel() != shape.numel():
         raise SelectionError(f"weights of shape {tuple(v.shape)} for outputs of shape {tuple(shape)}: one for each output of "
                              f"each example is needed.")
+    if not torch.isfinite(v).all():
+        raise SelectionError("the weights of the outputs contain NaN or Inf, and so would every product. If they are the loss's "
+                             "gradient, the network has diverged.")
     return v.detach().double().reshape(shape)
 
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,7 @@ class Peak:
     could: tuple[int, ...]  # the layers that may as well be the peak, itself among them
     value: float
     layers: int  # of the profile
+    known: tuple[int, ...] = field(default=(), compare=False)  # the layers that have a value; (): all of them
 
     @property
     def low(self) -> int:
@@ -46,11 +47,12 @@ class Peak:
     @property
     def interior(self) -> bool:
         """Do the values fall to both sides, however flat the top is?"""
-        return self.low > 1 and self.high < self.layers
+        known = self.known or range(1, self.layers + 1)
+        return known[0] < self.low and self.high < known[-1]
 
     def __str__(self) -> str:
         place = f"layer {self.layer} of {self.layers} ({self.value:.3g})"
-        if len(self.could) == self.layers:
+        if len(self.could) == len(self.known or range(self.layers)):
             return f"{place}, but the profile has no peak: it is flat from its first layer to its last"
         if len(self.could) < self.high - self.low + 1:
             return f"{place}, not alone: layers {', '.join(map(str, self.could))} can hardly be told apart"
@@ -74,11 +76,11 @@ def peak(values: ArrayLike, errors: ArrayLike | None = None, *, flat: float = FL
     near = np.maximum(flat * (v[top] - np.nanmin(v)), deviations * np.hypot(e, e[top]))
     near[top] = np.inf
     could = np.flatnonzero(known & (v[top] - np.where(known, v, -np.inf) <= near))
-    return Peak(top + 1, tuple((could + 1).tolist()), float(v[top]), len(v))
+    return Peak(top + 1, tuple((could + 1).tolist()), float(v[top]), len(v), tuple((np.flatnonzero(known) + 1).tolist()))
 
 
 def _profile(values: ArrayLike, errors: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
-    """As arrays, infinite values refused; layers without an error have none."""
+    """As arrays, infinite values refused; layers without an error (NaN) have none, an infinite one says that nothing is known."""
     v = np.asarray(values, dtype=np.float64)
     e = np.zeros_like(v) if errors is None else np.asarray(errors, dtype=np.float64)
     if v.ndim != 1 or e.shape != v.shape:
@@ -87,4 +89,4 @@ def _profile(values: ArrayLike, errors: ArrayLike | None) -> tuple[np.ndarray, n
     if np.isinf(v).any() or (e < 0).any():
         raise SelectionError("a profile has infinite values or negative errors: its largest value would say nothing. Leave such "
                              "layers out, or give NaN for them.")
-    return v, np.where(np.isfinite(e), e, 0.0)
+    return v, np.where(np.isnan(e), 0.0, e)

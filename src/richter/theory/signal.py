@@ -149,7 +149,7 @@ def _at_least_tiny(a: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _crossing(excess: NDArray[np.float64], forward: float, backward: float) -> float:
     """Where log(forward loss / backward information), which falls over layers, passes 0."""
-    if excess[0] < -1e-12:
+    if excess[0] < -1e-12 or not (excess[1:] < 0).any():
         raise SelectionError(f"balanced_layer of {len(excess)} layers with forward={forward:g} and backward={backward:g}: at the "
                              f"first layer inputs this close are told apart less than gradients are alike, and further on still "
                              f"less, so that no layer is balanced. Take a deeper network, or inputs further apart.")
@@ -166,6 +166,7 @@ def simulate_correlations(c1: ArrayLike, depth: int) -> Array:
     normal u, v with correlation c. In polar coordinates u = r cos a, v = r cos(a - t): Gauss-Legendre nodes where both are
     positive."""
     start = to_tensor(c1, "c1")
+    whole(depth=depth)
     nodes, weights = np.polynomial.legendre.leggauss(40)
     c, out = start.cpu().numpy(), []
     for _ in range(depth):

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from richter.core import SelectionError
-from richter.core.chains import Stage, chain, composed, evaluated
+from richter.core.chains import Stage, chain, composed
 from richter.core.modules import unwrap
 from richter.core.progress import progress
+from richter.instrument.capture import quiet
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
 from richter.theory import signal
+from richter.theory.arrays import whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +41,7 @@ class Propagation:
     [layers, pairs], beside those that the recursion gives from the cosines of the inputs alone.
 
     ``distance``: root mean square of measured minus predicted, over pairs and the layers at which theory is not an identity.
-    ``chance``: the same of random networks of the same widths, one number for each."""
+    ``chance``: the same of random networks of the same widths, one number for each; over pairs that have a cosine there."""
 
     layers: tuple[str, ...]
     forward: Cosines
@@ -101,6 +103,7 @@ def propagation(model: nn.Module, x: Tensor, *, examples: int = 64, networks: in
     start. Anything else is refused with the reason; biases that are not zero are remarked.
     """
     model = unwrap(model)
+    whole(networks=networks, examples=examples)
     stages, rows = chain(model, x), x[:examples]
     slope = _slope(stages)
     if len(rows) < 2:
@@ -114,6 +117,10 @@ def propagation(model: nn.Module, x: Tensor, *, examples: int = 64, networks: in
     g_predicted = np.asarray(signal.gradients(c1, len(stages), slope=slope))
     chance = tuple(_distance(*_cosines(*_drawn(model, rows, slope, seed + k), rows), h_predicted, g_predicted)
                    for k in progress(range(networks), title="random networks", unit="network"))
+    if not (chance := tuple(c for c in chance if not math.isnan(c))):
+        raise SelectionError(f"{networks} random networks of these widths are dead: some layer is so narrow that no pair of "
+                             f"examples has features and gradients in it, and nothing can be compared. Infinite width is "
+                             f"far from here.")
     biased = [s.name for s in stages if isinstance(s.module.bias, Tensor) and s.module.bias.detach().abs().max() > 0]
     notes = (f"Layers {', '.join(biased)} have biases that are not zero, which the recursion leaves out.",) if biased else ()
     return Propagation(tuple(s.name for s in stages), h, g, h_predicted, g_predicted,
@@ -150,13 +157,19 @@ def _slope(stages: Sequence[Stage]) -> float:
 def _cosines(model: nn.Module, stages: Sequence[Stage], x: Float[Tensor, "n ..."]) -> tuple[Cosines, Cosines]:
     """Of pairs i < j: what each stage reads, and its gradients, summed over outputs: [layers, pairs] each."""
     read, wrote = list[Tensor](), list[Tensor]()
-    with torch.enable_grad(), evaluated(model):
-        h = x
+    with quiet(model):
+        h = x.clone()  # a first module that works in place then writes into the clone
         for s in stages:
             h = composed(s.before, h)
+            if h.dim() != 2:
+                raise SelectionError(f"layer {s.name!r} reads {list(h.shape)}: the recursion is for one vector for each example, "
+                                     f"[n, d], and this layer reads several (tokens, places). Flatten them before the first "
+                                     f"layer.")
             read.append(h)
             wrote.append(s.module(h).requires_grad_())
             h = composed(s.after, wrote[-1].clone())  # an activation in place then writes into the clone
+        if h.dim() != 2:
+            raise SelectionError(f"the network's output has shape {tuple(h.shape)}: outputs [n, k] are needed.")
         grams = [torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device) for _ in stages]
         for k in range(h.shape[1]):
             for gram, g in zip(grams, torch.autograd.grad(h[:, k].sum(), wrote, retain_graph=True), strict=True):
@@ -172,17 +185,19 @@ def _cosines(model: nn.Module, stages: Sequence[Stage], x: Float[Tensor, "n ..."
 
 
 def _distance(h: Cosines, g: Cosines, h_predicted: Cosines, g_predicted: Cosines) -> float:
-    """Without the first layer's inputs and the last layer's gradients, which agree by construction."""
+    """Without the first layer's inputs and the last layer's gradients, which agree by construction. Examples without features
+    in a layer have no cosine there; NaN where none has one."""
     apart = np.concatenate([(h - h_predicted)[1:], (g - g_predicted)[:-1]])
-    return float(np.sqrt(np.mean(apart**2)))
+    apart = apart[np.isfinite(apart)]
+    return float(np.sqrt(np.mean(apart**2))) if apart.size else math.nan
 
 
 def _drawn(model: nn.Module, x: Tensor, slope: float, seed: int) -> tuple[nn.Module, list[Stage]]:
     """A copy with weights N(0, 2 / ((1 + slope^2) fan_in)) and no biases."""
-    other = copy.deepcopy(model)
     draw = torch.Generator().manual_seed(seed)
-    stages = chain(other, x)
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # a copy made in inference mode would have no gradients
+        other = copy.deepcopy(model)
+        stages = chain(other, x)
         for s in stages:
             W = s.module.weight
             assert isinstance(W, Tensor)

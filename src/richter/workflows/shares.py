@@ -22,7 +22,7 @@ from richter.controls.groups import owners
 from richter.core import SelectionError
 from richter.core.modules import unwrap
 from richter.core.text import table
-from richter.instrument.capture import quiet
+from richter.instrument.capture import differentiable_twice, quiet
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -78,7 +78,7 @@ def layer_shares(model: nn.Module, x: Any, y: Tensor, lr: float, loss: Loss = F.
     if not layers:
         raise SelectionError("no parameter of the model is trained (requires_grad), so that a step changes nothing.")
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    with quiet(model):
+    with quiet(model), differentiable_twice():
         f = model(x)
         if not isinstance(f, Tensor) or f.dim() != 2:
             shape = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"type {type(f).__name__}"
@@ -86,6 +86,12 @@ def layer_shares(model: nn.Module, x: Any, y: Tensor, lr: float, loss: Loss = F.
                                  f"returns them.")
         flat = [p for own in layers.values() for p in own]
         g = _gradient(loss, f, y)
+        if not torch.isfinite(g).all():
+            raise SelectionError("outputs, or the loss's gradient in them, contain NaN or Inf: inputs that are not finite, or "
+                                 "weights that diverged. Look at both.")
+        if not g.any():
+            raise SelectionError("the loss's gradient in the outputs is 0 (cross-entropy of a single output, or labels that are "
+                                 "met exactly), so that a step changes nothing, and no layer has a share in it.")
         steps = dict(zip(flat, torch.autograd.grad(f, flat, g, retain_graph=True, materialize_grads=True), strict=True))
         predicted = [_pushed(f, own, [-lr * steps[p] for p in own]) for own in layers.values()]
 
@@ -115,11 +121,14 @@ def _pushed(f: Tensor, parameters: list[Tensor], direction: list[Tensor]) -> Ten
 
 
 def _centred(f: Tensor, y: Any) -> NDArray[np.float64] | None:
-    """Y~ [n, k], one mean over all entries."""
+    """Y~ [n, k], one mean over all entries; of class ids below 0 (examples without a label) nothing."""
     if not isinstance(y, Tensor) or len(y) != len(f):
         return None
     if y.dim() == 1 and not y.is_floating_point() and f.shape[1] > 1:
-        Y = F.one_hot(y.long(), f.shape[1]).double()
+        if y.max() >= f.shape[1]:
+            return None
+        Y, keep = F.one_hot(y.long().clamp(min=0), f.shape[1]).double(), (y >= 0)[:, None].to(f.device)
+        return _array((Y.to(f.device) - 1 / f.shape[1]) * keep)  # the mean of one 1 among k outputs
     elif y.numel() == f.numel():
         Y = y.double().reshape(f.shape)
     else:

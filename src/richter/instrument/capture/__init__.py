@@ -15,7 +15,7 @@ which are ``products`` with ``parts`` of them; ``shortcuts`` in backward passes;
 """
 
 from richter.core.modules import unwrap
-from richter.instrument.capture.quiet import quiet
+from richter.instrument.capture.quiet import differentiable_twice, quiet
 from richter.instrument.capture.recorder import Call, Pass, Product, forward, kept_for_backward, written
 from richter.instrument.capture.state import (
     Inputs,
@@ -34,5 +34,5 @@ from richter.instrument.capture.state import (
 from richter.instrument.capture.tangents import Direction, batch_statistics, pushed_forward, pushed_twice
 
 __all__ = ["Call", "Direction", "Inputs", "Output", "Pass", "Product", "State", "batch_statistics", "check_finite", "copy_of",
-           "count", "device_of", "doubled", "forward", "in_double", "kept_for_backward", "pushed_forward", "pushed_twice",
-           "quiet", "select", "state_of", "to_device", "unwrap", "written"]
+           "count", "device_of", "differentiable_twice", "doubled", "forward", "in_double", "kept_for_backward",
+           "pushed_forward", "pushed_twice", "quiet", "select", "state_of", "to_device", "unwrap", "written"]

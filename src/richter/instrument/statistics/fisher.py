@@ -59,7 +59,7 @@ def root_times(p: Float[Tensor, "... c"], v: Tensor, step: float = STEP, reach: 
     like exp(-2 pi^2 / step). H + s is a diagonal and one rank more, and what Sherman and Morrison give for H (H + s)^-1 v is
     w (v - <w, v> / sum w) with w = p / (p + s), because the p add up to 1."""
     v = shifted(p, v)
-    scale = metric_trace(p)[..., None].clamp(min=1e-300)  # of the eigenvalues
+    scale = metric_trace(p)[..., None].clamp(min=1e-270)  # of the eigenvalues; the smallest s is far below it, and not 0
     total = torch.zeros_like(v)
     for j in range(math.ceil(2 * reach / step) + 1):
         s = scale * math.exp(j * step - reach)
@@ -292,11 +292,18 @@ class FisherMatrix(Operator):
     """The mean over examples of J^T (diag(p) - p p^T) J, over all trainable parameters: products, and their parts by layer."""
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        return ONE_CLASS if subject.survey.shape[-1:] == (1,) else super().planned(subject, cotangents)
+        if subject.survey.shape[-1:] == (1,):
+            return ONE_CLASS
+        return NO_CLASSES if no_classes(subject) else super().planned(subject, cotangents)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         classes = subject.survey.shape[-1]
         return Multiplied(Products(subject, lambda f, Y, places, vectors: fisher_times(f, places, vectors, classes)))
+
+
+def no_classes(subject: Subject) -> bool:
+    """Are there labels, and are they no classes? Without labels the outputs may be logits: no label enters the matrix."""
+    return subject.objective is not None and subject.objective.classes is None
 
 
 def fisher_times(f: Float[Tensor, "n k"], places: Sequence[Tensor], vectors: Sequence[Tensor], classes: int

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import WHOLE, Mark, Remark
+from richter.instrument.capture import differentiable_twice
 from richter.instrument.captures import check_finite
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import GROUPS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
@@ -91,6 +92,10 @@ class Products:
 
     def __call__(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         """The product, in float64."""
+        with differentiable_twice():
+            return self._product(v)
+
+    def _product(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         subject = self.subject
         places = [subject.state[name] for name in self.names]
         vectors = [piece.to(p) for piece, p in zip(self.parts(v).values(), places, strict=True)]
