@@ -152,3 +152,11 @@ def test_layers_without_a_value_are_no_side_to_which_values_fall() -> None:
 def test_an_infinite_error_says_that_nothing_is_known() -> None:
     assert peak([0.0, 1.0, 0.5], [np.inf, 0.0, 0.0]).could == (1, 2)
     assert peak([0.0, 1.0, 0.5], [0.0, np.inf, 0.0]).could == (1, 2, 3)
+
+
+def test_a_report_names_the_layer_of_the_peak(tmp_path: Path) -> None:
+    """Layers without a finding are not in the profile, so that its number alone is not the layer's place in the network."""
+    with runs.create(tmp_path / "run", {}) as w:
+        rows = [Row(0, k, "tangent_cka", v, 0.001) for k, v in zip("abcd", (np.nan, 0.1, 0.3, 0.2), strict=True)]
+        w.snapshot(Snapshot(tuple(rows), 0, seconds=0.1, examples=8, passes=1.0))
+    assert ": c, layer 2 of 3 (0.3)" in report([w.run], tmp_path / "report.html").read_text(encoding="utf-8")

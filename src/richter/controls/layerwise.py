@@ -209,9 +209,9 @@ def _check_labels(model: nn.Module, x: Tensor, y: Any, where: str = "") -> None:
         raise SelectionError(f"{where}y is {shape}, and x has {len(x)} examples: class ids [n] are needed, one for each example, "
                              f"because features are trained to tell classes apart.")
     with torch.no_grad(), evaluated(model):
-        shape = tuple(model(x[:1].clone()).shape)
-    if len(shape) != 2 or y.min() < 0 or y.max() >= shape[1]:
-        raise SelectionError(f"{where}y has classes from {y.min()} to {y.max()}, and outputs have shape {shape}: outputs "
+        outputs = tuple(model(x[:1].clone()).shape)
+    if len(outputs) != 2 or y.min() < 0 or y.max() >= outputs[1]:
+        raise SelectionError(f"{where}y has classes from {y.min()} to {y.max()}, and outputs have shape {outputs}: outputs "
                              f"[n, classes] and ids from 0 on are needed, for the cross-entropy of the last layer.")
     if not where and len(y.unique()) < 2:
         raise SelectionError("y has one class only: there is nothing for features to tell apart.")

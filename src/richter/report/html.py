@@ -185,11 +185,12 @@ def _profiles(s: Shown, album: Album, runs: int) -> Markup:
     """Of one run every measure that has one; of several, the first of each panel."""
     from richter.report import figures
     filled = [measures for *_, measures in panels(_measures([s]), s.cards)]
-    drawn = {m: profiles[-1] for measures in filled for m in (measures if runs == 1 else measures[:1])
-             for _, profiles in [plotdata.profiles(plotdata.lines(s.frame, m))] if profiles}
+    drawn = {m: (layers, profiles[-1]) for measures in filled for m in (measures if runs == 1 else measures[:1])
+             for layers, profiles in [plotdata.profiles(plotdata.lines(s.frame, m))] if profiles}
     if not drawn:
         return Markup("")
-    peaks = [tag("li", tag("em", measure_card(m, s.cards).heading), f": {peak(p.value, p.error)}") for m, p in drawn.items()]
+    peaks = [tag("li", tag("em", measure_card(m, s.cards).heading), f": {layers[top.layer - 1]}, {top}")
+             for m, (layers, p) in drawn.items() for top in [peak(p.value, p.error)]]
     owner = f"{s.name}: " if runs > 1 else ""
     return joined([
         tag("h3", f"{owner}profiles") if owner else Markup(""),
