@@ -253,7 +253,7 @@ def test_whatever_names_and_pictures_hold_nothing_runs_in_a_browser(tmp_path: Pa
     assert all(text in seen.text for text in INJECTED)
     browser.open(page.as_uri())
     browser.until("document.readyState === 'complete' && [...document.images].every(i => i.complete && i.naturalWidth)")
-    assert browser.run("return document.images.length") == len(INJECTED) + 3 + len(PICTURES)  # with nfc, heat maps and scalars
+    assert browser.run("return document.images.length") == len(INJECTED) + 4 + len(PICTURES)  # nfc, heat maps, profiles, scalars
     assert browser.run("return window.hit") is None
     assert not browser.run("return document.querySelectorAll('script, iframe, link, a:not([href^=\"#\"])').length")
     assert browser.run("return performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
