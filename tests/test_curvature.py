@@ -340,8 +340,9 @@ def test_products_through_attention() -> None:
             q, k, v = self.mix(x.view(-1, 1, 2, 2)).chunk(3, -1)
             return self.head(F.scaled_dot_product_attention(q, k, v)[:, 0].mean(1))
 
-    torch.manual_seed(0)
-    model = Attending().double()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Attending().double()
     H = hessian(model, PROBE)
     v, step = vector(H.size), 1e-5
 
