@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -59,9 +60,10 @@ class Acceleration:
 
     @property
     def ahead(self) -> int | None:
-        """The step from which on the network is below rescaled kernel descent, and that below kernel descent; None: it is not."""
+        """The step from which on the network is below kernel descent, and below what the final norm makes of it; None: it is not.
+        (A kernel that shrank makes it slower.)"""
         network, kernel, rescaled = (self.curves[k] for k in ("network", "kernel", "rescaled"))
-        behind = np.flatnonzero(~((network < rescaled) & (rescaled < kernel)))
+        behind = np.flatnonzero(~(network < np.minimum(rescaled, kernel)))
         last = behind[-1] if len(behind) else -1
         return int(self.steps[last + 1]) if last + 1 < len(self.steps) else None
 
@@ -70,7 +72,7 @@ class Acceleration:
         network, kernel, rescaled = (float(self.curves[k][-1]) for k in ("network", "kernel", "rescaled"))
         numbers = (f"after {self.steps[-1]:,} steps the loss is {network:.3g}, {kernel:.3g} under the initial kernel and "
                    f"{rescaled:.3g} when that is as large as the final one")
-        if self.ahead is not None:
+        if self.ahead is not None and network < MATERIAL * kernel:
             verdict = f"Yes, its kernel outran the one it started with, and by more than its size (from step {self.ahead:,} on)"
         elif network < MATERIAL * kernel:
             verdict = "In part: its kernel outran the one it started with, but by no more than a larger kernel would"
@@ -97,8 +99,9 @@ def acceleration(model: nn.Module, x: Tensor, y: Tensor, *, lr: float, steps: in
     By default a copy of ``model`` takes ``steps`` full-batch steps of plain gradient descent of size ``lr`` on all of ``x``,
     ``chunk`` examples at a time. With ``train_step(model)``, called once for each step, the model itself is trained as that does;
     ``lr`` then says which rate it is compared with. ``loss``: of what ``lr`` is the rate, sum (f - y)^2 / 2, or the mean over
-    examples and outputs (``nn.MSELoss``). ``y``: class ids [n], or targets [n, k]. ``record``: steps at which losses are known.
-    Where the kernel of all outputs does not fit ``memory``, each output's own is used, and the note says so.
+    examples and outputs (``nn.MSELoss``). ``y``: class ids [n], or targets [n, k]. ``record``: steps at which losses are known,
+    besides the first and the last. Where the kernel of all outputs does not fit ``memory``, each output's own is used, and the
+    note says so.
     """
     subject = unwrap(model) if train_step is not None else copy.deepcopy(unwrap(model))
     _check(subject, x, lr, steps, loss)
@@ -235,7 +238,7 @@ def _check(model: nn.Module, x: Tensor, lr: float, steps: int, loss: str) -> Non
     if not any(p.requires_grad for p in model.parameters()):
         raise SelectionError(f"the model ({type(model).__name__}) has no trainable parameter: it has no tangent kernel, and "
                              f"there is nothing to train. Is everything frozen (requires_grad=False)?")
-    if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
+    if not (isinstance(lr, Real) and math.isfinite(lr) and lr > 0):
         raise SelectionError(f"lr={lr!r}: a rate above 0 is needed.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise SelectionError(f"steps={steps!r}: a number of steps is needed, 1 or more.")
@@ -277,10 +280,11 @@ def _stable(K: Tensor, lr: float, rate: float) -> None:
 def _due(steps: int, record: Sequence[int] | None) -> list[int]:
     if record is None:
         return sorted({0, steps, *(round(v) for v in np.geomspace(1, steps, RECORDED))})
-    due = sorted({int(s) for s in record})
-    if not due or due[0] < 0 or due[-1] > steps:
-        raise SelectionError(f"record={list(record)[:5]!r}: the steps at which losses are known lie between 0 and steps={steps}.")
-    return due
+    wrong = [s for s in record if s != int(s) or not 0 <= s <= steps]
+    if wrong:
+        raise SelectionError(f"record contains {wrong[0]!r}: the steps at which losses are known are whole numbers and lie "
+                             f"between 0 and steps={steps}.")
+    return sorted({0, steps, *(int(s) for s in record)})
 
 
 # ------------------------------------------------------------------------------------------------ the picture
