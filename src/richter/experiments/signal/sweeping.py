@@ -28,10 +28,10 @@ class Settings:
     n: int = 2_000
     width: int = 100
     epochs: int = 20
-    depths: tuple[int, ...] = (10, 30)  # on Fashion-MNIST, as in Table 2
+    depths: tuple[int, ...] = (10, 30)  # on Fashion-MNIST
     few: tuple[int, ...] = (10, 30)  # on the other sets, and for Fig. 8
-    probe: int = 100  # images for the depth sweep
-    probe_few: int = 100
+    probe: int = 60  # images for the depth sweep
+    probe_few: int = 60
     subject: Subject = "trained"  # what the claims are read from
     law: Law = "balanced"
     seeds: tuple[int, ...] = (0, 1)

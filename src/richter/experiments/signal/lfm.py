@@ -1,0 +1,115 @@
+"""Figures 16 and 17 of [signal] and Algorithm 1: networks trained layer by layer beside those trained end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import Interval, Ref
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.signal.layering import Settings, tasks, work
+from richter.measures.profile import peak
+from richter.report.drawing import COLOURS, band, caption, label, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LABELS = {"printed": "LFM, as printed", "cosine": "LFM, cosine and target 1", "end": "end to end", "frozen": "last layer only",
+          "shuffled": "LFM, shuffled labels"}
+
+
+def lfm(r: Results, data: str, name: str, method: str = "printed", width: int = -1) -> NDArray[np.float64]:
+    """Of one seed's network trained by LFM, or of what stands in its place."""
+    s = r.settings
+    widths, method = s.widths if data == "mnist_5k" else s.wide, method if s.subject == "lfm" else s.subject
+    width = widths[0 if method != "printed" and data == "cifar10" else width]
+    return r.where(data=data, method=method, width=width)[name][0]  # type: ignore[no-any-return]
+
+
+def end(r: Results, data: str, name: str) -> NDArray[np.float64]:
+    """Of the network trained end to end; of LFM's, where that is called LFM."""
+    return r.where(data=data, method="printed" if r.settings.subject == "end" else "end")[name][-1]  # type: ignore[no-any-return]
+
+
+def behind(r: Results, data: str) -> float:
+    """Test accuracy of LFM less that end to end."""
+    return float(lfm(r, data, "accuracy") - end(r, data, "accuracy"))
+
+
+def flat(r: Results, data: str) -> float:
+    """How many layers come within a tenth of the profile's height of the best one."""
+    return float(len(peak(lfm(r, data, "profile")).could))
+
+
+def drawing(data: str) -> Callable[[Results], Figure]:
+    @styled
+    def draw(results: Results) -> Figure:
+        s = results.settings
+        widths = s.widths if data == "mnist_5k" else s.wide
+        shown = [("printed", width) for width in widths] + [("end", widths[-1] if data == "mnist_5k" else widths[0])]
+        figure, axes = panels(3, across=3)
+        for ax, (method, width), letter in zip(axes, shown, "abc", strict=True):
+            r = results.where(data=data, method=method, width=width)
+            band(ax, np.arange(1, 6), r["profile"], COLOURS[0], "tangent_cka of the layer")
+            right = ax.twinx()
+            band(right, np.arange(2, 6), r["features"], COLOURS[1], "CKA of the features it reads", "--")
+            right.set_xlabel("layer")
+            right.set_ylabel("CKA of features and labels")
+            label(ax, "layer", "alignment (tangent_cka)",
+                  f"{letter}: {LABELS[method]}, width {width}, test {np.median(r['accuracy']):.1%}", legend=True)
+        caption(figure, "Training layer by layer aligns the features of every layer with the classes (dashed), and reaches less "
+                        "on test images than training end to end.")
+        return figure
+    return draw
+
+
+@styled
+def draw_algorithm(results: Results) -> Figure:
+    figure, (left, right) = panels(2, across=2)
+    methods = [m for m in LABELS if len(results.where(data="mnist_5k", method=m))]
+    for k, method in enumerate(methods):
+        r = results.where(data="mnist_5k", method=method, width=results.settings.widths[-1])
+        left.plot(np.full(len(r), k), r["accuracy"], "o", color=COLOURS[k], markersize=4)
+        band(right, np.arange(1, 5), r["features"], COLOURS[k], LABELS[method])
+    left.set_xticks(range(len(methods)), [LABELS[m].replace(", ", ",\n") for m in methods], fontsize=6)
+    label(left, "method", "test accuracy", "3,500 digits")
+    label(right, "hidden layer", "CKA of features and labels", "test images", legend=True)
+    caption(figure, "The algorithm works, and less well than training end to end; the cosine kernel with target 1 does better "
+                    "than what is printed, shuffled labels teach it nothing.")
+    return figure
+
+
+END = Control("end to end in the place of LFM, and the other way round", {"subject": "end"})
+SHUFFLED = Control("LFM on shuffled labels", {"subject": "shuffled"})
+RIVALS = (SHUFFLED, Control("random layers, only the last one trained", {"subject": "frozen"}))
+BAR, TEXT = "independent check of the algorithm", "the paper's text"
+CLAIMS = (
+    Claim("MNIST-5k: test accuracy, as printed", lambda r: float(lfm(r, "mnist_5k", "accuracy")), Interval(low=0.84), RIVALS,
+          source=BAR, over="seed", places=("Alg. 1",)),
+    Claim("MNIST-5k: test accuracy, cosine kernel and target 1", lambda r: float(lfm(r, "mnist_5k", "accuracy", "cosine")),
+          Interval(low=0.84), RIVALS, source=BAR, over="seed", places=("Alg. 1",)),
+    Claim("MNIST-5k: CKA of features and labels, smallest over hidden layers, as printed",
+          lambda r: float(lfm(r, "mnist_5k", "features").min()), Interval(low=0.65), RIVALS, source=BAR, over="seed",
+          places=("Alg. 1",)),
+    Claim("MNIST-5k: test accuracy less that end to end", lambda r: behind(r, "mnist_5k"), Interval(high=0.01), END,
+          paper="below 0", source=BAR, over="seed", places=("Fig. 16", "Alg. 1")),
+    Claim("MNIST-5k: layers within a tenth of the best alignment", lambda r: flat(r, "mnist_5k"), Interval(low=2), END,
+          paper="several", source=TEXT, over="seed", places=("Fig. 16",)),
+    Claim("MNIST-5k: largest alignment over that end to end", lambda r: float(
+        lfm(r, "mnist_5k", "profile").max() / end(r, "mnist_5k", "profile").max()), Interval(high=1.0), END, paper="below 1",
+        source=TEXT, over="seed", places=("Fig. 16",)),
+    Claim("CIFAR-10: test accuracy less that end to end", lambda r: behind(r, "cifar10"), Interval(high=-0.01), END,
+          paper="noticeably worse", source=TEXT, over="seed", places=("Fig. 17",)),
+)
+EXPERIMENT = Experiment(
+    name="signal_lfm", ref=Ref("signal", "Alg. 1"), title="training layer by layer, beside training end to end",
+    smoke=Settings(), paper=Settings(epochs=20, end=40, n=2_000, wide=(256, 1024), probe=100, seeds=(0, 1, 2, 3, 4)),
+    tasks=tasks, work=work, data=("mnist_5k", "cifar10"), places=("Alg. 1", "Fig. 16", "Fig. 17"),
+    figures={"signal_alg1": draw_algorithm, "signal_fig16": drawing("mnist_5k"), "signal_fig17": drawing("cifar10")},
+    start={"epochs": 1, "end": 1, "n": 200, "seeds": (0,)},
+    reduced="at most 8 epochs for each layer, 1,000 images of CIFAR-10 and narrower networks for them, two seeds",
+    missing={"Fig. 16": "3,500 images in the place of 45,000", "Fig. 17": "2,000 images in the place of 45,000"},
+    claims=CLAIMS)
