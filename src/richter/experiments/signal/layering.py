@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -67,10 +66,9 @@ def trained(t: Task, data: Split, run: Writer) -> nn.Sequential:
             optimiser = torch.optim.Adam(parameters, lr=0.001 if t.method == "end" else 0.01)
             epochs(model, data.x, data.y, optimiser, s.end, run, seed=t.seed, loss=F.cross_entropy)
         return model
-    options = {"kernel": layerwise.cosine, "target": 1.0} if t.method == "cosine" else {}
+    kernel, target = (layerwise.cosine, 1.0) if t.method == "cosine" else (layerwise.inner, 0.5)
     y = shuffled(data.y, t.seed) if t.method == "shuffled" else data.y
-    train = functools.partial(layerwise.train, epochs=s.epochs, seed=t.seed, **options)  # type: ignore[arg-type]
-    return train(model, data.x, y).model
+    return layerwise.train(model, data.x, y, kernel=kernel, target=target, epochs=s.epochs, seed=t.seed).model
 
 
 def features(model: nn.Sequential, data: Split) -> NDArray[np.float64]:

@@ -97,7 +97,8 @@ CLAIMS = (
     Claim("MNIST-5k: test accuracy less that end to end", lambda r: behind(r, "mnist_5k"), Interval(high=0.01), END,
           paper="below 0", source=BAR, over="seed", places=("Fig. 16", "Alg. 1")),
     Claim("MNIST-5k: layers within a tenth of the best alignment", lambda r: flat(r, "mnist_5k"), Interval(low=2), END,
-          paper="several", source=TEXT, over="seed", places=("Fig. 16",)),
+          paper="several", source=TEXT, over="seed", places=("Fig. 16",),
+          differs={"smoke": "the last hidden layer stands out; it is the features' own CKA that is alike in several layers"}),
     Claim("MNIST-5k: largest alignment over that end to end", lambda r: float(
         lfm(r, "mnist_5k", "profile").max() / end(r, "mnist_5k", "profile").max()), Interval(high=1.0), END, paper="below 1",
         source=TEXT, over="seed", places=("Fig. 16",)),

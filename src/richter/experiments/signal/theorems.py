@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -86,6 +86,11 @@ def sizes(s: Settings, seed: int) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------ claims
+
+
+def reading(value: Callable[[Results, int], float], which: int) -> Callable[[Results], float]:
+    """Of one of both pairs of inputs, or of both places."""
+    return lambda r: value(r, which)
 
 
 def recursion(r: Results) -> Results:
@@ -211,7 +216,7 @@ CLAIMS = (
           lambda r: random_networks(r, "information"), Interval(0.9, 1.1),
           Control("a first layer N(0, 1/d), which the printed 1/2 needs", {"first": 1.0}), paper="1/2",
           source="q_1/2 with q_1 = 2: the printed 1/2 is for q_1 = 1", places=("Thm. 1",)),
-    *(Claim(f"backward information at {alpha} L less {alpha}^3, over its leading term", lambda r, k=k: backward_ratio(r, k),
+    *(Claim(f"backward information at {alpha} L less {alpha}^3, over its leading term", reading(backward_ratio, k),
             Interval(0.95, 1.06), Control("the sign of Lemma 2 as printed", {"kappa": -signal.KAPPA}), paper="Theta(log(L)/L)",
             source=f"{RECURSION}: 1.015 and 1.039 at a million layers", places=("Thm. 2",))
       for k, alpha in enumerate((0.3, 0.5))),
@@ -221,7 +226,7 @@ CLAIMS = (
     Claim("largest |measured - predicted| correlation of gradients, over layers, pairs and random networks", gradient_error,
           Interval(high=0.1), Control("the prediction for a leaky ReLU of slope 0.3", {"slope": 0.3}),
           source="fluctuations of some 1/sqrt(width)", places=("Thm. 2",)),
-    *(Claim(f"exponent of the balanced layer from 10,000 to a million layers, {name}", lambda r, k=k: deep_slope(r, k),
+    *(Claim(f"exponent of the balanced layer from 10,000 to a million layers, {name}", reading(deep_slope, k),
             Interval(0.595, 0.615), TRAINABLE, paper="3/5", source="Cor. 1", places=("Cor. 1",))
       for k, name in enumerate(("suprema over pairs", "one pair"))),
     Claim("largest distance of balanced layers from the table, depths 10 to 1,000", table_error, Interval(high=0.01),
