@@ -21,7 +21,8 @@ EXPERIMENT = Experiment(
     tasks=tasks, work=work, data=("mnist_5k",), more_data=("shakespeare",),
     figures={"doctor_table1": drawing.draw_mlp, "doctor_table2": drawing.draw_others, "doctor_fig1": drawing.draw_scales},
     start={"networks": ("GPT",), "scaled": (), "epochs": 0.0, "seeds": (100,)},
-    reduced="one seed of three, nine tenths of the epochs, the wide MLP 384 in the place of 2,048, output scales of the MLP alone, no GPT",
+    reduced="one seed of three, nine tenths of the epochs, the wide MLP 384 in the place of 2,048, output scales of the MLP "
+            "alone, no GPT",
     tried="a CNN on Fashion-MNIST (at output scale 0.1 its gain is 0.07: not rich by the truth) and a GPT that predicts the next "
           "character (gain 0.08), both on seed 0; on seed 100 the read-out of a frozen CNN by SGD (too slow: early), and the GPT "
           "for 10 epochs at a learning rate of 1 (at output scale 0.1 it had not learned: early)",
