@@ -479,6 +479,9 @@ def curvature(f: Tensor, Y: Tensor | None, parameters: Any, vectors: Any) -> Any
 @pytest.mark.parametrize("chunk", [256, 3])
 def test_an_operator_multiplies_by_the_hessian(chunk: int) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        for i, weight in enumerate(model.parameters()):
+            weight.copy_(0.5 * draw(*weight.shape, seed=i))
     p = probe(chunk=chunk)
     Y = p.targets(torch.Size((20, 3)))[0]
     H = Operator("curvature", curvature)
