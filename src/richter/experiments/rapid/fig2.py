@@ -229,10 +229,11 @@ def slope_gain(r: Results) -> float:
 
 
 def slope_error(r: Results) -> float:
-    """|predicted - measured| / measured of the late exponent, mean over gammas; the rival is one exponent for all."""
+    """Mean |predicted - measured| of the late exponent over gammas, over that of the best exponent for all of them."""
     slopes = late_slopes(r)
-    predicted = np.full_like(slopes, np.median(slopes)) if r.settings.formula == "constant" else r["exponent"][0]
-    return float(np.mean(np.abs(predicted / slopes - 1)))
+    best = np.full_like(slopes, np.median(slopes))
+    predicted = best if r.settings.formula == "constant" else r["exponent"][0]
+    return float(np.abs(predicted - slopes).mean() / np.abs(best - slopes).mean())
 
 
 def excess(r: Results) -> float:
@@ -316,10 +317,11 @@ EXPERIMENT = Experiment(
               source="the paper's rate, a quarter of it", over="seed"),
         Claim("F: how much larger the late exponent of the loss is at 3 gamma* than at gamma = 0", slope_gain,
               Interval(low=0.2), ONE, paper="a better exponent", source="as for a", over="seed"),
-        Claim("F: mean relative error of (a - 1) / b for the late exponent of the loss", slope_error, Interval(high=0.25),
-              CONSTANT, paper="(a' - 1) / b", source="a quarter", over="seed",
-              differs={"paper": "the spectra of 1000 digits are no clean power laws (b has a 95 % interval of .4 to 1.1), and "
-                               "the exponents are of ranks that are learned at other times than the window of the loss"}),
+        Claim("F: mean error of (a - 1) / b for the late exponent of the loss, over that of one exponent for all gammas",
+              slope_error, Interval(high=0.5), CONSTANT, paper="L ~ t^-(a'-1)/b", over="seed",
+              source="half of the rival's error in the same runs",
+              differs="the spectra of these digits are no clean power laws (b of 1000 has a 95 % interval of .4 to 1.1), and the "
+                      "exponents are of ranks that are learned at other times than the window of the loss"),
         Claim("E, F: largest relative error of residual and kernel against the integrated flow at 3 gamma*",
               lambda r: float(r[f"flow_{r.settings.flow}"].max()), Interval(high=1e-8),
               (Control("a frozen kernel", {"flow": "frozen"}), Control("gamma as in Eq. 5, a quarter", {"flow": "quarter"})),
