@@ -122,6 +122,19 @@ def test_linear_networks_specialise_no_further_than_their_layers_let_them(depth:
     assert float(ksm.min()) >= (1 - 1e-9) / rho
 
 
+def test_the_bound_is_the_largest_factor_between_two_outputs() -> None:
+    """Written out: with m the smallest and M the largest ratio of alpha over layers, K^cc is between m K^bb and M K^bb."""
+    W1, W2, V = weights = deep((5, 6, 6, 3))
+    X, rho = normal(8, 5), 1.0
+    K = linear_kernels.pair_kernels(weights, X)
+    for c, b in itertools.permutations(range(3), 2):
+        ratios = [float((V[c] @ W2).norm() ** 2 / (V[b] @ W2).norm() ** 2), float(V[c] @ V[c] / (V[b] @ V[b])), 1.0]
+        for factor, sign in ((max(ratios), 1), (min(ratios), -1)):
+            assert float(torch.linalg.eigvalsh(sign * (factor * K[:, b, :, b] - K[:, c, :, c])).min()) > -1e-10
+        rho = max(rho, max(ratios) / min(ratios))
+    assert linear_kernels.specialisation_bound(weights) == pytest.approx(rho, rel=1e-12)
+
+
 def test_symmetric_outputs_share_one_kernel() -> None:
     """Rows of the read-out that are one another's mirror images have the same norms all the way down: rho is 1, and so is every
     entry of the matrix, whatever the labels. A hidden ReLU breaks it, although its read-out is the same."""
