@@ -124,7 +124,7 @@ def test_linear_networks_specialise_no_further_than_their_layers_let_them(depth:
 
 def test_the_bound_is_the_largest_factor_between_two_outputs() -> None:
     """Written out: with m the smallest and M the largest ratio of alpha over layers, K^cc is between m K^bb and M K^bb."""
-    W1, W2, V = weights = deep((5, 6, 6, 3))
+    _, W2, V = weights = deep((5, 6, 6, 3))
     X, rho = normal(8, 5), 1.0
     K = linear_kernels.pair_kernels(weights, X)
     for c, b in itertools.permutations(range(3), 2):
