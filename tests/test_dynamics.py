@@ -220,12 +220,6 @@ def test_effective_gamma_is_the_gamma(gamma: float) -> None:
     assert abs(dynamics.effective_gamma(K0, K, y, normalised=True) * np.linalg.norm(K0) / gamma - 1) < 1e-10
 
 
-def test_effective_gamma_of_kernels_that_are_aligned_already() -> None:
-    y = labels(N)
-    assert dynamics.effective_gamma(gram(), np.outer(y, y), y) == math.inf
-    assert math.isnan(dynamics.effective_gamma(np.outer(y, y), 2 * np.outer(y, y), y))
-
-
 def test_effective_gamma_of_several_outputs() -> None:
     K0, Y, gammas = FORMS["each"][0], labels(N, K_OUT), np.array([0.1, 0.5, 2.0])
     K = K0 + np.einsum("c,nc,mc->cnm", gammas, Y, Y)
