@@ -170,6 +170,9 @@ SHALLOW = Control("networks of the first depth in the place of all", {"shallow":
 CONSTANT = Control("the best constant, chosen after the fact", {"curve": "constant"})
 FIRST = Control("the initial alignment", {"curve": "first"})
 BAR = "independent check, 3 seeds"
+LATE = {"smoke": "the one seed of smoke is the worst of five. With labels times 10 two layers are but half rich: their kernel "
+                 "waits until the outputs have grown, while that of OFE moves from the start, and A(t) rises by a half only, "
+                 "which a constant misses by little"}
 EXPERIMENT = Experiment(
     name="rapid_fig6", ref=Ref("rapid", "Fig. 6"), title="effective gamma, alignment and specialisation grow with depth",
     smoke=Settings(), paper=Settings(steps=60_000, seeds=tuple(range(5)), recorded=40), work=work, tasks=tasks,
@@ -187,6 +190,7 @@ EXPERIMENT = Experiment(
         Claim("smallest ratio of the KSM's mean diagonal entry at one depth to that at the depth before, mean over seeds",
               lambda r: growth(diagonals(r)), Interval(low=1 + 1e-9), SHALLOW, source=BAR, paper="more specialised when deeper"),
         *(Claim(f"{depth} layers: error of OFE's alignment with the effective gamma over that of the best constant",
-                misfit_at(depth), Interval(high=0.5), (CONSTANT, FIRST), source="half of the best constant's error", over="seed")
+                misfit_at(depth), Interval(high=0.5), (CONSTANT, FIRST), source="half of the best constant's error", over="seed",
+                differs=LATE if depth == 2 else "")
           for depth in (2, 3, 4, 5)),
     ))
