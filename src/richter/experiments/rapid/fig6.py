@@ -191,6 +191,6 @@ EXPERIMENT = Experiment(
               lambda r: growth(diagonals(r)), Interval(low=1 + 1e-9), SHALLOW, source=BAR, paper="more specialised when deeper"),
         *(Claim(f"{depth} layers: error of OFE's alignment with the effective gamma over that of the best constant",
                 misfit_at(depth), Interval(high=0.5), (CONSTANT, FIRST), source="half of the best constant's error", over="seed",
-                differs=LATE if depth == 2 else "")
+                differs=LATE if depth == 2 else "")  # type: ignore[arg-type]
           for depth in (2, 3, 4, 5)),
     ))
