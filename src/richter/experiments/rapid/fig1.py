@@ -288,9 +288,9 @@ EXPERIMENT = Experiment(
         *acceleration_claims("mnist", "cnn", "convolutional network, MNIST"),
         Claim("sigma = .3, MNIST: final loss over that of rescaled kernel descent", about(over("rescaled"), "rather"),
               Interval(high=1 - 1e-9), (LAZILY, SAME), source=BAR, over="seed",
-              differs={"paper": "the check had .41 (inputs of unit norm) and .76 (120 images), with two seeds. At sigma = .3 the kernel "
-                                "doubles, and its alignment rises by .04 only: the two losses stay within 30 % of each other, and "
-                                "which is ahead is a matter of the draw"}),
+              differs={"paper": "the check had .41 (inputs of unit norm) and .76 (120 images), with two seeds. At sigma = .3 the "
+                                "kernel doubles, and its alignment rises by .04 only: the two losses stay within 30 % of each "
+                                "other, and which is ahead is a matter of the draw"}),
         Claim("rise of the alignment", about(change("alignment"), "rich"), Interval(low=0.015), (UNTRAINED, LAZILY), source=BAR,
               over="seed", paper="rises to an asymptote"),
         Claim("rise of the alignment, sigma = .3", about(change("alignment"), "rather"), Interval(low=0.015), (UNTRAINED, LAZILY),
