@@ -29,7 +29,7 @@ from richter.measures.hessian import Eigenpairs, Hessian, Moment, hessian
 from richter.measures.measure import Measure, quotient
 
 __all__ = ["EarlyStep", "Eigenpairs", "Hessian", "Moment", "TheoremA", "early_step", "hessian", "label_gradient_correlation",
-           "natural", "predicted_alignment", "theorem_a", "velocity"]
+           "natural", "predicted_alignment", "theorem_a"]
 
 HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Flatten, nn.Dropout)  # phi(a z) = a phi(z) for a > 0, in eval mode
 
@@ -199,7 +199,8 @@ def predicted_alignment(A: Mapping[str, float], moments: Mapping[str, Mapping[in
 
 def natural(H: Hessian, damping: float = 1e-3) -> Callable[[Tensor], Tensor]:
     """v -> (F + damping)^-1 v with the Fisher matrix F of the mean loss, by conjugate gradients: the adjustment A of natural
-    gradient descent; that of gradient descent is the identity.  [signal, Eq. (16)]"""
+    gradient descent; that of gradient descent is the identity. ``theory.gofe.descent_velocity(H.dense(), H.w.flatten(), A)``
+    makes of it the velocity with which feature evolution moves the gradient as training does.  [signal, Eqs (16), (21)]"""
     from scipy.sparse.linalg import LinearOperator, cg
     if not damping > 0:
         raise SelectionError(f"damping={damping!r}: the Fisher matrix is singular, so a number above 0 is added to it.")
@@ -215,15 +216,3 @@ def natural(H: Hessian, damping: float = 1e-3) -> Callable[[Tensor], Tensor]:
             raise SelectionError(f"(F + {damping:g})^-1 v was not found in {10 * H.size} products: take a larger damping.")
         return torch.from_numpy(x).to(v)
     return solve
-
-
-def velocity(H: Hessian, adjustment: Callable[[Tensor], Tensor] | None = None) -> Float[Tensor, "p p"]:
-    """V = -H_w A / |w|^2 of a small network: with it the gradient Psi w of ``theory.gofe.GeneralisedFeatureEvolution`` moves as
-    that of training with the adjustment A (None: gradient descent) does.  [signal, Eq. (21)]"""
-    M = H.dense()
-    if adjustment is not None:
-        M = M @ torch.stack([adjustment(e) for e in torch.eye(H.size, dtype=M.dtype, device=M.device)], 1)
-    energy = float(H.w.square().sum())
-    if not energy:
-        raise SelectionError("the loss's gradient in the outputs is 0, so that nothing moves and there is no velocity.")
-    return -M / energy
