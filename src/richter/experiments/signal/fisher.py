@@ -45,7 +45,7 @@ class Settings:
     probe: int = 100
     eigenvalues: int = 200
     subject: Literal["trained", "untrained", "matrices"] = "trained"  # what claims are read from; matrices: random ones
-    measure: Literal["own", "tangent"] = "own"  # the tangent kernel's in the place of the Fisher information's
+    measure: Literal["own", "other"] = "own"  # the tangent kernel's correlation in the place of the Fisher's, or the other way
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
@@ -144,6 +144,11 @@ def apart(r: Results) -> float:
     return ratio("fisher_correlation" if r.settings.measure == "own" else "tangent_correlation", "fast", "noisy")(r)
 
 
+def told(r: Results) -> float:
+    """The mean tangent correlation with clean labels over that with random ones; of the rival, Fisher correlations."""
+    return ratio("tangent_correlation" if r.settings.measure == "own" else "fisher_correlation", "fast", "random")(r)
+
+
 def fewer(*others: str) -> Callable[[Results], float]:
     """By how much the Fisher information's mean stable rank is smaller in the best network than in the best of others."""
     return lambda r: min(mean(r, "fisher_stable_rank", c) for c in others) - mean(r, "fisher_stable_rank", "fast")
@@ -192,9 +197,12 @@ def draw_bound(results: Results) -> Figure:
 
 UNTRAINED = Control("untrained networks", {"subject": "untrained"})
 BAR = "definitions, section 4"
+NOT = ("in networks trained with the smaller learning rate some layers inside have a Fisher information of more directions (2.0 to 2.6) "
+       "than their tangent kernel (1.7 to 2.3), which one large direction dominates. With the larger rate the bound holds in most "
+       "layers; it is no theorem, and Gaussian gradients break it as well")
 EXPERIMENT = Experiment(
     name="signal_fisher", ref=Ref("signal", "Fig. 20"), title="ranks and correlations of kernels and of Fisher information",
-    smoke=Settings(n=1_000, epochs=20), paper=Settings(seeds=tuple(range(10))), tasks=tasks, work=work, data=("fashion_mnist",),
+    smoke=Settings(n=1_000, epochs=20, probe=50), paper=Settings(seeds=tuple(range(10))), tasks=tasks, work=work, data=("fashion_mnist",),
     places=("Fig. 19", "Fig. 20", "Fig. 21", "Fig. 22", "Fig. 23"),
     figures={"signal_fig19": draw_spectra, "signal_fig20": by_layer(
         ("tangent_cka", "alignment (tangent_cka)"), ("tangent_stable_rank", "stable rank"),
@@ -206,13 +214,13 @@ EXPERIMENT = Experiment(
         "signal_fig23": by_layer(("fisher_correlation", "Fisher correlation"),
                                  sentence="The Fisher information's correlation with the labels is small in every network.")},
     start={"n": 200, "epochs": 1, "probe": 20, "eigenvalues": 20, "seeds": (0,)},
-    reduced="1,000 images, 20 epochs",
+    reduced="1,000 images, 20 epochs, kernels of 50 images",
     missing=dict.fromkeys(("Fig. 19", "Fig. 20", "Fig. 21", "Fig. 22", "Fig. 23"),
                           "VGG19 on CIFAR-10; here fully connected networks of depth 8 on 2,000 images of Fashion-MNIST, and "
                           "random labels throughout beside 20 %"),
     claims=(
-        Claim("mean correlation with the labels, clean labels over random ones", ratio("tangent_correlation", "fast", "random"),
-              Interval(low=2.0), UNTRAINED, source=BAR, over="seed"),
+        Claim("mean correlation with the labels, clean labels over random ones", told, Interval(low=2.0),
+              Control("the Fisher information's correlation", {"measure": "other"}), source=BAR, over="seed"),
         Claim("mean alignment of the best network over that with 20 % random labels", ratio("tangent_cka", "fast", "noisy"),
               Interval(low=1.5), UNTRAINED, paper="larger where the test accuracy is", over="seed",
               source="the text: larger; random labels alone would take 1/.82^2 = 1.49 from any kernel that was aligned"),
@@ -220,13 +228,13 @@ EXPERIMENT = Experiment(
               paper="faster on average", source="the text: faster", over="seed", places=("Fig. 19",)),
         Claim("smallest R(tangent kernel) / R(Fisher) over layers and networks", bound, Interval(low=1.0),
               Control("Gaussian gradients and random probabilities", {"subject": "matrices"}), paper="above 1 in every layer",
-              source="the text: observed, though no theorem", over="seed", places=("Fig. 21",)),
+              source="the text: observed, though no theorem", over="seed", places=("Fig. 21",), differs=NOT),
         Claim("mean R(Fisher) with random labels minus that with clean ones", fewer("random"), Interval(low=1e-6), UNTRAINED,
               source=BAR, over="seed", places=("Fig. 22",)),
         Claim("mean R(Fisher) of the better of the two other networks minus that of the best", fewer("slow", "noisy"),
               Interval(low=1e-6), UNTRAINED, paper="smaller where the test accuracy is larger", over="seed", places=("Fig. 22",),
               source="the text: smaller"),
         Claim("mean Fisher correlation of the best network over that with 20 % random labels", apart, Interval(0.5, 2.0),
-              Control("the tangent kernel's correlation", {"measure": "tangent"}), paper="nothing is told apart", over="seed",
+              Control("the tangent kernel's correlation", {"measure": "other"}), paper="nothing is told apart", over="seed",
               source="the text: no relation; a factor of 2", places=("Fig. 23",)),
     ))
