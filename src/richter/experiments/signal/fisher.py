@@ -197,12 +197,13 @@ def draw_bound(results: Results) -> Figure:
 
 UNTRAINED = Control("untrained networks", {"subject": "untrained"})
 BAR = "definitions, section 4"
-NOT = ("in networks trained with the smaller learning rate some layers inside have a Fisher information of more directions (2.0 to 2.6) "
-       "than their tangent kernel (1.7 to 2.3), which one large direction dominates. With the larger rate the bound holds in most "
-       "layers; it is no theorem, and Gaussian gradients break it as well")
+NOT = ("in networks trained with the smaller learning rate some layers inside have a Fisher information of more directions (2.0 "
+       "to 2.6) than their tangent kernel (1.7 to 2.3), which one large direction dominates. With the larger rate the bound "
+       "holds in most layers; it is no theorem, and Gaussian gradients break it as well")
 EXPERIMENT = Experiment(
     name="signal_fisher", ref=Ref("signal", "Fig. 20"), title="ranks and correlations of kernels and of Fisher information",
-    smoke=Settings(n=1_000, epochs=20, probe=50), paper=Settings(seeds=tuple(range(10))), tasks=tasks, work=work, data=("fashion_mnist",),
+    smoke=Settings(n=1_000, epochs=20, probe=50), paper=Settings(seeds=tuple(range(10))), tasks=tasks, work=work,
+    data=("fashion_mnist",),
     places=("Fig. 19", "Fig. 20", "Fig. 21", "Fig. 22", "Fig. 23"),
     figures={"signal_fig19": draw_spectra, "signal_fig20": by_layer(
         ("tangent_cka", "alignment (tangent_cka)"), ("tangent_stable_rank", "stable rank"),
