@@ -53,9 +53,9 @@ def drawing(place: str, words: str, field: str) -> Callable[[Results], Figure]:
 SMALL = "300 of 50,000 images, a sixteenth of the channels, 10 epochs, one seed"
 EXPERIMENT = Experiment(
     name="signal_convolutions", ref=Ref("signal", "Fig. 12"), title="alignment by layer of VGG-19 and ResNet-18",
-    smoke=Settings(n=300, width=1 / 16, epochs=10, probe=30, seeds=(0,)),
+    smoke=Settings(n=300, width=1 / 16, epochs=10, probe=30, tested=500, seeds=(0,)),
     paper=Settings(n=50_000, width=1.0, epochs=500, probe=100), tasks=tasks, work=work, data=("cifar10",), reduced=SMALL,
-    start={"n": 60, "epochs": 1, "width": 1 / 16, "probe": 20, "seeds": (0,)},
+    start={"n": 60, "epochs": 1, "width": 1 / 16, "probe": 20, "tested": 100, "seeds": (0,)},
     places=("Fig. 4", "Fig. 11", "Fig. 12", "Fig. 13", "Fig. 14", "Fig. 15"),
     figures={"signal_fig12": drawing("Fig. 12", "VGG-19 by SGD: the larger the learning rate, the higher the peak.", "lr"),
              "signal_fig13": drawing("Fig. 13", "VGG-19 by Adam: alignment is less salient.", "lr"),

@@ -44,6 +44,7 @@ class Settings:
     rates: tuple[float, ...] = (0.001, 0.003, 0.01)
     batches: tuple[int, ...] = (32, 128, 512)
     probe: int = 100
+    tested: int = 10_000  # test images
     cifar100: str = ""  # a folder with train.bin and test.bin, for Fig. 11
     subject: Literal["trained", "untrained", "reordered"] = "trained"  # what claims are read from
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -73,8 +74,8 @@ def images(t: Task) -> Split:
     s, flat = t.settings, t.network == "ffnn"
     if t.figure == "Fig. 11":
         train, test = (cifar_binary(f"{s.cifar100}/{part}.bin", classes=100) for part in ("train", "test"))
-        return split(train, test, s.n, seed=t.seed)
-    return SETS["fashion_mnist" if flat else "cifar10"](s.n, seed=t.seed, flat=flat)
+        return split(train, test, s.n, s.tested, seed=t.seed)
+    return SETS["fashion_mnist" if flat else "cifar10"](s.n, s.tested, seed=t.seed, flat=flat)
 
 
 def network(t: Task, data: Split) -> nn.Module:
