@@ -16,7 +16,7 @@ def vgg11(classes: int = 10, channels: int = 3, width: float = 1.0, seed: int = 
 
 def vgg19(classes: int = 10, channels: int = 3, width: float = 1.0, seed: int = 0) -> nn.Sequential:
     """Sixteen convolutions, each followed by batch normalisation. ``width`` multiplies the number of channels."""
-    return _vgg(NINETEEN, classes, channels, width, seed, norm=True)
+    return _vgg(NINETEEN, classes, channels, width, seed, norm=True)  # type: ignore[arg-type]  # unpacked lists
 
 
 def _vgg(plan: tuple[int | str, ...], classes: int, channels: int, width: float, seed: int, norm: bool) -> nn.Sequential:
