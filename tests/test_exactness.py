@@ -101,7 +101,7 @@ def test_feature_correlations_are_those_of_the_definition(name: str, device: str
         expected |= {(measure, layer): v for measure, v in oracles.nfa_measures(W, W0, J, J0).items()}
         expected["nfc_sqrt", layer] = oracles.nfc_sqrt(W, J)
     of_outputs = {m.name for m in richter.measures.catalogue().values() if not m.of_kernels and m.cotangents is every_output}
-    of_outputs -= set(richter.measures.MOVEMENT)  # those are in test_movement.py
+    of_outputs -= {*richter.measures.MOVEMENT, "label_gradient_correlation"}  # in test_movement.py and test_curvature.py
     assert {measure for measure, _ in expected} == of_outputs
     assert not disagreements({key: snap.value(*key) for key in expected}, expected)
 
@@ -137,7 +137,9 @@ def test_tangent_measures_are_those_of_the_definition(name: str, device: str) ->
             expected[measure, layer] = float(getattr(oracles, measure)(K, *labels))
         expected["specialisation", layer] = oracles.specialisation_ratio(K, Y)
     evolution = {*EVOLVED, "effective_gamma", "kernel_velocity"}  # the last is in test_evolution.py
-    assert {m.name for m in richter.measures.catalogue().values() if m.of_kernels} == {*TANGENT, "specialisation"} | evolution
+    fisher = {"fisher_stable_rank", "fisher_correlation"}  # in test_fisher.py
+    of_kernels = {m.name for m in richter.measures.catalogue().values() if m.of_kernels}
+    assert of_kernels == {*TANGENT, "specialisation"} | evolution | fisher
     assert not disagreements({key: snap.value(*key) for key in expected}, expected)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from richter.core import WHOLE, CaptureError, Mark, MemoryBudgetError, Remark, SelectionError, matches, show_bytes
 from richter.core.text import MOVED_BUFFERS, few_of
-from richter.instrument.capture import Output, State, device_of, forward, state_of, to_device
+from richter.instrument.capture import Output, State, device_of, forward, same_bits, state_of, to_device
 from richter.instrument.captures import RowCotangents, select
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.objective import Objective
@@ -124,7 +124,7 @@ class Subject:
         """Buffers that have moved, and are not understood."""
         initial, known = self.initial or {}, understood(self.model)
         return [k for k, b in self.model.named_buffers(remove_duplicate=False)
-                if k in initial and k not in known and not torch.equal(b, initial[k].to(b))]
+                if k in initial and k not in known and not same_bits(b, initial[k].to(b))]
 
     @cached_property
     def drift(self) -> Remark:

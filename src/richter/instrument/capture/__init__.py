@@ -15,6 +15,7 @@ which are ``products`` with ``parts`` of them; ``shortcuts`` in backward passes;
 """
 
 from richter.core.modules import unwrap
+from richter.instrument.capture.originals import same_bits
 from richter.instrument.capture.quiet import differentiable_twice, quiet
 from richter.instrument.capture.recorder import Call, Pass, Product, forward, kept_for_backward, written
 from richter.instrument.capture.state import (
@@ -35,4 +36,4 @@ from richter.instrument.capture.tangents import Direction, batch_statistics, pus
 
 __all__ = ["Call", "Direction", "Inputs", "Output", "Pass", "Product", "State", "batch_statistics", "check_finite", "copy_of",
            "count", "device_of", "differentiable_twice", "doubled", "forward", "in_double", "kept_for_backward",
-           "pushed_forward", "pushed_twice", "quiet", "select", "state_of", "to_device", "unwrap", "written"]
+           "pushed_forward", "pushed_twice", "quiet", "same_bits", "select", "state_of", "to_device", "unwrap", "written"]

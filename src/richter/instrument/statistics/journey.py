@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, select, to_device
+from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
 from richter.instrument.captures import grouped, timed
 from richter.instrument.statistics.norms import buffers, tracking
 from richter.instrument.stream import chunks, fitting, steps
@@ -88,7 +88,7 @@ class Journey:
         """Those that were trained with statistics of batches: their running ones have moved."""
         def moved(name: str, norm: nn.Module) -> bool:
             now = {k: self.subject.state[k] for k in buffers(name, norm)}
-            return any(not torch.equal(b, self.first[k].to(b)) for k, b in now.items())
+            return any(not same_bits(b, self.first[k].to(b)) for k, b in now.items())
         return [m for name, m in tracking(self.subject.model).items() if moved(name, m)]
 
     @cached_property
