@@ -77,7 +77,7 @@ def _tried(model: nn.Module, modules: Sequence[nn.Module], x: Tensor) -> None:
         wanted = model(x.clone())  # a first module that works in place then writes into the clone
         try:
             got = composed(modules, x.clone())
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise SelectionError(f"the {type(model).__name__} is no chain: its parts, one after another ({names}), cannot read "
                                  f"each other ({str(error).splitlines()[0][:120]}). {advice}") from error
     if isinstance(wanted, Tensor) and not torch.isfinite(wanted).all():
