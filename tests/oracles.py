@@ -1333,3 +1333,74 @@ def recursive_feature_machine(kernel: Any, x: Tensor, y: Tensor, ridge: float, i
         M = next_metric(rule, kernel, x, A, M, exponent)
         M = M / M.diagonal().mean() if normalise else M
     return stages
+
+
+# ------------------------------------------------------------------------------------- features of a layer, as n x n matrices
+
+
+def eigenfunctions(Phi: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Intensities rho_k = s_k^2/n [r] of features Phi[n,p], the largest first, and e_k(x) = u_k^T Phi(x) / sqrt(rho_k) [m,r] of
+    the rows of ``there``[m,p]; those without intensity left out."""
+    _, s, Ut = torch.linalg.svd(Phi, full_matrices=False)
+    rho = s**2 / len(Phi)
+    real = rho > 1e-13 * rho[0]
+    return rho[real], there @ Ut[real].T / rho[real].sqrt()
+
+
+def projector(F: Tensor) -> Tensor:
+    """P[n,n] onto the span of the columns of F[n,C]."""
+    return F @ torch.linalg.pinv(F.T @ F, rtol=1e-12, hermitian=True) @ F.T
+
+
+def effective_dimension(v: Tensor) -> float:
+    """exp(-sum p ln p), p = v / sum v."""
+    shares = [x / v.sum().item() for x in v.tolist() if x > 0]
+    return math.exp(-sum(x * math.log(x) for x in shares)) if shares else math.nan
+
+
+def feature_measures(Phi: Tensor, Y: Tensor, f: Tensor, hot: bool, aside: tuple[Tensor, ...] | None = None) -> dict[str, Any]:
+    """Every number of measures.features, with sums over examples one after another and n x n matrices."""
+    there, targets, outs = (Phi, Y, f) if aside is None else aside
+    rho, e = eigenfunctions(Phi, there)
+    n, P = len(there), projector(outs)
+    dim = round(P.trace().item())
+    classes = [j for j in range(Y.shape[1]) if targets[:, j].any()]
+    quality = torch.stack([sum(((e[:, k] @ targets[:, j]) / n) ** 2 / ((targets[:, j] @ targets[:, j]) / n) for j in classes)
+                           / len(classes) / ((e[:, k] @ e[:, k]) / n) for k in range(len(rho))])
+    used = torch.stack([(e[:, k] @ P @ e[:, k]) / (e[:, k] @ e[:, k]) / dim for k in range(len(rho))])
+    return {"intensity": rho, "quality": quality, "utilisation": used, "kappa_cka": kappa_cka(there, outs),
+            "deff_intensity": 1 + effective_dimension(rho[1:]) if hot else effective_dimension(rho),
+            "deff_quality": effective_dimension(quality), "deff_utilisation": effective_dimension(used),
+            "quality_top": quality[:Y.shape[1]].sum().item(), "utilisation_top": used[:Y.shape[1]].sum().item(),
+            "constant": abs(e[:, 0].sum().item()) / n / math.sqrt((e[:, 0] @ e[:, 0]).item() / n)}
+
+
+def kappa_cka(Phi: Tensor, f: Tensor) -> float:
+    """1 - Tr(HKH HPH) / (|HKH| |HPH|), literally."""
+    n = len(Phi)
+    H = torch.eye(n, dtype=Phi.dtype) - torch.ones(n, n, dtype=Phi.dtype) / n
+    K, P = H @ (Phi @ Phi.T / n) @ H, H @ projector(f) @ H
+    return 1 - ((K @ P).trace() / (K.norm() * P.norm())).item()
+
+
+def collapse_measures(Phi: Tensor, ids: Tensor, W: Tensor, b: Tensor) -> dict[str, float]:
+    """Neural collapse by its definition; every class has examples."""
+    C, n, p = len(W), len(Phi), Phi.shape[1]
+    mu = torch.stack([Phi[ids == c].sum(0) / (ids == c).sum() for c in range(C)])
+    m = mu - mu.sum(0) / C
+    within, between = torch.zeros(p, p, dtype=Phi.dtype), torch.zeros(p, p, dtype=Phi.dtype)
+    for x, c in zip(Phi, ids, strict=True):
+        within += torch.outer(x - mu[c], x - mu[c]) / n
+    for v in m:
+        between += torch.outer(v, v) / C
+    cosines = torch.stack([torch.stack([a @ b / (a.norm() * b.norm()) for b in m]) for a in m])
+    simplex = (C * torch.eye(C, dtype=Phi.dtype) - 1) / (C - 1)
+    sizes = [v.norm().item() for v in m]
+    mean = sum(sizes) / C
+    guesses = [int((W @ x + b).argmax()) for x in Phi]
+    nearest = [int((mu - x).norm(dim=1).argmin()) for x in Phi]
+    return {"nc1": (within @ torch.linalg.pinv(between, rtol=1e-12, hermitian=True)).trace().item() / C,
+            "nc1_trace": (within @ between.T).trace().item(), "nc2_angle": (cosines - simplex).norm().item(),
+            "nc2_norm": math.sqrt(sum((s - mean) ** 2 for s in sizes) / C) / mean,
+            "nc3": sum((w / w.norm() - v / v.norm()).norm().item() for w, v in zip(W, m, strict=True)) / C,
+            "nc4": sum(a != b for a, b in zip(guesses, nearest, strict=True)) / n}

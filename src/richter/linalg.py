@@ -1,5 +1,6 @@
 """Linear algebra that several parts share: largest eigenvalues by Lanczos, traces and norms by Hutch++, sums with groups of rows
-left out, random rotations. Symmetric matrices may be given by their products alone."""
+left out, means and products of rows that come in parts, random rotations. Symmetric matrices may be given by their products
+alone."""
 
 from __future__ import annotations
 
@@ -100,6 +101,41 @@ def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int 
         T[:, j, j + 1] = T[:, j + 1, j] = size
         Q = torch.cat([Q, (X * (size > 0)[:, None])[:, None]], 1)
     return values[:, -1]
+
+
+# ------------------------------------------------------------------------------------------------ rows that come in parts
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """Rows Z as their number, their mean and the sum of products about it. Parts add up without subtracting large sums from each
+    other, so that rows which hardly differ have a small scatter that is right."""
+
+    n: int
+    mean: Float[Tensor, " d"]
+    about: Float[Tensor, "d d"]
+
+    @classmethod
+    def of(cls, Z: Float[Tensor, "n d"]) -> Scatter:
+        Z = Z.double()
+        mean = Z.mean(0)
+        Z = Z - mean
+        return cls(len(Z), mean, Z.T @ Z)
+
+    def __add__(self, other: Scatter) -> Scatter:
+        n, step = self.n + other.n, other.mean - self.mean
+        return Scatter(n, self.mean + step * (other.n / n),
+                       self.about + other.about + torch.outer(step, step) * (self.n * other.n / n))
+
+    @property
+    def covariance(self) -> Float[Tensor, "d d"]:
+        """The mean of (z - mean)(z - mean)^T."""
+        return self.about / self.n
+
+    @property
+    def second(self) -> Float[Tensor, "d d"]:
+        """The mean of z z^T."""
+        return self.covariance + torch.outer(self.mean, self.mean)
 
 
 # ------------------------------------------------------------------------------------------------ traces and norms by Hutch++

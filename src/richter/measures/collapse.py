@@ -1,0 +1,168 @@
+"""Neural collapse: do the features of a class fall onto one point, the points into a simplex, and does the last layer follow?
+
+    c = analyse(Phi, labels, weight=model.head.weight, bias=model.head.bias)
+    c.nc1, c.nc2_angle, c.nc3, c.nc4                     # all 0 where collapse is complete
+
+mu_i is the mean of the features of class i, mu the mean of the class means, m_i = mu_i - mu, S_W the mean over the examples of
+(Phi - mu_i)(Phi - mu_i)^T, and S_b = (1/C) sum_i m_i m_i^T.  [layerwise, App. D]
+
+    nc1        tr(S_W S_b^+) / C                         within classes, relative to between them
+    nc1_trace  tr(S_W S_b)                               the same as the text has it; it has the unit of Phi^4
+    nc2_angle  | cos(m_i, m_j) - (C delta_ij - 1)/(C - 1) |_F           angles of a simplex
+    nc2_norm   std_i |m_i| / mean_i |m_i|                and equal lengths
+    nc3        mean_i | w_i/|w_i| - m_i/|m_i| |          the rows of the last layer point to the class means
+    nc4        share of examples of which the last layer says another class than the nearest class mean does
+
+Unbalanced classes: each class has the mean of its own examples and counts once in mu, S_b and the angles; each example counts
+once in S_W. Classes without examples are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from richter.core import SelectionError
+from richter.core.arrays import ArrayLike
+from richter.measures.features import ROWS, UNBALANCED, numbers
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """How far the classes have collapsed; 0 each where they have."""
+
+    nc1: float = math.nan
+    nc1_trace: float = math.nan
+    nc2_angle: float = math.nan
+    nc2_norm: float = math.nan
+    nc3: float = math.nan  # without a last layer there is none
+    nc4: float = math.nan
+    classes: int = 0  # that have examples
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Centres:
+    """Class means, and how they lie about their mean."""
+
+    counts: Int[Tensor, " c"]
+    means: Float[Tensor, "c p"]
+
+    @property
+    def m(self) -> Float[Tensor, "c p"]:
+        """From their own mean."""
+        return self.means - self.means.mean(0)
+
+    @property
+    def norms(self) -> Float[Tensor, " c"]:
+        """|m_i|; zero where it is rounding."""
+        size, least = self.m.norm(dim=1), 1e-14 * self.means.norm(dim=1).max()
+        return torch.where(size > least, size, 0.0)
+
+    def frame(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r p"]]:
+        """Singular values above rounding, and right singular vectors, of the m_i: S_b = V^T (s^2/C) V."""
+        _, s, V = torch.linalg.svd(self.m, full_matrices=False)
+        least = max(self.m.shape) * torch.finfo(s.dtype).eps * max(s[0].item(), self.means.norm(dim=1).max().item())
+        return s[s > least], V[s > least]
+
+
+def analyse(Phi: ArrayLike, labels: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None) -> Collapse:
+    """Of features ``Phi`` [n, p] with class ids [n], and of the last layer [C, p] that reads them."""
+    P, ids, W, b = _read(Phi, labels, weight, bias)
+    present, own = ids.unique(return_inverse=True)
+    counts = own.bincount()
+    means = torch.stack([_mean(P, own == c) for c in range(len(present))])
+    centres = Centres(counts, means)
+    s, V = centres.frame()
+    mismatches, within = 0, P.new_zeros(len(s), len(s))
+    for rows, mine in zip(P.split(ROWS), own.split(ROWS), strict=True):  # the second pass
+        apart = (rows - means[mine]) @ V.T
+        within += apart.T @ apart
+        if W is not None:
+            mismatches += int((present[nearest(rows, means)] != (rows @ W.T + (0 if b is None else b)).argmax(1)).sum())
+    return of_centres(centres, s, within / len(P), None if W is None else W[present], mismatches / len(P),
+                      classes=None if W is None else len(W))
+
+
+def of_centres(centres: Centres, s: Float[Tensor, " r"], within: Float[Tensor, "r r"], W: Float[Tensor, "c p"] | None,
+               mismatch: float, classes: int | None = None) -> Collapse:
+    """The numbers, from the class means, the singular values s of the m_i, and V S_W V^T in their frame V. ``W``: the rows of
+    the last layer for these classes; ``mismatch``: nc4."""
+    C = len(centres.means)
+    notes = tuple(_notes(centres, classes))
+    if C < 2 or not len(s):
+        return Collapse(classes=C, notes=notes)
+    alone = bool((centres.counts == 1).all())
+    nc1 = math.nan if alone else (within.diagonal() / s.square()).sum().item()  # S_b^+ has C/s^2, and nc1 has 1/C
+    trace = math.nan if alone else (within.diagonal() * s.square()).sum().item() / C
+    size = centres.norms
+    angle = nc3 = math.nan
+    if size.all():
+        unit = centres.m / size[:, None]
+        frame = (C * torch.eye(C).to(unit) - 1) / (C - 1)
+        angle = (unit @ unit.T - frame).norm().item()
+        if W is not None and (W.norm(dim=1) > 0).all():
+            nc3 = (W / W.norm(dim=1, keepdim=True) - unit).norm(dim=1).mean().item()
+    return Collapse(nc1, trace, angle, (size.std(correction=0) / size.mean()).item(), nc3,
+                    math.nan if W is None else mismatch, classes=C, notes=notes)
+
+
+def nearest(rows: Float[Tensor, "n p"], means: Float[Tensor, "c p"]) -> Int[Tensor, " n"]:
+    """argmin_i |Phi - mu_i|: without |Phi|^2, which is the same for all, and about the mean of the means: no digits are lost."""
+    m, middle = means - means.mean(0), means.mean(0)
+    return ((rows - middle) @ m.T - m.square().sum(1) / 2).argmax(1)
+
+
+def _mean(P: Float[Tensor, "n p"], mine: Tensor) -> Float[Tensor, " p"]:
+    """Exactly that of examples which are all the same."""
+    rows = P[mine]
+    return rows[0] + (rows - rows[0]).mean(0)
+
+
+def _notes(centres: Centres, classes: int | None) -> Iterator[str]:
+    counts, C = centres.counts, len(centres.counts)
+    if classes is not None and classes > C:
+        yield f"{classes - C} of {classes} classes have no example: these are the numbers of the other {C}"
+    if C < 2:
+        yield "all examples are of one class: there is nothing between classes to compare with"
+        return
+    if (counts == 1).all():
+        yield "every class has one example, which is its own mean: nc1 and nc1_trace are undefined. Give more examples"
+    elif (counts == 1).any():
+        yield f"{int((counts == 1).sum())} classes have one example, which is its own mean: nc1 and nc1_trace are underestimated"
+    if counts.max() > UNBALANCED * counts.min():
+        yield (f"classes are not balanced ({int(counts.min())} to {int(counts.max())} examples): each counts once between "
+               f"classes, each example once within them")
+    if not centres.norms.any():
+        yield "all classes have the same mean (features that are zero, or the same for every example): nothing can be compared"
+    elif not centres.norms.all():
+        yield "a class has the mean of all classes for its own: it points nowhere, and nc2_angle and nc3 are undefined"
+
+
+def _read(Phi: ArrayLike, labels: ArrayLike, weight: ArrayLike | None,
+          bias: ArrayLike | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    P, ids = numbers(Phi, "Phi"), numbers(labels, "labels")
+    if P.dim() != 2 or ids.dim() != 1 or not 0 < len(P) == len(ids) or not P.shape[1]:
+        raise SelectionError(f"Phi {tuple(P.shape)} and labels {tuple(ids.shape)} are not features [n, p] and class ids [n] of "
+                             f"the same n examples.")
+    if not (ids == ids.round()).all() or (ids < 0).any():
+        raise SelectionError(f"labels are class ids, whole numbers from 0 on; these go from {ids.min().item():g} to "
+                             f"{ids.max().item():g}. Neural collapse is of classes: a regression has none.")
+    if weight is None:
+        if bias is not None:
+            raise SelectionError("a bias without its weight says nothing: give weight= [C, p] too.")
+        return P, ids.long().to(P.device), None, None
+    W = numbers(weight, "weight").to(P.device)
+    if W.dim() != 2 or W.shape[1] != P.shape[1] or ids.max() >= len(W):
+        raise SelectionError(f"weight has shape {tuple(W.shape)}; a last layer [C, p] is needed that reads p = {P.shape[1]} "
+                             f"features and knows every class up to {int(ids.max())}.")
+    b = None if bias is None else numbers(bias, "bias").to(P.device)
+    if b is not None and b.shape != W.shape[:1]:
+        raise SelectionError(f"bias has shape {tuple(b.shape)}, and weight {tuple(W.shape)}: one number for each of the {len(W)} "
+                             f"classes is needed.")
+    return P, ids.long().to(P.device), W, b

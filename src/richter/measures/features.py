@@ -1,0 +1,260 @@
+"""What the features of a layer are: how strong each is, how much of the target it holds, how much of it the network uses.
+
+    a = analyse(Phi, targets, outputs)           # Phi "n p": what the last layer reads; numpy or torch, and the same kind out
+    a.intensity, a.quality, a.utilisation        # of each diagonalised feature, the strongest first
+    a.deff_utilisation, a.kappa_cka, a.regime    # how many are used, and how far that is from as few as could be
+
+The features are diagonalised: e_k(x) = u_k^T Phi(x) / sqrt(rho_k) are the eigenfunctions of the kernel <Phi(x), Phi(x')> on the
+sample, with eigenvalues rho_k (the intensities).  [layerwise, Algorithm 1 with rho_k = s_k^2/n]
+
+    quality      Q_k = (1/C) sum_j <e_k|f*_j>^2 / (|f*_j|^2 |e_k|^2)            of the targets f*
+    utilisation  U_k = <e_k|P e_k> / (|e_k|^2 dim),  P onto the span of the outputs: Eq. 2.5 without the extra square
+    kappa_cka    1 - CKA(K, P), both centred: 0 where the features are the outputs and nothing else; the same quantity is
+                 published apart as dynamical richness. It says how few features there are, not whether they are good ones:
+                 a network that has learned random labels by heart can have the smallest value there is.
+
+All of it comes from means and products of features, targets and outputs (p x p, p x C, C x C), never from n x n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import SelectionError
+from richter.core.arrays import Array, ArrayLike, like, to_tensor
+from richter.instrument.statistics.samples import Sample
+from richter.linalg import Scatter
+
+MINIMUM = 0.1  # kappa_cka below which a network is in the minimum feature regime: "eps = 0.1 works well in practice"  [Def. 2]
+MANY = 10  # held-out examples for each feature from which its quality and utilisation are not inflated
+ROWS = 4096  # that are multiplied at a time
+UNBALANCED = 1.5  # examples of the most frequent class for one of the rarest
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureAnalysis:
+    """The features of a layer on a sample, the strongest first. Features without intensity have no quality and no utilisation."""
+
+    intensity: Array  # rho_k [p], of the sample on which they were fitted
+    quality: Array  # Q_k [p], of the evaluation sample if there is one, as everything below
+    utilisation: Array
+    directions: Array  # u_k, the columns of [p, r]: r features have an intensity
+    deff_intensity: float  # how many are strong: 1 + D_eff(rho_2, ...) for one-hot targets, where the first is nearly constant
+    deff_quality: float  # over how many the targets are spread
+    deff_utilisation: float  # over how many the outputs are spread
+    quality_top: float  # the share of the targets in the first C
+    utilisation_top: float  # the share of the outputs' space in the first C
+    kappa_cka: float
+    constant: float  # |<e_1|1>|: is the strongest feature a constant?
+    outputs: int  # C
+    dimension: int  # of the space that the outputs span
+    one_hot: bool  # are the targets classes?
+    notes: tuple[str, ...]  # what is to be said of these numbers
+
+    @property
+    def rank(self) -> int:
+        """How many features have an intensity."""
+        return self.directions.shape[1]
+
+    @property
+    def cumulative_quality(self) -> Array:
+        """Pi*(k), k = 1 to p."""
+        return self.quality.cumsum(0)
+
+    @property
+    def cumulative_utilisation(self) -> Array:
+        """Pi^(k), k = 1 to p: 1 at the end where the outputs are linear in the features (no bias) on the fitting sample."""
+        return self.utilisation.cumsum(0)
+
+    @property
+    def regime(self) -> str:
+        """ "minimum" (kappa_cka < 0.1), "extended" (all others) or "undefined".  [layerwise, Def. 2]"""
+        return "undefined" if self.kappa_cka != self.kappa_cka else "minimum" if self.kappa_cka < MINIMUM else "extended"
+
+    @property
+    def margin(self) -> float:
+        """How far kappa_cka is below the border of the minimum feature regime; negative above it."""
+        return MINIMUM - self.kappa_cka
+
+
+def analyse(Phi: ArrayLike, targets: ArrayLike, outputs: ArrayLike, Phi_eval: ArrayLike | None = None,
+            targets_eval: ArrayLike | None = None, outputs_eval: ArrayLike | None = None) -> FeatureAnalysis:
+    """Features of ``Phi`` [n, p], targets [n, C] (or class ids [n]) and outputs [n, C]. With ``*_eval`` the features are fitted
+    on the first sample and evaluated on the second: intensity is of the first, all else of the second."""
+    fitting = _read(Phi, targets, outputs)
+    given = (Phi_eval, targets_eval, outputs_eval)
+    aside = None
+    if any(t is not None for t in given):
+        if any(t is None for t in given):
+            raise SelectionError("Phi_eval, targets_eval and outputs_eval are three arrays of one sample: give all of them, or "
+                                 "none.")
+        aside = _read(*given, suffix="_eval")
+        if [t.shape[1:] for t in aside] != [t.shape[1:] for t in fitting]:
+            raise SelectionError(f"the evaluation sample has {aside[0].shape[1]} features and {aside[2].shape[1]} outputs, the "
+                                 f"fitting sample {fitting[0].shape[1]} and {fitting[2].shape[1]}: both come from one network.")
+    fit, evaluation = _samples(fitting, aside, _rounding(Phi, outputs))
+    analysis = of_sample(fit, evaluation)
+    arrays: dict[str, Any] = {k: like(v, Phi) for k, v in vars(analysis).items() if isinstance(v, Tensor)}
+    return replace(analysis, **arrays)
+
+
+def of_sample(fit: Sample, evaluation: Sample) -> FeatureAnalysis:
+    """The same of what is known of the samples; ``evaluation`` may be the fitting one."""
+    rho, U = fit.spectrum
+    size = ((evaluation.phi_phi @ U) * U).sum(0)  # rho_k |e_k|^2: rho_k itself on the fitting sample
+    seen = torch.where(size > 0, size, torch.inf)
+    power, B, C = evaluation.target_power, evaluation.whitening, fit.C
+    taught = power > 0
+    quality = ((U.T @ evaluation.phi_targets)[:, taught].square() / power[taught]).sum(1) / (seen * max(1, int(taught.sum())))
+    utilisation = (U.T @ evaluation.phi_outputs @ B).square().sum(1) / (seen * max(1, B.shape[1]))
+    rho, Q, used = (torch.cat([v, v.new_zeros(fit.features - len(v))]) for v in (rho, quality, utilisation))
+    strong = bool(rho.any())
+    return FeatureAnalysis(
+        intensity=rho, quality=Q, utilisation=used, directions=U if fit.basis is None else fit.basis @ U,
+        deff_intensity=(1 + deff(rho[1:], empty=0.0) if strong else math.nan) if fit.one_hot else deff(rho),
+        deff_quality=deff(Q), deff_utilisation=deff(used),
+        quality_top=Q[:C].sum().item() if strong and taught.any() else math.nan,
+        utilisation_top=used[:C].sum().item() if strong and B.shape[1] else math.nan,
+        kappa_cka=kappa(evaluation),
+        constant=((evaluation.phi_mean @ U[:, 0]).abs() / seen[0].sqrt()).item() if strong else math.nan,
+        outputs=C, dimension=B.shape[1], one_hot=fit.one_hot, notes=tuple(_notes(fit, evaluation, used)))
+
+
+def kappa(s: Sample) -> float:
+    """1 - Tr(HKH HPH) / (|HKH| |HPH|), K = Phi Phi^T / n, and P onto the span of the outputs F.  [layerwise, Def. 2]
+
+    P = F B B^T F^T / n with <FB|FB> = 1. So Tr(HKH HPH) = |<Phi_c|F B>|^2, |HKH| = |<Phi_c|Phi_c>| and |HPH| = |<F_c B|F_c B>|,
+    where the index c says that the mean is subtracted."""
+    B = s.whitening
+    P = B.T @ s.output_covariance @ B
+    if B.shape[1] >= s.n or not s.varied or not P.norm() > 1e-12:
+        return math.nan
+    cka = (s.phi_output_covariance @ B).square().sum() / (s.phi_covariance.norm() * P.norm())
+    return 1.0 - min(1.0, cka.item())
+
+
+def deff(v: Float[Tensor, " k"], empty: float = math.nan) -> float:
+    """exp of the entropy of v / sum v: over how many entries v is spread. ``empty``: if all are zero.  [layerwise, Eq. 1.16]"""
+    total = v.sum()
+    if not total > 0:
+        return empty
+    share = v / total
+    return (-torch.special.xlogy(share, share).sum()).exp().item()
+
+
+# ------------------------------------------------------------------------------------------------------- what is to be said
+
+
+def _notes(fit: Sample, evaluation: Sample, used: Float[Tensor, " p"]) -> Iterator[str]:
+    rank, p, aside = fit.spectrum[1].shape[1], fit.features, evaluation is not fit
+    if not rank:
+        yield "the features are zero on every example: there is nothing to speak of"
+        return
+    if p > fit.n:
+        yield (f"{p} features of {fit.n} examples: at most {fit.n} of them can be told apart, and on these examples they express "
+               f"any target")
+    elif rank < p:
+        yield f"only {rank} of the {p} features differ from combinations of the others (dead or duplicated ones)"
+    if aside and evaluation.n < MANY * rank:
+        yield (f"{evaluation.n} examples are few to evaluate {rank} features on: their quality and utilisation are "
+               f"overestimated, and so are deff_quality and deff_utilisation (the utilisation sums up to "
+               f"{used.sum().item():.3g}). Evaluate on the fitting sample, or on {MANY * rank} examples or more")
+    yield from _of_targets(evaluation)
+    if not evaluation.whitening.shape[1]:
+        yield "the outputs are zero on every example, so that no feature is used"
+    elif evaluation.whitening.shape[1] >= evaluation.n:
+        yield (f"the outputs span {evaluation.whitening.shape[1]} dimensions on {evaluation.n} examples: every function of these "
+               f"examples is one of them, and kappa_cka is undefined. More examples than outputs are needed")
+    elif not evaluation.varied:
+        yield "the features are the same for every example: kappa_cka is undefined"
+    elif math.isnan(kappa(evaluation)):
+        yield "the outputs are the same for every example: kappa_cka is undefined"
+
+
+def _of_targets(s: Sample) -> Iterator[str]:
+    if not s.target_power.any():
+        yield "the targets are zero on every example, so that no feature has a quality"
+    elif s.one_hot:
+        shares = s.class_shares * s.n
+        present = shares[shares > 0]
+        if len(present) < s.C:
+            yield f"{s.C - len(present)} of {s.C} classes have no example: the quality is that of the other {len(present)}"
+        if present.max() > UNBALANCED * present.min():
+            yield (f"classes are not balanced ({present.min().item():.0f} to {present.max().item():.0f} examples): each counts "
+                   f"the same in the quality, and the minimum feature regime is defined for balanced ones")
+
+
+# ----------------------------------------------------------------------------------------------------------- reading arrays
+
+
+def _read(Phi: ArrayLike, targets: ArrayLike, outputs: ArrayLike, suffix: str = "") -> tuple[Tensor, Tensor, Tensor]:
+    """Features, targets and outputs as float64, [n, ...] each; class ids one-hot."""
+    P, Y, F = (numbers(t, name + suffix) for t, name in ((Phi, "Phi"), (targets, "targets"), (outputs, "outputs")))
+    F = F[:, None] if F.dim() == 1 else F
+    if P.dim() != 2 or F.dim() != 2 or not 0 < len(P) == len(F) == len(Y) or not P.shape[1] or not F.shape[1]:
+        raise SelectionError(f"Phi{suffix} {tuple(P.shape)}, targets{suffix} {tuple(Y.shape)} and outputs{suffix} "
+                             f"{tuple(F.shape)} are not features [n, p], targets [n, C] (or class ids [n]) and outputs [n, C] of "
+                             f"the same n examples.")
+    if Y.dim() == 1 and F.shape[1] > 1:
+        if (Y.round() - Y).any() or Y.min() < 0 or Y.max() >= F.shape[1]:
+            raise SelectionError(f"targets{suffix} [n] for {F.shape[1]} outputs are class ids from 0 to {F.shape[1] - 1}; these "
+                                 f"go from {Y.min().item():g} to {Y.max().item():g}. Targets of a regression are [n, C].")
+        Y = torch.nn.functional.one_hot(Y.long(), F.shape[1]).double()
+    Y = Y[:, None] if Y.dim() == 1 else Y
+    if Y.shape != F.shape:
+        raise SelectionError(f"targets{suffix} have shape {tuple(Y.shape)} and outputs{suffix} {tuple(F.shape)}: one target is "
+                             f"needed for each output.")
+    return P, Y.to(P.device), F.to(P.device)
+
+
+def numbers(a: ArrayLike, name: str) -> Tensor:
+    """In float64, and finite."""
+    try:
+        return to_tensor(a, name)
+    except SelectionError as why:
+        if "NaN" not in str(why):
+            raise
+        bad = ~torch.isfinite(torch.as_tensor(a))
+        first = int(bad.nonzero()[0, 0]) if bad.dim() else 0
+        raise SelectionError(f"{name} contains NaN or Inf ({int(bad.sum())} of {bad.numel()} numbers, the first in example "
+                             f"{first}): every average over the examples would be NaN. Has the training diverged, or does a "
+                             f"layer divide by zero? Leave such examples out, or mend the model.") from why
+
+
+def _rounding(*given: ArrayLike) -> float:
+    """The coarsest of their precisions."""
+    kinds = [t.dtype for t in (g if isinstance(g, Tensor) else torch.as_tensor(np.asarray(g)) for g in given)]
+    return max(torch.finfo(k).eps if k.is_floating_point else 0.0 for k in [*kinds, torch.float64])
+
+
+def _samples(fitting: tuple[Tensor, ...], aside: tuple[Tensor, ...] | None, rounding: float) -> tuple[Sample, Sample]:
+    """Both samples; features in a basis of what the examples span, where these are fewer than the features."""
+    Phi, Y, _ = fitting
+    rows = Phi if aside is None else torch.cat([Phi, aside[0]])
+    basis = torch.linalg.qr(rows.T)[0] if len(rows) < rows.shape[1] else None
+    hot = one_hot(Y)
+
+    def sample(P: Tensor, *others: Tensor) -> Sample:
+        parts = ((P if basis is None else P @ basis).split(ROWS), *(t.split(ROWS) for t in others))
+        pieces = (Scatter.of(torch.cat(part, 1)) for part in zip(*parts, strict=True))
+        scatter = next(pieces)
+        for piece in pieces:
+            scatter = scatter + piece
+        return Sample(scatter, P.shape[1] if basis is None else basis.shape[1], hot, rounding, basis)
+
+    fit = sample(*fitting)
+    return fit, fit if aside is None else sample(*aside)
+
+
+def one_hot(Y: Float[Tensor, "n C"]) -> bool:
+    """Is one target of each example the same positive number, and are the others 0?"""
+    top = Y.max()
+    return Y.shape[1] > 1 and bool(top > 0) and bool(((Y == 0) | (top == Y)).all()) and bool(((Y != 0).sum(1) == 1).all())
