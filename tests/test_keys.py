@@ -47,8 +47,9 @@ def changed_by(package: Path, path: str, edit: Callable[[str], str]) -> tuple[se
         (package / path).write_text(text)
 
 
-def last_constant(text: str) -> str:
-    return f"{text}\nANOTHER = 1\n"
+def last_action(text: str) -> str:
+    """A statement that runs when the file is read, so it is of everybody who uses anything of the file."""
+    return f"{text}\nprint('read')\n"
 
 
 def test_editing_what_another_figure_uses_changes_both_keys(package: Path) -> None:
@@ -73,7 +74,7 @@ def test_words_and_layout_change_no_key(package: Path, path: str, edit: Callable
 
 
 def test_code_of_the_registry_changes_what_is_read_from_disk(package: Path) -> None:
-    names, rest = changed_by(package, "tasks/registry.py", last_constant)
+    names, rest = changed_by(package, "tasks/registry.py", last_action)
     assert {"nfa_fig2", "nfa_slo", "rfm_tables", "signal_fig7"} <= names
     assert not {"nfa_fig1", "nfa_fig3", "nfa_fig7", "fact_parity"} & names
     assert not rest
@@ -85,7 +86,7 @@ def test_code_of_the_registry_changes_what_is_read_from_disk(package: Path) -> N
     ("tasks/text.py", {"nfa_fig2d", "doctor_basics"}), ("controls/slo.py", {"nfa_fig4", "nfa_fig12", "nfa_fig17", "nfa_slo"}),
     ("learners/rfm.py", {"fact_modular", "fact_parity", "rfm_networks", "rfm_tables"})])
 def test_a_package_is_not_used_whole_by_who_uses_a_part(package: Path, path: str, users: set[str]) -> None:
-    assert changed_by(package, path, last_constant) == (users, False)
+    assert changed_by(package, path, last_action) == (users, False)
 
 
 @pytest.mark.parametrize(("path", "told"), [
@@ -94,7 +95,55 @@ def test_a_package_is_not_used_whole_by_who_uses_a_part(package: Path, path: str
     ("instrument/verdict.py", True), ("experiments/running.py", True), ("experiments/ledger.py", False),
     ("experiments/seeds.py", False), ("experiments/staleness.py", False)])
 def test_the_rest_is_in_no_key(package: Path, path: str, told: bool) -> None:
-    assert changed_by(package, path, last_constant) == (set(), told)
+    assert changed_by(package, path, last_action) == (set(), told)
+
+
+@pytest.mark.parametrize("more", ["ANOTHER = 1", "def another() -> int:\n    return 1", "import math"])
+@pytest.mark.parametrize("path", ["tasks/synthetic.py", "models/mlp.py", "theory/arrays.py", "experiments/rivals.py"])
+def test_what_nobody_uses_changes_no_key(package: Path, path: str, more: str) -> None:
+    assert changed_by(package, path, lambda text: f"{text}\n{more}\n") == (set(), False)
+
+
+def test_a_changed_function_is_of_those_who_call_it(package: Path) -> None:
+    names, _ = changed_by(package, "tasks/synthetic.py", lambda text: text.replace("def sparse_parity(", "def sparse_parity(_, "))
+    assert names == {"fact_parity"}
+
+
+TWO = """
+from functools import cache
+from math import {imported} as root
+from richter.core.catalogue import listed
+RATE = {rate}
+KEPT = []
+def used(x): return helper(x) * RATE
+def helper(x): return root({helper})
+def unused(x): return {unused}
+@cache
+def plain(x): return {plain}
+@listed
+def registered(x): return {registered}
+{last}
+"""
+PLAIN = {"imported": "sqrt", "rate": "1", "helper": "x", "unused": "x", "plain": "x", "registered": "x", "last": ""}
+
+
+@pytest.mark.parametrize(("changed", "noticed"), [
+    ({"rate": "2"}, True), ({"helper": "2 * x"}, True), ({"imported": "cbrt"}, True), ({"unused": "2"}, False),
+    ({"plain": "2"}, False), ({"registered": "2"}, True), ({"last": "KEPT.append(1)"}, True), ({"last": "KEPT[0] = 2"}, True),
+    ({"last": "for k in range(2): RATE += k"}, True), ({"last": "OTHER, ANOTHER = 1, 2"}, False),
+    ({"last": "def last(): return globals()['x']"}, True), ({"last": "def used(x): return 7"}, True)])
+def test_what_counts_of_a_file(package: Path, changed: dict[str, str], noticed: bool) -> None:
+    user, file = package / "experiments/nfa/mine.py", package / "tasks/two.py"
+    user.write_text("from richter.tasks.two import used")
+    try:
+        digests = []
+        for parts in (PLAIN, {**PLAIN, **changed}):
+            file.write_text(TWO.format(**parts))
+            digests.append(keys.modules([user], package)["tasks/two.py"])
+    finally:
+        user.unlink()
+        file.unlink()
+    assert (digests[0] != digests[1]) is noticed
 
 
 READS_IMAGES = {"tasks/images.py", "tasks/store.py"}
@@ -112,7 +161,7 @@ IMPORTS: dict[str, tuple[str, set[str], set[str]]] = {  # code: what is used at 
     "of what a call returns": ("from richter import tasks\nx = tasks.mnist(10).x.sum()", READS_IMAGES, {"tasks/text.py"}),
     "a neighbour": ("from . import fig3", {"experiments/nfa/fig3.py", "theory/freeprob.py"}, {"theory/early_time.py"}),
     "a neighbour's name": ("from .fig3 import early", {"experiments/nfa/fig3.py"}, set()),
-    "one above": ("from ..training import Curves", {"experiments/training.py", "models/mlp.py"}, {"models/vgg.py"}),
+    "one above": ("from ..training import scaled", {"experiments/training.py", "models/mlp.py"}, {"models/vgg.py"}),
     "by its name as text": ("from richter import tasks\ngetattr(tasks, 'mnist')", {*READS_IMAGES, "tasks/text.py"},
                             {"models/mlp.py"}),
     "everything": ("from richter.tasks import *", {*READS_IMAGES, "tasks/text.py"}, set()),
@@ -150,7 +199,7 @@ def test_an_experiment_knows_its_modules(name: str) -> None:
     e = experiments.get(name)
     own = file_of(name, keys.ROOT)
     assert own.relative_to(keys.ROOT).as_posix() in e.modules
-    assert e.modules == keys.modules([own])
+    assert e.modules.keys() == keys.modules([own]).keys()
     assert e.key == keys.key(e.modules)
 
 

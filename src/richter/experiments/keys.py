@@ -1,16 +1,19 @@
 """What code an experiment's numbers come from, as digests: the key of an experiment changes when that code does.
 
-Two parts are told apart. The *modules* of an experiment are its own file and what it imports, directly or through others, from
+Two parts are told apart. The *modules* of an experiment are its own file and what it uses, directly or through others, of
 the packages that describe what is computed: experiments, tasks, models, theory, learners, controls. They are the key that a
 record keeps. The *rest* is the instrument and everything else that serves all experiments alike; a change there is noticed by
 running an experiment again at smoke scale and comparing its numbers with the record (`richter.experiments.staleness`).
 
-Imports are read from the syntax trees, nothing is imported. Comments, docstrings and layout are not part of a digest.
+Of a module only what is used counts: the functions, classes and constants that are named, what these name in turn, and
+statements that no name stands for. So a function more in a file of tasks changes no key of who does not call it. Code is read
+from the syntax trees, nothing is imported. Comments, docstrings and layout are not part of a digest.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,21 +26,27 @@ FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
 JUDGING = {f"experiments/{name}.py" for name in ("html", "keys", "ledger", "page", "seeds", "staleness")}
 FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/running.py", *JUDGING}  # serve all experiments alike
 SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", *JUDGING}  # no result is theirs
+WHOLE = "*"  # in the place of a name: everything
+BY_TEXT = {"globals", "vars", "locals", "eval", "exec", "__import__"}  # who calls these may use any name of the file
 
 
 def modules(files: Iterable[Path], root: Path = ROOT) -> dict[str, str]:
-    """The modules of an experiment that is defined in these files, with their digests: {"tasks/synthetic.py": "1f0c..."}."""
-    root, waiting, digests = root.resolve(), [path.resolve() for path in files], dict[str, str]()
+    """The modules of an experiment that is defined in these files, with digests of what of them it uses:
+    {"tasks/synthetic.py": "1f0c..."}."""
+    root = root.resolve()
+    waiting, used = [(path.resolve(), WHOLE) for path in files], dict[str, set[int]]()  # numbers of statements
+    sources = dict[str, Source]()
     while waiting:
-        path = waiting.pop()
+        path, wanted = waiting.pop()
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-        if name in digests or name in FRAME:
+        if name in FRAME:
             continue
-        source = _read(path.read_bytes(), _package(path, root))
-        digests[name] = source.digest
-        for dotted in source.names:
-            waiting += _files(dotted, root)
-    return dict(sorted(digests.items()))
+        source = sources.setdefault(name, _read(path.read_bytes(), _package(path, root)))
+        fresh = source.reached(wanted) - used.setdefault(name, set())
+        used[name] |= fresh
+        dotted = {other for k in fresh for other in source.statements[k].uses} | source.handed_on(wanted)
+        waiting += [place for other in dotted for place in _places(other, root)]
+    return {name: _digest("\n".join(sources[name].statements[k].code for k in sorted(used[name]))) for name in sorted(used)}
 
 
 def key(digests: Mapping[str, str]) -> str:
@@ -48,21 +57,100 @@ def key(digests: Mapping[str, str]) -> str:
 def rest(root: Path = ROOT) -> str:
     """A digest of everything else in Richter that numbers may come from."""
     paths = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
-    return key({name: _read(path.read_bytes()).digest for name, path in paths.items()
+    return key({name: _digest(_code(ast.parse(path.read_bytes()))) for name, path in paths.items()
                 if (name in FRAME or name.partition("/")[0] not in FOLLOWED) and not {name, name.partition("/")[0]} & SHOWING})
 
 
-class Source(NamedTuple):
-    """What matters here of a file: a digest of its code, and the names of Richter that it uses, e.g. richter.tasks.mnist."""
+class Statement(NamedTuple):
+    """A statement at the top of a file: what it defines, its code with the imports that it relies on, the names of its own
+    file that it reads, and those of Richter that it reaches, in full. ``always``: it does something when the file is read."""
 
-    digest: str
-    names: frozenset[str]
+    defines: frozenset[str]
+    code: str
+    reads: frozenset[str]
+    uses: frozenset[str]
+    always: bool
+
+
+class Source(NamedTuple):
+    """A file: its statements without imports, and what of Richter its imports bind."""
+
+    statements: tuple[Statement, ...]
+    bound: Mapping[str, frozenset[str]]
+
+    def reached(self, wanted: str) -> set[int]:
+        """The numbers of the statements behind a name: those that define it, those behind what these read, and those that
+        always run. Of a name that the file does not have, and of WHOLE, all."""
+        every = range(len(self.statements))
+        if wanted not in self.bound and not any(wanted in s.defines for s in self.statements):
+            return set(every)
+        numbers = {k for k in every if self.statements[k].always}
+        waiting = [wanted, *(name for k in numbers for name in self.statements[k].reads)]
+        while waiting:
+            name = waiting.pop()
+            fresh = {k for k in every if name in self.statements[k].defines} - numbers
+            numbers |= fresh
+            waiting += [other for k in fresh for other in self.statements[k].reads]
+        return numbers
+
+    def handed_on(self, wanted: str) -> set[str]:
+        """What is imported under the wanted name for others; for WHOLE, what is imported and not used here."""
+        if wanted != WHOLE:
+            return {f"{dotted}.{WHOLE}" for dotted in self.bound.get(wanted, ())}
+        read = {name for s in self.statements for name in s.reads}
+        unused = self.bound.keys() - read - {"richter"}  # `import richter.tasks.images` alone binds richter too
+        return {f"{dotted}.{WHOLE}" for name in unused for dotted in self.bound[name]}
 
 
 @cache
 def _read(text: bytes, package: str = "") -> Source:
     tree = ast.parse(text)
-    return Source(_digest(_code(tree)), frozenset(_names(tree, package)))
+    bound: dict[str, set[str]] = defaultdict(set)  # a name in this file: what it stands for, of Richter or not
+    for node in ast.walk(tree):
+        for name, dotted in _imported(node, package):
+            bound[name].add(dotted)
+    ours = {name: frozenset(d for d in dotted if d.partition(".")[0] == "richter") for name, dotted in bound.items()}
+    ours = {name: dotted for name, dotted in ours.items() if dotted}
+    statements = [_statement(node, bound, ours) for node in tree.body if not _stands_alone(node) and not _only_imports(node)]
+    if any(BY_TEXT & s.reads for s in statements):
+        statements = [s._replace(always=True) for s in statements]
+    return Source(tuple(statements), ours)
+
+
+def _statement(node: ast.stmt, bound: Mapping[str, set[str]], ours: Mapping[str, frozenset[str]]) -> Statement:
+    """After ``from richter import tasks as data``, the expression ``data.mnist(100)`` uses richter.tasks.mnist. A package that is
+    used in another way, as in ``getattr(data, name)``, is used whole: richter.tasks.*"""
+    chains = {*_chains(node), *((WHOLE, ()) for _ in ours.get(WHOLE, ()))}  # `import *`: any name may come from there
+    reads = frozenset(name for name, _ in chains)
+    uses = frozenset(".".join((dotted, *attributes, WHOLE)) for name, attributes in chains for dotted in ours.get(name, ()))
+    imports = sorted(f"{name}={dotted}" for name in reads for dotted in bound.get(name, ()))
+    defines = _defines(node)
+    return Statement(defines, "\n".join((_code(node), *imports)), reads, uses, not defines or _registers(node, bound))
+
+
+def _defines(node: ast.stmt) -> frozenset[str]:
+    """The function, class or constants that a statement makes; none of a statement that does something else besides."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return frozenset({node.name})
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        if all(isinstance(part, ast.Name) for part in parts):
+            return frozenset(part.id for part in parts if isinstance(part, ast.Name))
+    return frozenset()
+
+
+def _registers(node: ast.stmt, bound: Mapping[str, set[str]]) -> bool:
+    """Has it a decorator of Richter, which may keep it in a list? Those of Python and of other libraries do not."""
+    decorators = getattr(node, "decorator_list", [])
+    names = {name for decorator in decorators for name, _ in _chains(decorator) if name not in dir(builtins)}
+    return any(name not in bound or any(dotted.partition(".")[0] == "richter" for dotted in bound[name]) for name in names)
+
+
+def _only_imports(node: ast.stmt) -> bool:
+    """Also ``if TYPE_CHECKING:`` with imports alone."""
+    inner = node.body if isinstance(node, ast.If) and not node.orelse else [node]
+    return all(isinstance(part, (ast.Import, ast.ImportFrom)) for part in inner)
 
 
 def _digest(text: str) -> str:
@@ -89,38 +177,17 @@ def _package(path: Path, root: Path) -> str:
     return ".".join(("richter", *path.parent.relative_to(root).parts)) if path.is_relative_to(root) else ""
 
 
-def _names(tree: ast.Module, package: str) -> Iterator[str]:
-    """Every name of Richter that a file imports, or reaches through what it imports, in full.
-
-    After ``from richter import tasks as data``, the expression ``data.mnist(100)`` uses richter.tasks.mnist. A package that is
-    used in another way, as in ``getattr(data, name)``, or only handed on, is used whole: richter.tasks.*
-    """
-    bound: dict[str, set[str]] = defaultdict(set)  # a name in this file: what it stands for
-    for node in ast.walk(tree):
-        for name, dotted in _imported(node, package):
-            bound[name].add(dotted)
-            yield dotted
-    used = set()
-    for name, attributes in _chains(tree):
-        used.add(name)
-        yield from (".".join((dotted, *attributes, "*")) for dotted in bound.get(name, ()))
-    for name in bound.keys() - used - {"richter"}:  # `import richter.tasks.images` alone binds richter too
-        yield from (f"{dotted}.*" for dotted in bound[name])
-
-
 def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """(name in this file, what of Richter it stands for) of an import statement."""
+    """(name in this file, what it stands for) of an import statement."""
     if isinstance(node, ast.ImportFrom):
         above = package.split(".")[:package.count(".") + 2 - node.level] if node.level else []
         module = ".".join((*above, node.module) if node.module else above)
-        if module.partition(".")[0] == "richter":
-            yield from ((alias.asname or alias.name, f"{module}.{alias.name}") for alias in node.names)
+        yield from ((alias.asname or alias.name, f"{module}.{alias.name}") for alias in node.names)
     elif isinstance(node, ast.Import):
         for alias in node.names:
-            if alias.name.partition(".")[0] == "richter":
-                yield alias.asname or alias.name, alias.name
-                if not alias.asname:
-                    yield "richter", "richter"
+            yield alias.asname or alias.name, alias.name
+            if not alias.asname:
+                yield (alias.name.partition(".")[0],) * 2
 
 
 def _chains(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -136,20 +203,20 @@ def _chains(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield from _chains(child)
 
 
-def _files(dotted: str, root: Path) -> list[Path]:
-    """The files of a name: of a module its own; of what a package offers the files that define it, or the whole package if no
-    file says so; of a package by itself none, because what is used of it is named too."""
-    first, *parts = dotted.split(".")[1:] or [""]
-    if first == "*":
-        return [path for package in FOLLOWED for path in (root / package).rglob("*.py")]
-    if first not in FOLLOWED:
-        return []
+def _places(dotted: str, root: Path) -> list[tuple[Path, str]]:
+    """Where a name is: (file, name in it). Of what a package offers, the files that define it, or the whole package if no file
+    does; of a module by itself, all of it."""
+    first, *parts = dotted.split(".")[1:]
+    if first == WHOLE:
+        return [(path, WHOLE) for package in FOLLOWED for path in (root / package).rglob("*.py")]
     folder = root / first
-    for part in parts:
-        if (folder / f"{part}.py").is_file():
-            return [folder / f"{part}.py"]
+    for k, part in enumerate(parts if first in FOLLOWED else []):
+        file = folder / f"{part}.py"
+        if file.is_file():  # models.mlp is the function of the file models/mlp.py, models.mlp.other another one of that file
+            return [(file, part if parts[k + 1] == WHOLE and part in _defined(file.read_bytes()) else parts[k + 1])]
         if not (folder / part).is_dir():
-            return [path for path in folder.glob("*.py") if part in _defined(path.read_bytes())] or list(folder.rglob("*.py"))
+            files = [path for path in folder.glob("*.py") if part in _defined(path.read_bytes())]
+            return [(path, part) for path in files] or [(path, WHOLE) for path in folder.rglob("*.py")]
         folder /= part
     return []
 
@@ -157,11 +224,4 @@ def _files(dotted: str, root: Path) -> list[Path]:
 @cache
 def _defined(text: bytes) -> frozenset[str]:
     """The functions, classes and constants of a file, not those that it imports."""
-    names = set[str]()
-    for node in ast.parse(text).body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
-    return frozenset(names)
+    return frozenset(name for node in ast.parse(text).body for name in _defines(node))
