@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from richter.models import resnet18, vgg11, vgg19
+from richter.models import modular_transformer, resnet18, vgg11, vgg19
+from richter.tasks import modular_arithmetic
 
 
 @pytest.mark.parametrize(("make", "convolutions", "parameters"), [
@@ -30,3 +31,21 @@ def test_width_classes_channels_and_seed(make: Callable[..., nn.Module]) -> None
     assert not torch.equal(a(x), c(x))
     wide = make(classes=7, channels=1, width=1 / 8)
     assert sum(p.numel() for p in wide.parameters()) > 3 * sum(p.numel() for p in a.parameters())
+
+
+def test_the_transformer_of_modular_arithmetic() -> None:
+    data = modular_arithmetic(7, operation="divide")
+    before = torch.get_rng_state()
+    a, b, c = (modular_transformer(7, 32, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert a(data.tokens).shape == (len(data.tokens), 7)
+    assert torch.equal(a(data.tokens), b(data.tokens))
+    assert not torch.equal(a(data.tokens), c(data.tokens))
+    d, depth = 96, 2  # by hand: embeddings, four matrices and two norms a block, a norm and the read-out
+    block = 3 * d * d + 3 * d + d * d + d + 2 * (4 * d * d) + 5 * d + 4 * d
+    assert sum(p.numel() for p in modular_transformer(23, d).parameters()) == (23 + 2 + 4) * d + depth * block + 2 * d + d * 23
+    swapped = data.tokens[:, [2, 1, 0, 3]]
+    assert not torch.allclose(a(data.tokens), a(swapped))  # positions count: a / b is not b / a
+    for wrong in ({"p": 1}, {"d": 30}, {"heads": 0}, {"depth": 0}):
+        with pytest.raises(ValueError, match="d divided by the number of heads"):
+            modular_transformer(**{"p": 7, "d": 32} | wrong)

@@ -115,8 +115,32 @@ def test_modular_arithmetic_settings() -> None:
     for wrong in ({"p": 1}, {"share": 0.0}, {"share": 1.0}, {"share": float("nan")}, {"seed": -1}):
         with pytest.raises(SelectionError, match="both parts need a pair"):
             tasks.modular_arithmetic(**{"p": 5} | wrong)
-    with pytest.raises(SelectionError, match=r"no operation 'divide'.*'add', 'subtract', 'multiply'"):
-        tasks.modular_arithmetic(5, operation="divide")
+    with pytest.raises(SelectionError, match=r"no operation 'power'.*'add', 'subtract', 'multiply', 'divide'"):
+        tasks.modular_arithmetic(5, operation="power")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("p", [2, 3, 7, 23])
+def test_division_undoes_multiplication(p: int) -> None:
+    data = tasks.modular_arithmetic(p, operation="divide", share=0.6)
+    rows = [(a, b, c) for x, labels in ((data.tokens, data.labels), (data.tokens_test, data.labels_test))
+            for (a, o, b, e), c in zip(x.tolist(), labels.tolist(), strict=True) if (o, e) == (p, p + 1)]
+    assert all(c * b % p == a for a, b, c in rows)
+    assert sorted((a, b) for a, b, _ in rows) == [(a, b) for a in range(p) for b in range(1, p)]  # none by zero, each once
+    assert len(data.x) == round(0.6 * p * (p - 1))
+    assert torch.equal(data.y.argmax(1), data.labels)
+
+
+def test_division_needs_a_prime() -> None:
+    for p, other in ((9, 11), (1, 2), (0, 2), (100, 101)):
+        with pytest.raises(SelectionError, match=rf"p is no prime, and modulo p not every number has an inverse.*such as {other}"):
+            tasks.modular_arithmetic(p, operation="divide")
+    assert len(tasks.modular_arithmetic(9, operation="multiply").x) == 40  # other operations need none
+
+
+def test_pairs_are_the_same_for_every_other_operation() -> None:
+    add, product = (tasks.modular_arithmetic(7, operation=o) for o in ("add", "multiply"))
+    assert torch.equal(add.x, product.x)
+    assert add.tokens[:3].tolist() == [[3, 7, 3, 8], [1, 7, 0, 8], [4, 7, 2, 8]]  # as ever
 
 
 def test_the_examples_of_made_tasks_run() -> None:

@@ -217,25 +217,51 @@ class ModularArithmetic:
     y_test: Float[Tensor, "m p"]
     labels_test: Int[Tensor, " m"]
 
+    @property
+    def tokens(self) -> Int[Tensor, "n 4"]:
+        """The sequences "a o b =": numbers are their own ids, the operation is p, the sign of equality p + 1."""
+        return _sequences(self.x)
 
-def modular_arithmetic(p: int, seed: int = 0, *, operation: Literal["add", "subtract", "multiply"] = "add", share: float = 0.5,
-                       dtype: torch.dtype = torch.float32) -> ModularArithmetic:
-    """All p^2 pairs (a, b), and (a o b) mod p. A share of them, drawn by ``seed``, is for training, all others for testing.
+    @property
+    def tokens_test(self) -> Int[Tensor, "m 4"]:
+        return _sequences(self.x_test)
 
-    x has a 1 at column a and one at column p + b; y has a 1 at column (a o b) mod p, which is also the label.
+
+def _sequences(x: Float[Tensor, "n 2*p"]) -> Int[Tensor, "n 4"]:
+    p = x.shape[1] // 2
+    a, b = x[:, :p].argmax(1), x[:, p:].argmax(1)
+    return torch.stack([a, torch.full_like(a, p), b, torch.full_like(a, p + 1)], 1)
+
+
+def modular_arithmetic(p: int, seed: int = 0, *, operation: Literal["add", "subtract", "multiply", "divide"] = "add",
+                       share: float = 0.5, dtype: torch.dtype = torch.float32) -> ModularArithmetic:
+    """All pairs (a, b), and (a o b) mod p. A share of them, drawn by ``seed``, is for training, all others for testing.
+
+    x has a 1 at column a and one at column p + b; y has a 1 at column (a o b) mod p, which is also the label. ``divide`` needs a
+    prime p, without which most numbers have no inverse, and leaves out the pairs with b = 0.
     """
-    if operation not in OPERATIONS:
-        raise unknown("modular_arithmetic", "operation", operation, OPERATIONS)
-    n = round(share * p * p) if math.isfinite(share) else 0
-    if p < 2 or not 1 <= n < p * p or seed < 0:
+    if operation != "divide" and operation not in OPERATIONS:
+        raise unknown("modular_arithmetic", "operation", operation, (*OPERATIONS, "divide"))
+    if operation == "divide" and not _prime(p):
+        raise SelectionError(f"modular_arithmetic(p={p}, operation='divide'): p is no prime, and modulo p not every number has an "
+                             f"inverse. Take a prime, such as {next(q for q in range(max(2, p), 2 * max(2, p)) if _prime(q))}.")
+    least = int(operation == "divide")  # of b
+    pairs, width = p * (p - least), p - least
+    n = round(share * pairs) if math.isfinite(share) else 0
+    if p < 2 or not 1 <= n < pairs or seed < 0:
         raise SelectionError(f"modular_arithmetic(p={p}, seed={seed}, share={share}): p is at least 2, both parts need a pair "
-                             f"(share p^2 between 1 and p^2 - 1), the seed is from 0 on.")
-    order = torch.from_numpy(np.random.default_rng((seed, 5)).permutation(p * p))
-    a, b = order // p, order % p
-    labels = OPERATIONS[operation](a, b) % p
+                             f"(share times {pairs} pairs between 1 and {pairs - 1}), the seed is from 0 on.")
+    order = torch.from_numpy(np.random.default_rng((seed, 5)).permutation(pairs))
+    a, b = order // width, order % width + least
+    inverses = torch.tensor([pow(i, -1, p) if i else 0 for i in range(p)]) if least else None
+    labels = (OPERATIONS[operation](a, b) if inverses is None else a * inverses[b]) % p
     one = torch.eye(p, dtype=dtype)
     x, y = torch.cat([one[a], one[b]], 1), one[labels]
     return ModularArithmetic(x[:n], y[:n], labels[:n], x[n:], y[n:], labels[n:])
+
+
+def _prime(p: int) -> bool:
+    return p > 1 and all(p % k for k in range(2, math.isqrt(p) + 1))
 
 
 TASKS: tuple = (chain_monomial, gaussian, power_law_gaussian, quadratic, alignment_reversing, sparse_parity, modular_arithmetic)

@@ -1,0 +1,38 @@
+"""The small transformer on which late generalisation was first seen: it reads "a o b =" and names the number that follows."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from richter.models.gpt import Block
+
+
+class ModularTransformer(nn.Module):
+    """Token ids [n, 4] -> logits [n, p] at the sign of equality: the numbers from 0 to p - 1 are classes, and with the operation
+    and the sign of equality the vocabulary (``tasks.modular_arithmetic(p).tokens``).
+
+    A decoder with pre-norm blocks, causal attention and learned positions; the read-out has no bias and sees the last position
+    alone, so that ``head`` reads one vector of d features for each pair.
+    """
+
+    def __init__(self, p: int, d: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(p + 2, d), nn.Embedding(4, d)
+        self.blocks = nn.Sequential(*(Block(d, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, p, bias=False)
+
+    def forward(self, ids: Int[Tensor, "n T"]) -> Float[Tensor, "n p"]:
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
+        return self.head(self.norm(self.blocks(x)[:, -1]))
+
+
+def modular_transformer(p: int, d: int = 128, depth: int = 2, heads: int = 4, seed: int = 0) -> ModularTransformer:
+    """The transformer for numbers modulo ``p``, drawn from ``seed``: two blocks of four heads, as of Power and others (2022)."""
+    if p < 2 or d < 1 or heads < 1 or depth < 1 or d % heads:
+        raise ValueError(f"modular_transformer(p={p}, d={d}, depth={depth}, heads={heads}): two numbers, a block and a head at "
+                         f"least are needed, and d divided by the number of heads.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ModularTransformer(p, d, depth, heads)
