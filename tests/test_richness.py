@@ -89,7 +89,7 @@ def test_inputs_outputs_and_targets() -> None:
     torch.testing.assert_close(richness.Scaled(gpt, output=2.0)(ids), 2 * gpt(ids))
     with pytest.raises(SelectionError, match=r"the first input is of torch.int64, and has no scale. Token ids are scaled where"):
         richness.Scaled(gpt, input=2.0)(ids)
-    with pytest.raises(SelectionError, match="class ids cannot be scaled. Give targets of a squared loss"):
+    with pytest.raises(SelectionError, match=r"class ids cannot be scaled. Give targets of a squared loss"):
         Richness(target=2.0).targets(torch.tensor([0, 1]))
 
 
@@ -168,7 +168,8 @@ def test_what_is_wrapped_can_be_measured() -> None:
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf, True, "2"])
 def test_scales_are_positive(wrong: Any) -> None:
     for make in (lambda: Richness(weight=wrong), lambda: Richness(target=wrong), lambda: Richness(input=wrong),
-                 lambda: Richness(output=wrong), lambda: richness.Scaled(net(), wrong), lambda: richness.Scaled(net(), 1.0, wrong),
+                 lambda: Richness(output=wrong), lambda: richness.Scaled(net(), wrong),
+                 lambda: richness.Scaled(net(), 1.0, wrong),
                  lambda: richness.scale_weights_(net(), wrong), lambda: richness.scale_weights_(net(), {"0": wrong})):
         with pytest.raises((SelectionError, TypeError), match=r"a finite number above 0 is needed; 1 changes nothing|type"):
             make()
@@ -179,5 +180,5 @@ def test_refusals() -> None:
         richness.scale_weights_(net(), {"head": 2.0})
     lstm = nn.LSTM(6, 4)
     for knob in (richness.Scaled(lstm, output=2.0), richness.FromZero(lstm)):
-        with pytest.raises(SelectionError, match="the model returns a tuple, and one tensor is needed. Wrap the part"):
+        with pytest.raises(SelectionError, match=r"the model returns a tuple, and one tensor is needed. Wrap the part"):
             knob(x[:, None])

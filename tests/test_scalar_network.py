@@ -93,8 +93,8 @@ def test_laws(seed: int, size: float, S: float, Z: float) -> None:
     np.testing.assert_allclose(mirror.predict(TIMES)[2], 1 / gamma, rtol=1e-9)
     np.testing.assert_array_equal(mirror.aligned, network.aligned)
     c = 1.7  # weights times c and the target times c^2: the same in 1/c^2 of the time
-    np.testing.assert_allclose(scalar_network.ScalarNetwork(c * a0, c * b0, c**2 * S, Z).predict(np.array(TIMES) / c**2)[2], gamma,
-                               rtol=1e-9)
+    larger = scalar_network.ScalarNetwork(c * a0, c * b0, c**2 * S, Z)
+    np.testing.assert_allclose(larger.predict(np.array(TIMES) / c**2)[2], gamma, rtol=1e-9)
 
 
 def test_aligned_units_grow_and_others_shrink() -> None:

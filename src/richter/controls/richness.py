@@ -8,8 +8,8 @@ at zero, and training of the last layer alone.  [layerwise, Sec. 6.3.1, Table 6.
     with last_layer_only(model) as parameters:                      # a linear model on fixed features
         optimiser = torch.optim.SGD(parameters, lr=0.1)
 
-Each knob is a function or a module of its own (``scale_weights_``, ``Scaled``, ``FromZero``, ``last_layer_only``); ``Richness`` is
-a setting of several. A knob at its neutral position leaves the model what it is, bit for bit.
+Each knob is a function or a module of its own (``scale_weights_``, ``Scaled``, ``FromZero``, ``last_layer_only``); ``Richness``
+is a setting of several. A knob at its neutral position leaves the model what it is, bit for bit.
 """
 
 from __future__ import annotations
@@ -159,6 +159,6 @@ def _positive(value: Any, what: str) -> None:
 
 def _tensor(f: Any, what: str) -> Tensor:
     if not isinstance(f, Tensor):
-        raise SelectionError(f"{what}: the model returns a {type(f).__name__}, and one tensor is needed. Wrap the part of it that "
-                             f"returns its outputs.")
+        raise SelectionError(f"{what}: the model returns a {type(f).__name__}, and one tensor is needed. Wrap the part of it "
+                             f"that returns its outputs.")
     return f

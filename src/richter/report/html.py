@@ -18,6 +18,7 @@ from richter.core import WHOLE, Card, Failure, RichterError, SelectionError
 from richter.instrument.snapshot import Snapshot
 from richter.measures.cards import SHOWN_FIRST, panels
 from richter.measures.cards import card as measure_card
+from richter.measures.delay import delay_of
 from richter.measures.profile import peak
 from richter.report import plotdata
 from richter.report.cards import cards_of, cards_of_all
@@ -246,7 +247,11 @@ def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
 def _scalars(shown: Sequence[Shown], album: Album) -> Markup:
     from richter.report import figures
     runs = {s.name: s.run for s in shown if s.run.names}
-    return album.page("scalars", lambda: figures.scalars(runs), "As they were logged during training.") if runs else Markup("")
+    if not runs:
+        return Markup("")
+    late = {name: delay_of(run) for name, run in runs.items()}
+    return joined([album.page("scalars", lambda: figures.scalars(runs), "As they were logged during training."),
+                   *(tag("p", f"{f'{name}: ' if len(runs) > 1 else ''}{words}.") for name, words in late.items() if words)])
 
 
 def _stored_pictures(s: Shown) -> Markup:

@@ -243,8 +243,9 @@ def modular_arithmetic(p: int, seed: int = 0, *, operation: Literal["add", "subt
     if operation != "divide" and operation not in OPERATIONS:
         raise unknown("modular_arithmetic", "operation", operation, (*OPERATIONS, "divide"))
     if operation == "divide" and not _prime(p):
-        raise SelectionError(f"modular_arithmetic(p={p}, operation='divide'): p is no prime, and modulo p not every number has an "
-                             f"inverse. Take a prime, such as {next(q for q in range(max(2, p), 2 * max(2, p)) if _prime(q))}.")
+        near = next(q for q in range(max(2, p), 2 * max(2, p)) if _prime(q))
+        raise SelectionError(f"modular_arithmetic(p={p}, operation='divide'): p is no prime, and modulo p not every number has "
+                             f"an inverse. Take a prime, such as {near}.")
     least = int(operation == "divide")  # of b
     pairs, width = p * (p - least), p - least
     n = round(share * pairs) if math.isfinite(share) else 0

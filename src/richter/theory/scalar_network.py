@@ -138,7 +138,8 @@ class ScalarNetwork:
 
     @cached_property
     def _start(self) -> _Start:
-        return _Start.make(*_read(self.a0, self.b0, self.target, self.scale, self.variance), self.scale)
+        a, b = _read(self.a0, self.b0, self.target, self.scale, self.variance)
+        return _Start.make(a, b, self.scale)
 
     @cached_property
     def _R(self) -> float:
@@ -226,7 +227,7 @@ def simulate(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Seque
 
 
 def _cases() -> list[tuple[Any, ...]]:
-    """Small and large weights, targets above, below and at zero, other variances, units that are equal, opposite and one alone."""
+    """Small and large weights, targets above, below and at zero, other variances, units that are equal, opposite, and alone."""
     t = [0.0, 0.1, 0.7, 3.0]
     a, b = normal(6, seed=1), normal(6, seed=2)
     return [(0.3 * a, 0.3 * b, 2.0, 1.0, t), (a, b, -1.5, 2.0, t), (a, b, 0.0, 1.0, t), (0.5 * a, 0.5 * b, 1.0, 3.0, t, 0.5),

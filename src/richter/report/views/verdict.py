@@ -6,6 +6,7 @@ from typing import Any
 
 from richter.core import SelectionError
 from richter.instrument.verdict import diagnose
+from richter.measures.delay import delay_of
 from richter.report.claims import told
 from richter.report.query import Query
 from richter.report.shelf import Chosen
@@ -19,13 +20,16 @@ def verdict(runs: Chosen, query: Query) -> Any:
     name, run = runs.one()
     base = {"run": name, "claims": [told(k, record)._asdict() for k, record in run.claims.items()],
             "figures": [{"name": n, "kind": kind} for n, kind in run.figures if kind in KINDS]}
+    late = [f"{late}." for late in [delay_of(run)] if late]
     try:
         d = diagnose(run)
     except SelectionError:
         return {**base, "word": "", "verdict": "Nothing has been measured yet.", "step": None, "measured": "", "magnitude": None,
-                "margin": None, "remarks": [], "unknown": [], "evidence": [str(failure) for failure in run.failures],
+                "margin": None, "remarks": late, "unknown": [], "evidence": [str(failure) for failure in run.failures],
                 "advice": [], "layers": []}
-    return {**base, **d.to_json(), "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
+    answer = d.to_json()
+    return {**base, **answer, "remarks": [*answer["remarks"], *late],
+            "layers": [{"layer": v.layer, "verdict": v.verdict, "words": str(v)} for v in d.layers]}
 
 
 def figure(runs: Chosen, query: Query) -> Picture:
