@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from richter.models import modular_transformer, resnet18, vgg11, vgg19
+from richter.models import modular_transformer, resnet18, vgg11, vgg16, vgg19
 from richter.tasks import modular_arithmetic
 
 
-@pytest.mark.parametrize(("make", "convolutions", "parameters"), [
-    (vgg11, 8, 9_225_610), (vgg19, 16, 20_040_522), (resnet18, 20, 11_173_962)])  # as published for CIFAR-10
+@pytest.mark.parametrize(("make", "convolutions", "parameters"), [  # as published for CIFAR-10
+    (vgg11, 8, 9_225_610), (vgg16, 13, 14_728_266), (vgg19, 16, 20_040_522), (resnet18, 20, 11_173_962)])
 def test_sizes_are_the_published_ones(make: Callable[..., nn.Module], convolutions: int, parameters: int) -> None:
     model = make()
     assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == convolutions
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize("make", [vgg11, vgg19, resnet18])
+@pytest.mark.parametrize("make", [vgg11, vgg16, vgg19, resnet18])
 def test_width_classes_channels_and_seed(make: Callable[..., nn.Module]) -> None:
     x = torch.randn(4, 1, 32, 32)
     before = torch.get_rng_state()
@@ -49,3 +49,10 @@ def test_the_transformer_of_modular_arithmetic() -> None:
     for wrong in ({"p": 1}, {"d": 30}, {"heads": 0}, {"depth": 0}):
         with pytest.raises(ValueError, match="d divided by the number of heads"):
             modular_transformer(**{"p": 7, "d": 32} | wrong)
+
+
+def test_vgg16_without_normalisation() -> None:
+    with_norm, without = vgg16(width=1 / 16), vgg16(width=1 / 16, norm=False)
+    assert any(isinstance(m, nn.BatchNorm2d) for m in with_norm)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in without)
+    assert torch.equal(with_norm[0].weight, without[0].weight)

@@ -51,6 +51,22 @@ def test_chain_monomial_settings() -> None:
             tasks.chain_monomial(*wrong)
 
 
+def test_heaviside_by_its_definition() -> None:
+    data = tasks.heaviside(2000, seed=3, n_test=500)
+    for x, y in ((data.x, data.y), (data.x_test, data.y_test)):
+        assert y.tolist() == [[1.0 if value > 0 else 0.0] for (value,) in x.tolist()]
+        assert -1 <= x.min() < -0.9
+        assert 0.9 < x.max() <= 1
+    assert abs(data.x.mean()) < 0.05
+    assert abs(data.x.square().mean() - 1 / 3) < 0.03
+    assert torch.equal(data.x_test, tasks.heaviside(5, seed=3, n_test=500).x_test)
+    assert not torch.equal(data.x, tasks.heaviside(2000, seed=4).x)
+    assert tasks.heaviside(5, dtype=torch.float64).y.dtype == torch.float64
+    for wrong in ({"n": 0}, {"n_test": 0}, {"seed": -1}):
+        with pytest.raises(SelectionError, match="one example at least is needed"):
+            tasks.heaviside(**wrong)
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 6])
 def test_sparse_parity_by_its_definition(k: int) -> None:
     data = tasks.sparse_parity(50, 6, k, seed=1, n_test=30, dtype=torch.float64)

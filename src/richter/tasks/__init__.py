@@ -16,6 +16,7 @@ from richter.core.lazy import lazy_names
 
 if TYPE_CHECKING:  # what type checkers see of the names that are found
     from richter.tasks.images import *  # noqa: F403
+    from richter.tasks.steps import *  # noqa: F403
     from richter.tasks.synthetic import *  # noqa: F403
     from richter.tasks.tabular import *  # noqa: F403
     from richter.tasks.text import *  # noqa: F403

@@ -1,0 +1,139 @@
+"""What experiments on the features of networks share: recipes, what the last layer reads, the numbers, the drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from richter.core.chains import evaluated
+from richter.experiments.frame import Results
+from richter.experiments.layerwise import metrics
+from richter.experiments.layerwise.metrics import Recipe, fit, indicators, numbers, read, right
+from richter.measures import collapse, features
+from richter.models import mlp, resnet18, vgg19
+from richter.report.drawing import caption, faults, panels
+
+
+class Unwritten:
+    """A run that is not kept."""
+
+    def scalars(self, *_: Any, **__: Any) -> None: ...
+
+    def progress(self, *_: Any) -> None: ...
+
+
+RUN: Any = Unwritten()
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: nn.Sequential(nn.Flatten(), *mlp([3072, 12, 8, 5], seed=0)),
+    "resnet": lambda: resnet18(5, width=1 / 16), "vgg": lambda: vgg19(5, width=1 / 16)}
+
+
+def images(n: int = 30) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 5
+    return torch.randn(n, 3, 32, 32, generator=draw) + y[:, None, None, None].float(), y
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_the_last_layer_reads_is_what_a_hook_sees(name: str) -> None:
+    model, (x, _) = NETWORKS[name](), images()
+    before, seen = weights(model), list[Tensor]()
+    Phi, f = read(model, x, batch=7)
+    handle = metrics.readout(model).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad(), evaluated(model):
+        outputs = model(x)
+    handle.remove()
+    torch.testing.assert_close(Phi, seen[0])
+    torch.testing.assert_close(f, outputs)
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_failing_network_keeps_its_last_layer() -> None:
+    model = mlp([4, 3, 2], seed=0)
+    with pytest.raises(RuntimeError):
+        read(model, torch.zeros(5, 3))
+    assert isinstance(model[2], nn.Linear)
+    assert model.training
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_last_layer_alone_is_trained_where_this_is_wanted(last: bool) -> None:
+    model, (x, y) = NETWORKS["mlp"](), images()
+    before = weights(model)
+    fit(model, x, indicators(y, 5), Recipe(epochs=2, last=last), RUN)
+    moved = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
+    assert moved == ({"5.weight", "5.bias"} if last else set(before))
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_the_last_layer_alone_learns_as_with_the_others_frozen() -> None:
+    (x, y), one, other = images(), NETWORKS["mlp"](), NETWORKS["mlp"]()
+    recipe = Recipe(epochs=3, batch=8, every=1)
+    fit(one, x, indicators(y, 5), Recipe(**{**vars(recipe), "last": True}), RUN, seed=3)
+    for p in list(other.parameters())[:-2]:
+        p.requires_grad_(False)
+    fit(other, x, indicators(y, 5), recipe, RUN, seed=3)
+    torch.testing.assert_close(weights(one), weights(other))
+
+
+def test_a_recipe_is_plain_descent_with_a_falling_rate() -> None:
+    """One example, no momentum: by hand."""
+    model, x, y = mlp([3, 1], seed=0).double(), torch.ones(1, 3).double(), torch.ones(1, 1).double()
+    W, b = (p.detach().clone() for p in model.parameters())
+    fit(model, x, y, Recipe(lr=0.1, decay=0.5, epochs=3, every=2, factor=0.1, momentum=0.0), RUN)
+    for rate in (0.1, 0.1, 0.01):
+        residual = W.sum() + b - 1
+        W, b = W - rate * (residual + 0.5 * W), b - rate * (residual + 0.5 * b)
+    torch.testing.assert_close(model[0].weight.detach(), W)
+    torch.testing.assert_close(model[0].bias.detach(), b)
+
+
+def test_steps_between_epochs_are_told() -> None:
+    seen = list[int]()
+    fit(mlp([3, 1], seed=0), torch.ones(2, 3), torch.ones(2, 1), Recipe(epochs=3), RUN, after=seen.append)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_numbers_are_those_of_the_measures() -> None:
+    model, (x, y), (x2, y2) = NETWORKS["mlp"](), images(60), images(40)
+    rows = numbers(model, x, indicators(y, 5), x2, indicators(y2, 5))
+    (Phi, f), (Phi2, f2) = read(model, x), read(model, x2)
+    fitted, apart = features.analyse(Phi, y, f), features.analyse(Phi, y, f, Phi2, y2, f2)
+    assert (rows["kappa_cka_fit"], rows["kappa_cka"]) == (fitted.kappa_cka, apart.kappa_cka)
+    assert (rows["deff_utilisation_fit"], rows["deff_utilisation"]) == (fitted.deff_utilisation, apart.deff_utilisation)
+    np.testing.assert_array_equal(rows["quality"], apart.quality)
+    np.testing.assert_array_equal(rows["intensity"], fitted.intensity)
+    last = metrics.readout(model)
+    c = collapse.analyse(Phi, y, last.weight, last.bias)
+    assert (rows["nc1"], rows["nc4"]) == (c.nc1, c.nc4)
+    assert rows["accuracy_fit"] == (f.argmax(1) == y).double().mean()
+    one = numbers(nn.Sequential(nn.Flatten(), *mlp([3072, 8, 1], seed=0)), x, y[:, None].float(), x2, y2[:, None].float())
+    assert "nc1" not in one
+
+
+def test_a_number_is_right_if_it_rounds_to_its_target() -> None:
+    assert right(torch.tensor([[0.4], [0.6], [2.0], [7.6]]), torch.tensor([[0.0], [0.0], [2.0], [8.0]])) == 0.75
+    assert right(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])) == 0.5
+
+
+def test_the_drawing_has_a_curve_for_each_case_and_says_accuracy_and_kappa() -> None:
+    model, (x, y) = NETWORKS["mlp"](), images()
+    rows = {k: np.asarray(v) for k, v in numbers(model, x, indicators(y, 5), x, indicators(y, 5)).items()}
+    figure, axes = panels(3, across=3)
+    both = {"all": Results(None, [0, 1], [rows, rows]), "last": Results(None, [0], [rows])}
+    metrics.metric_panels(axes, both, classes=5)
+    caption(figure, "What to see.")
+    assert faults(figure) == []
+    words = [text.get_text() for text in axes[2].get_legend().get_texts()]
+    assert words == [f"{name} ({100 * rows['accuracy']:.1f} %) [{rows['kappa_cka']:.2g}]" for name in both]
+    assert all(len(ax.lines) == 3 for ax in axes)  # two curves, and the line at five features
