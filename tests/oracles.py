@@ -715,6 +715,19 @@ def debiased_cka(X: Tensor, Y: Tensor) -> float:
     return _ratio(hsic(K, L), (hsic(K, K) * hsic(L, L)).sqrt())
 
 
+def overlap(X: Tensor, Y: Tensor, features: int) -> tuple[float, Tensor]:
+    """Mean squared cosine of the principal angles between the leading left singular vectors of centred features, and these angles
+    in degrees, one after another: each maximises |<u, v>| among what is orthogonal to those before."""
+    spans = []
+    for Z in (X, Y):
+        U, S, _ = torch.linalg.svd(Z - Z.mean(0), full_matrices=False)
+        spans.append(U[:, :features][:, S[:features] > 1e-6 * S[0]])
+    P, Q = (U @ U.T for U in spans)
+    few = min(U.shape[1] for U in spans)
+    cosines = torch.linalg.eigvals(P @ Q).real.clamp(0, 1).sqrt().sort(descending=True).values[:few]
+    return (torch.trace(P @ Q) / few).item(), torch.rad2deg(torch.arccos(cosines))
+
+
 def reads(model: nn.Module, x: Batch, names: list[str], output: Output = None) -> dict[str, Tensor]:
     """What each of these modules is given, all calls side by side, [n, ...]."""
     seen: dict[str, list[Tensor]] = {name: [] for name in names}

@@ -59,6 +59,21 @@ def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
     return top_eigenpair(lambda q: K @ q, anywhere(len(K), K))[0]
 
 
+def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,
+                       noise: float = 1e-12) -> tuple[Float[Tensor, " r"], Float[Tensor, "n r"]]:
+    """The largest eigenvalues of a symmetric positive semi-definite matrix and their vectors: at most so many, and those that
+    stand above ``noise`` times the largest. Of a large matrix few are found by Lanczos."""
+    if len(K) <= 2 * DENSE or most > len(K) // 8:
+        values, vectors = torch.linalg.eigh(K)
+    else:
+        from scipy.sparse.linalg import eigsh
+        start = anywhere(len(K), K).cpu().numpy()
+        values, vectors = (torch.as_tensor(a, device=K.device) for a in eigsh(K.cpu().numpy(), most, v0=start))
+    order = values.argsort(descending=True)[:most]
+    order = order[values[order] > noise * values.max().clamp(min=0)]
+    return values[order], vectors[:, order]
+
+
 # ------------------------------------------------------------------------------------------------ with groups left out
 
 

@@ -27,5 +27,5 @@ def do(given: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("export", __doc__, do, arguments, group="look at runs", place=24, examples=(
+COMMAND = Command("export", __doc__, do, arguments, group="look at runs", place=25, examples=(
     "richter export runs/demo -o demo.csv", "richter export runs/demo -o demo.parquet"))

@@ -35,9 +35,9 @@ from richter.instrument.survey import (
 )
 from richter.layers import Kind
 
-__all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "by_example", "check_finite",
-           "count", "covariance", "example_gradients", "grouped", "map_gradient", "record", "remade", "room_for", "select",
-           "widened"]
+__all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "as_read", "by_example",
+           "check_finite", "count", "covariance", "example_gradients", "grouped", "map_gradient", "record", "remade", "room_for",
+           "select", "widened"]
 
 
 @dataclass(frozen=True)
@@ -228,6 +228,16 @@ def _with_siblings(survey: Survey, names: Sequence[str]) -> list[str]:
     """These maps, and the other uses of the same parameters: together they make a gradient."""
     weights = {survey.maps[k].weight for k in names} - {None}
     return [*names, *(k for k, info in survey.maps.items() if info.weight in weights and k not in names)]
+
+
+def as_read(info: MapInfo, calls: Sequence[Call], n: int) -> tuple[Tensor, bool] | None:
+    """What a map read of n examples, each number once: "n s d" with its positions (True), or, of a convolution, whole pictures
+    "n 1 d" and not its patches (False). None where it is lost: not called as the survey says, or written over since."""
+    if len(calls) != len(info.layouts) or any(c.read._version != c.version for c in calls):
+        return None
+    if info.unfolded > 0 and info.layouts == ("major",) and len(calls[0].read) == n:
+        return calls[0].read.flatten(1)[:, None], False
+    return _joined([by_example(c.inputs(), n, layout).flatten(2) for c, layout in zip(calls, info.layouts, strict=True)], 1), True
 
 
 def room_for(g: Tensor, v: int, shape: Sequence[int] | None = None) -> Tensor:

@@ -39,26 +39,30 @@ def check_weights(model: nn.Module) -> None:
 
 
 def check_initial(model: nn.Module, initial: Any) -> dict[str, Tensor]:
-    """A state_dict that fits the (unwrapped) model."""
+    """A state_dict at initialisation that fits the (unwrapped) model."""
     if not isinstance(initial, Mapping):
         raise SelectionError(f"initial= is a {type(initial).__name__}; a state_dict of this model is needed: "
                              f"initial=copy.deepcopy(model.state_dict()), taken before training.")
+    return check_state(model, initial, "initial", ", taken before training")
+
+
+def check_state(model: nn.Module, state: Mapping[str, Any], called: str, when: str = "") -> dict[str, Tensor]:
+    """The same of any state_dict, which errors name as the caller does."""
     own = model.state_dict()
-    state = {k if k in own else unwrapped_name(k, own): v for k, v in initial.items()}
+    state = {k if k in own else unwrapped_name(k, own): v for k, v in state.items()}
     needed = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     for name, p in needed.items():
         if name not in state:
             if name in own:
-                raise SelectionError(f"initial= has no entry {name!r}. Pass a state_dict of this very model, taken before "
-                                     f"training.")
+                raise SelectionError(f"{called}= has no entry {name!r}. Pass a state_dict of this very model{when}.")
             continue  # a buffer that is not saved
         if not isinstance(state[name], Tensor):
-            raise SelectionError(f"initial[{name!r}] is a {type(state[name]).__name__}, not a tensor.")
+            raise SelectionError(f"{called}[{name!r}] is a {type(state[name]).__name__}, not a tensor.")
         if state[name].shape != p.shape:
-            raise SelectionError(f"initial[{name!r}] has shape {tuple(state[name].shape)}, the model's is {tuple(p.shape)}: "
+            raise SelectionError(f"{called}[{name!r}] has shape {tuple(state[name].shape)}, the model's is {tuple(p.shape)}: "
                                  f"it is the state of another architecture.")
         if state[name].is_floating_point() and not finite(state[name]):
-            raise SelectionError(f"initial[{name!r}] contains NaN or Inf.")
+            raise SelectionError(f"{called}[{name!r}] contains NaN or Inf.")
     return state
 
 

@@ -17,6 +17,7 @@ from richter.core import WHOLE, Failure, SelectionError, StoreError, unknown
 from richter.instrument.capture import Output
 from richter.instrument.cotangents import Cotangents, Function
 from richter.instrument.keeping import Keeping, passes_by, survives
+from richter.instrument.keepsakes import Keepsakes
 from richter.instrument.measurement import Measurement
 from richter.instrument.opening import open_run
 from richter.instrument.probe import Probe
@@ -72,7 +73,9 @@ class Observer:
 
     ``run="runs/demo"`` keeps everything on disk as it is measured: rows, scalars, the initial weights, the feature matrices of
     layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of
-    yours). After a crash ``resume=True`` goes on with the run and its initial weights. Of several ranks the first writes.
+    yours). ``keep_features=64``: also, at the same steps, Gram matrices of what each layer reads of so many examples, by which
+    steps and runs are compared (``richter compare``); ``keep_inputs``: small pictures of these (of this shape, where inputs are
+    flat). After a crash ``resume=True`` goes on with the run and its initial weights. Of several ranks the first writes.
     Everything else is as in ``richter.measure``.
 
     A failure does not end the training (``on_error="warn"``): weights that are NaN, a full disk, no memory, an error of the model
@@ -84,6 +87,7 @@ class Observer:
 
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | os.PathLike[str] | Writer | None = None,
                  settings: Any = None, resume: bool = False, matrices: int | None = None,
+                 keep_features: int = 0, keep_inputs: bool | tuple[int, ...] = False,
                  when: When = 100, measures: Iterable[str | Measure] | None = None,
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05,
                  cotangents: Cotangents | Function | None = None,
@@ -101,6 +105,8 @@ class Observer:
         self.measurement = Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers,
                                        memory=memory, output=output, mode=mode, seed=seed)
         self.model, self.probe, self.measures = self.measurement.model, probe, self.measurement.measures
+        self.keepsakes = Keepsakes(self.model, probe, keep_features, keep_inputs, layers, self.measurement.subject.memory,
+                                   output) if keep_features or keep_inputs else None
         given = self.model.state_dict() if self.measurement.initial is None else self.measurement.initial
         with torch.inference_mode(False):
             self.initial = {k: v.detach().clone() for k, v in given.items() if isinstance(v, Tensor)}
@@ -144,7 +150,7 @@ class Observer:
         if not self._enter(step, waiting=False):
             return None
         try:
-            return self._attempted(step, None)
+            return self._attempted(step)
         finally:
             self._leave()
 
@@ -153,7 +159,7 @@ class Observer:
         if not self._enter(step, waiting=True):
             return None
         try:
-            return self._attempted(step, self.matrices)
+            return self._attempted(step, True)
         finally:
             self._leave()
 
@@ -193,41 +199,53 @@ class Observer:
         with self._guard:
             self._keeping.failed(step, what, why)
 
-    def _attempted(self, step: int, matrices: int | None) -> Snapshot | None:
-        """``matrices``: of layers with at most so many inputs; None: only if this step is due."""
+    def _attempted(self, step: int, now: bool = False) -> Snapshot | None:
+        """``now``: whether this step is due or not."""
         first = not self._tried
         try:
             with self._guard:
-                only = None if matrices is not None else self._due(step)
+                only = None if now else self._due(step)
                 due = only is None or bool(only)
                 self._tried = True
                 self._last_try = step if only is None else self._last_try  # the end measures what was put off
-            matrices = (0 if only else self._draws(step)) if matrices is None else matrices
-            return self._measured(step, matrices, first, only) if due else None
+            return self._measured(step, now or (not only and self._draws(step)), first, only) if due else None
         except Exception as why:
             self._tolerated(step, "not measured", why, first)
         return None
 
-    def _draws(self, step: int) -> int:
+    def _draws(self, step: int) -> bool:
         """Matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured."""
-        return self.matrices if self._drawn is None or step >= 1.1 * self._drawn or step < self._drawn else 0
+        return self._drawn is None or step >= 1.1 * self._drawn or step < self._drawn
 
-    def _measured(self, step: int, matrices: int, first: bool, only: Collection[str] | None = None) -> Snapshot:
+    def _measured(self, step: int, draws: bool, first: bool, only: Collection[str] | None = None) -> Snapshot:
         if self.writer is not None and self.writer.closed:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         start = time.perf_counter()
         self._begun = start if self._begun is None else self._begun
         self._owed, self._missed, done = only is not None, False, False
         try:
-            snap = self.measurement.take(step, matrices, only)
+            snap = self.measurement.take(step, self.matrices if draws else 0, only)
+            if draws and self.keepsakes is not None:
+                snap = self._with_features(snap, self.keepsakes, first)
             with self._guard:
-                snap = self._kept(snap, matrices, first)
+                snap = self._kept(snap, draws, first)
             done = True
         finally:
             self._pay(time.perf_counter() - start, done, only is not None)  # with writing it down
         return snap
 
-    def _kept(self, snap: Snapshot, matrices: int, first: bool) -> Snapshot:
+    def _with_features(self, snap: Snapshot, keepsakes: Keepsakes, first: bool) -> Snapshot:
+        """With what is kept of the probe's features; that this fails costs no number."""
+        try:
+            known = () if self.writer is None else [name for _, name, _ in self.writer.run.arrays]
+            snap = replace(snap, arrays={**snap.arrays, **keepsakes.take(known)})
+            if self.writer is not None and "features" not in self.writer.run.about:
+                self.writer.describe(features=keepsakes.about())
+        except Exception as why:
+            self._tolerated(snap.step, "features not kept", why, first)
+        return snap
+
+    def _kept(self, snap: Snapshot, draws: bool, first: bool) -> Snapshot:
         """In memory, and in the run, which also has its matrices, and what the next snapshot wants to know of this one."""
         subject = self.measurement.subject
         subject.previous = {**subject.previous, **subject.carried}  # not all is measured every time
@@ -235,7 +253,7 @@ class Observer:
                  for key, value in subject.carried.items() if isinstance(value, (Tensor, float, int))}
         try:
             self._keeping.snapshot(snap, state)
-            self._drawn = snap.step if matrices else self._drawn
+            self._drawn = snap.step if draws else self._drawn
         except Exception as why:
             self._tolerated(snap.step, "not written", why, first)
         snap = snap if self.writer is None else replace(snap, arrays={})  # they are on disk

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from richter.core import SelectionError
+from richter.core import SelectionError, likeness
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
 
 BLOCKS = 10  # of ranks, for errors of exponents
@@ -41,12 +42,21 @@ def centre(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     return centred
 
 
-def cka(K: ArrayLike, L: ArrayLike) -> float:
-    """<CKC, CLC> / (|CKC| |CLC|): centred kernel alignment."""
+def cka(K: ArrayLike, L: ArrayLike, debiased: bool = False) -> float:
+    """<CKC, CLC> / (|CKC| |CLC|): centred kernel alignment. Of few examples this is far from 0 for kernels that have nothing to
+    do with each other; ``debiased`` estimates each inner product without bias, from symmetric kernels, and is then about 0 (also
+    below). NaN where a kernel is constant.  [Kornblith et al. 2019; Song et al. 2012]"""
     A, B = centre(_square(to_tensor(K, "K"))), centre(_square(to_tensor(L, "L"), "L"))
     if A.shape != B.shape:
         raise SelectionError(f"kernels of {len(A)} and {len(B)} examples cannot be compared.")
-    return ((A * B.to(A.device)).sum() / (A.norm() * B.norm().to(A.device))).item()
+    B = B.to(A.device)
+    if not debiased:
+        return ((A * B).sum() / (A.norm() * B.norm())).item()
+    if len(A) < likeness.FEWEST:
+        raise SelectionError(f"kernels of {len(A)} examples have no debiased alignment: it takes {likeness.FEWEST}. Give more.")
+    a, b = (X.diagonal().cpu().numpy()[None] for X in (A, B))
+    both, own_a, own_b = (np.array([(X * Y).sum().item()]) for X, Y in ((A, B), (A, A), (B, B)))
+    return float(likeness.cka(both[None], own_a, own_b, a, b, debiased=True)[0, 0])
 
 
 def stable_rank(K: ArrayLike) -> float:

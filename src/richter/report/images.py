@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLOCKS = 128  # pixels of a matrix
+CELLS = 14  # rows or columns up to which numbers are written in their cells
 
 
 def limits_of(grids: Iterable[Grid], card: Card) -> tuple[float, float]:
@@ -80,6 +81,28 @@ def _bar(figure: Figure, image: Any, ax: Any, rows: int) -> None:
     bar.update_ticks()
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, labelsize=7.5)
+
+
+def cells_panel(ax: Axes, values: np.ndarray[Any, Any], rows: Sequence[str], columns: Sequence[str], low: float = 0.0,
+                high: float = 1.0) -> None:
+    """A matrix of numbers as colours, with the numbers written in their cells as long as they can be read there; grey: none."""
+    import matplotlib
+    colours = matplotlib.colormaps["viridis"].with_extremes(bad=EMPTY)
+    ax.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="none", cmap=colours, vmin=low, vmax=high)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    shown = [plotdata.chosen(range(len(names)), 30) for names in (rows, columns)]
+    ax.set_yticks(shown[0], labels=[rows[i] for i in shown[0]], fontsize=8 if len(rows) <= 14 else 6)
+    long = max(map(len, columns), default=0) > (4 if len(columns) > 5 else 8)
+    ax.set_xticks(shown[1], labels=[columns[j] for j in shown[1]], fontsize=8 if len(columns) <= 14 else 6,
+                  rotation=45 if long else 0, ha="right" if long else "center", rotation_mode="anchor")
+    if max(len(rows), len(columns)) > CELLS:
+        return
+    size = 7.5 if len(columns) <= 9 else 6
+    for (i, j), v in np.ndenumerate(values):
+        dark = not np.isfinite(v) or v > low + 0.62 * (high - low)
+        ax.text(j, i, f"{v:.2f}" if np.isfinite(v) else "", ha="center", va="center", fontsize=size,
+                color="#111111" if dark else "#ffffff")
 
 
 def matrix_panel(ax: Axes, A: np.ndarray[Any, Any]) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import WHOLE, Mark, SelectionError, StoreError
+from richter.core.likeness import INPUTS
 from richter.runs import Run
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def stored(run: Run, layer: str) -> dict[str, list[int]]:
     """name -> steps of the arrays of a layer."""
     steps: dict[str, list[int]] = {}
     for k, name, step in run.arrays:
-        if k == layer:
+        if k == layer and name != INPUTS:
             steps.setdefault(name, []).append(step)
     return {name: sorted(steps[name]) for name in sorted(steps, key=_order)}
 

@@ -214,15 +214,16 @@ class Run:
     @property
     def snapshots(self) -> list[Snapshot]:
         """What was measured, as it was returned then (without the matrices)."""
-        return self._snapshots()
+        return self.at()
 
     @property
     def ends(self) -> list[Snapshot]:
         """The first and the last measurement: what a verdict needs, without reading what lies between."""
         steps = self._database.ends()
-        return [] if steps is None else self._snapshots(steps)
+        return [] if steps is None else self.at(steps)
 
-    def _snapshots(self, steps: Sequence[int] = ()) -> list[Snapshot]:
+    def at(self, steps: Sequence[int] = ()) -> list[Snapshot]:
+        """What was measured at these steps (none: at all of them)."""
         with self._database.moment():
             entries = self._database.rows(["row"], steps)
             costs = {cost[0]: cost for cost in self._database.costs(steps)}
@@ -283,8 +284,7 @@ class Run:
 
     def state_name(self, key: str) -> str | None:
         """The name of its object; nothing is read."""
-        name = self._meta(key)
-        return None if name is None else str(name)
+        return None if (name := self._meta(key)) is None else str(name)
 
     @property
     def initial(self) -> Path | None:

@@ -344,8 +344,8 @@ class Reader:
         return rows[0][0] if rows else None
 
     def rows(self, kinds: Iterable[Kind], steps: Sequence[int] = ()) -> list[tuple[int, str, str, float, float, str, str]]:
-        where = "WHERE series IN (SELECT id FROM series) AND step IN (?, ?)" if steps else ""  # by the key, without a scan
-        quoted = ", ".join(f"'{kind}'" for kind in kinds)
+        some, quoted = ", ".join("?" * len(steps)), ", ".join(map(repr, kinds))
+        where = f"WHERE series IN (SELECT id FROM series) AND step IN ({some})" if steps else ""  # by the key, without a scan
         return self._ask(NAMED.format(where=where, kinds=quoted), [*steps] * 2, "ittnntt")
 
     def curve(self, number: int, after: int | None = None) -> list[tuple[int, float, float]]:
@@ -377,7 +377,7 @@ class Reader:
         return None if first is None else (first, last)
 
     def costs(self, steps: Sequence[int] = ()) -> list[tuple[int, float, float, int, str]]:
-        only = "WHERE step IN (?, ?)" if steps else ""
+        only = f"WHERE step IN ({', '.join('?' * len(steps))})" if steps else ""
         return self._ask(f"SELECT step, seconds, passes, examples, notes FROM snapshots {only}", steps, "innnt")
 
     def arrays(self) -> list[tuple[str, str, int]]:

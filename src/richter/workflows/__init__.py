@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from richter.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from richter.workflows.comparing import compare  # noqa: F401
     from richter.workflows.outrun import acceleration  # noqa: F401
 
 __getattr__, __dir__, __all__ = lazy_names(
-    __name__, {"acceleration": "outrun"}, ("demo", "outrun", "propagation", "richness", "shares"))
+    __name__, {"acceleration": "outrun", "compare": "comparing"},
+    ("checkpoints", "comparing", "demo", "outrun", "propagation", "richness", "shares"))

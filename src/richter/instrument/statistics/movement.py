@@ -15,7 +15,7 @@ from torch import Tensor
 from richter.core import Mark, Remark
 from richter.core.text import NO_HIDDEN
 from richter.instrument.capture import Call, Pass
-from richter.instrument.captures import Layout, MapInfo, by_example, remade
+from richter.instrument.captures import Layout, MapInfo, as_read, by_example, remade
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import APART, NO_INITIAL, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.statistics.pushing import Pushing
@@ -175,13 +175,12 @@ class _FeatureChange(Simple):
 
     def _read(self, name: str, run: Pass, stretch: Stretch) -> tuple[Tensor, Tensor] | None:
         """What a map read, "rows d", and the groups of the rows."""
-        info, calls, n = self.hidden[name], stretch.calls(run).get(name, []), stretch.n
-        if len(calls) != len(info.layouts) or any(c.read._version != c.version for c in calls):
+        info = self.hidden[name]
+        reading = as_read(info, stretch.calls(run).get(name, []), stretch.n)
+        if reading is None:
             return None
-        raw = info.unfolded > 0 and info.layouts == ("major",) and len(calls[0].read) == n
-        h = calls[0].read.flatten(1)[:, None] if raw else torch.cat(
-            [by_example(c.inputs(), n, layout).flatten(2) for c, layout in zip(calls, info.layouts, strict=True)], 1)
-        keep = None if raw else self.subject.real(name, stretch.rows, h.shape[1])
+        h, positions = reading
+        keep = self.subject.real(name, stretch.rows, h.shape[1]) if positions else None
         if name in self.subject.refused:
             return None
         if self._per_token(info) and h.shape[1] == self.tokens.shape[1]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import SelectionError, StoreError
+from richter.core.likeness import INPUTS
 from richter.report.plotdata import SPECTRUM
 from richter.report.query import Query
 from richter.report.shelf import Chosen
@@ -24,7 +25,8 @@ def matrices(runs: Chosen, query: Query) -> Any:
     name, run = runs.one()
     steps: dict[tuple[str, str], list[int]] = {}
     for layer, array, step in run.arrays:
-        steps.setdefault((array, layer), []).append(int(step))
+        if array != INPUTS:  # pictures
+            steps.setdefault((array, layer), []).append(int(step))
     return {"run": name, "arrays": [{"name": a, "layer": k, "steps": s} for (a, k), s in steps.items()]}
 
 

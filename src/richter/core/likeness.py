@@ -1,0 +1,79 @@
+"""How alike sets of features of the same examples are, from what any representation of them can say: inner products of their
+centred Gram matrices, squared lengths of their rows, and their eigenfunctions.
+
+With centred features X [n, p] and Y [n, q], |X^T Y|^2 = sum_ij K_ij L_ij is n^2 times the plain estimate of HSIC. Song's estimate
+without bias leaves out the diagonals and centres accordingly; of centred features that is the same number and a correction that
+needs the squared lengths of the rows alone, because the other entries of a row of K sum to minus its diagonal entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+GRAM, INPUTS = "feature_gram", "inputs"  # arrays of a run: a centred Gram matrix of what a layer reads; pictures of the examples
+FEWEST = 4  # rows from which on there is an estimate without bias
+NOISE = 1e-12  # of the largest eigenvalue: a smaller one is rounding, and its eigenfunction nothing
+SINGLE = 1e-6  # the same of a Gram matrix that was kept in single precision
+
+
+def hsic(products: Any, a: Any, b: Any, debiased: bool = False) -> Any:
+    """Of centred features: ``products`` |X_i^T Y_j|^2 [i, j], ``a`` and ``b`` the squared lengths of their rows, [i, n] and
+    [j, n]. Not divided by n^2; debiased, by n (n - 3).  [Song et al. 2012, Eq. 5]"""
+    if not debiased:
+        return products
+    n = a.shape[-1]
+    return products - n / (n - 2) * (a @ b.T) + a.sum(-1)[:, None] * b.sum(-1) / ((n - 1) * (n - 2))
+
+
+def cka(products: Numbers, own_a: Numbers, own_b: Numbers, a: Numbers, b: Numbers, debiased: bool = False) -> Numbers:
+    """HSIC(X_i, Y_j) / sqrt(HSIC(X_i, X_i) HSIC(Y_j, Y_j)) [i, j]; ``own_a`` |X_i^T X_i|^2 [i]. NaN where one is constant, or so
+    small a sample that its own debiased estimate is not positive.  [Kornblith et al. 2019]"""
+    sizes = [np.array([hsic(own[i:i + 1, None], rows[i:i + 1], rows[i:i + 1], debiased)[0, 0] for i in range(len(own))])
+             for own, rows in ((own_a, a), (own_b, b))]
+    sizes = [np.where(size > NOISE * rows.sum(-1) ** 2, size, np.nan) for size, rows in zip(sizes, (a, b), strict=True)]
+    return np.asarray(hsic(products, a, b, debiased) / np.sqrt(sizes[0][:, None] * sizes[1]), np.float64)
+
+
+def overlap(matches: Numbers) -> float:
+    """Of squared cosines between the eigenfunctions of two subspaces [r, s]: the mean squared cosine of their principal angles. 1
+    if one lies in the other, r / (n - 1) for random ones of r dimensions; NaN if one is empty."""
+    return float(matches.sum() / min(matches.shape)) if min(matches.shape) else float("nan")
+
+
+def angles(cosines: Numbers) -> Numbers:
+    """Principal angles in degrees, the smallest first, from cosines of all pairs of orthonormal functions [r, s]."""
+    return np.degrees(np.arccos(np.linalg.svd(cosines, compute_uv=False).clip(0, 1)))
+
+
+def leading(gram: Numbers, features: int, noise: float = NOISE) -> tuple[Numbers, Numbers]:
+    """The largest eigenvalues [r] of a centred Gram matrix and their eigenfunctions on its examples [n, r]; an eigenvalue below
+    ``noise`` of the largest is rounding."""
+    values, functions = np.linalg.eigh(gram)
+    values, functions = values[::-1][:features], functions[:, ::-1][:, :features]
+    keep = values > noise * max(values[:1].sum(), 0.0)
+    return values[keep], functions[:, keep]
+
+
+def centred(gram: Any) -> Any:
+    """C K C with C = I - 11^T/n."""
+    rows = gram.mean(0)
+    return gram - rows - rows[:, None] + rows.mean()
+
+
+def padded(cosines: Sequence[Sequence[Numbers]], most: int) -> Numbers:
+    """Of all pairs [i][j] of [r, s] one array [i, j, most, most], NaN where a layer has fewer features."""
+    whole = np.full((len(cosines), len(cosines[0]), most, most), np.nan)
+    for i, row in enumerate(cosines):
+        for j, c in enumerate(row):
+            whole[i, j, :c.shape[0], :c.shape[1]] = c
+    return whole
+
+
+def padded_rows(rows: Sequence[Numbers], most: int) -> Numbers:
+    """Rows of different lengths as one array [i, most], NaN at their ends."""
+    return np.stack([np.pad(row, (0, most - len(row)), constant_values=np.nan) for row in rows])

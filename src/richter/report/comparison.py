@@ -1,0 +1,198 @@
+"""Two networks side by side, layer by layer: ``Comparison``, what ``richter.workflows.compare`` returns, and the same of what
+runs keep of their probes' features (``Observer(keep_features=...)``), without torch.
+
+>>> between(run, other)                                # at their last steps
+>>> between(run, run, steps=(0, 1000)).plot()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import SelectionError, likeness, unknown
+from richter.core.likeness import GRAM
+from richter.core.text import table
+from richter.report.axes import WIDTH, grid_of_panels, step_text
+from richter.report.images import cells_panel
+from richter.report.looks import styled
+from richter.report.names import short_names, shortened
+from richter.runs import Run
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+Numbers = NDArray[np.float64]
+FEATURES = 10  # leading eigenfunctions that are compared
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """How alike the features of the layers of two networks are, on the same examples.
+
+    ``cka`` [a, b] centred kernel alignment of linear kernels; ``overlap`` [a, b] the mean squared cosine of the principal angles
+    between the leading eigenfunctions of two layers; ``cosines`` [a, b, r, s] between these, one by one (their signs say nothing;
+    NaN where a layer has fewer); ``shares`` of the variance that each of them has, [a, r] and [b, s]. Features are centred."""
+
+    names: tuple[str, str]
+    layers: tuple[tuple[str, ...], tuple[str, ...]]
+    cka: Numbers
+    cosines: Numbers
+    shares: tuple[Numbers, Numbers]
+    rows: int
+    debiased: bool = False
+    kind: str = "examples"  # what the rows are
+    notes: tuple[str, ...] = ()
+
+    @property
+    def overlap(self) -> Numbers:
+        squares = self.cosines**2
+        sizes = [[likeness.overlap(_filled(pair)) for pair in row] for row in squares]
+        return np.array(sizes, np.float64)
+
+    @property
+    def chance(self) -> float:
+        """The overlap of leading features that have nothing to do with each other."""
+        return min(1.0, self.cosines.shape[-1] / max(1, self.rows - 1))
+
+    def features(self, layer_a: str, layer_b: str) -> Numbers:
+        """Squared cosines between the leading eigenfunctions of two layers, one by one, [r, s]. Where two eigenvalues are nearly
+        equal their eigenfunctions are any mixture, and only the overlap of all is sure."""
+        return _filled(self.cosines[self._place(layer_a, layer_b)] ** 2)
+
+    def angles(self, layer_a: str, layer_b: str) -> Numbers:
+        """Principal angles between the leading features of two layers, in degrees, the smallest first."""
+        return likeness.angles(_filled(self.cosines[self._place(layer_a, layer_b)]))
+
+    def _place(self, layer_a: str, layer_b: str) -> tuple[int, int]:
+        for name, layers, layer in zip(self.names, self.layers, (layer_a, layer_b), strict=True):
+            if layer not in layers:
+                raise unknown(name, "layer", layer, layers)
+        return self.layers[0].index(layer_a), self.layers[1].index(layer_b)
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """One row for each pair of layers: layer_a, layer_b, cka, overlap."""
+        import pandas as pd
+        a, b = self.layers
+        return pd.DataFrame({"layer_a": np.repeat(a, len(b)), "layer_b": np.tile(b, len(a)), "cka": self.cka.ravel(),
+                             "overlap": self.overlap.ravel()})
+
+    @property
+    def counterparts(self) -> list[tuple[str, str, float, float]]:
+        """Of each layer of the first network: the layer of the second by its place (where both have the same layers) or else the
+        one that is most alike, CKA and overlap."""
+        a, b = self.layers
+        known = np.nan_to_num(self.cka, nan=-np.inf)
+        places = [b.index(k) if a == b else int(known[i].argmax()) for i, k in enumerate(a)]
+        overlap = self.overlap
+        return [(a[i], b[j], float(self.cka[i, j]), float(overlap[i, j])) for i, j in enumerate(places)]
+
+    def __str__(self) -> str:
+        kind = "debiased CKA" if self.debiased else "CKA"
+        head = (f"{self.names[0]} and {self.names[1]} on {self.rows:,} {self.kind}: {kind} of what each layer reads, and overlap "
+                f"of the {self.cosines.shape[-1]} leading features (up to {self.chance:.2f} by chance)")
+        same = self.layers[0] == self.layers[1]
+        rows = [["layer", "beside", kind, "overlap"], *([a, b, _number(c), _number(o)] for a, b, c, o in self.counterparts)]
+        rows = [[row[0], *row[2:]] if same else row for row in rows]
+        return "\n".join([head, table(rows, right=(1, 2) if same else (2, 3)), *self.notes])
+
+    @styled
+    def plot(self) -> Figure:
+        """CKA and overlap of every pair of layers, as colours with the numbers written in them."""
+        a, b = ([*short_names(layers, 16).values()] for layers in self.layers)
+        width = min(WIDTH / 2, max(2.6, 0.36 * len(b) + 1.4))
+        figure, axes = grid_of_panels(2, across=2, width=width, height=max(2.0, min(7.0, 0.26 * len(a) + 1.3)))
+        kind = "debiased CKA" if self.debiased else "CKA"
+        titles = (f"{kind} of features", f"overlap of {self.cosines.shape[-1]} leading features")
+        for ax, values, title in zip(axes, (self.cka, self.overlap), titles, strict=True):
+            cells_panel(ax, values, a, b)
+            ax.set_title(title)
+            ax.set_xlabel(f"layer of {shortened(self.names[1], 30)}")
+            ax.set_ylabel(f"layer of {shortened(self.names[0], 30)}")
+        return figure
+
+
+def _filled(pair: Numbers) -> Numbers:
+    """Without the rows and columns of features that are not there."""
+    real = np.isfinite(pair)
+    return pair[real.any(1)][:, real.any(0)]
+
+
+def _number(v: float) -> str:
+    return f"{v:.3f}" if np.isfinite(v) else "undefined"
+
+
+# --------------------------------------------------------------------------------------------------- what runs have kept
+
+
+def about(run: Run) -> dict[str, Any]:
+    """What a run says of the features that it has kept: a digest of the examples, their classes, the layers by depth."""
+    facts = run.about.get("features")
+    return facts if isinstance(facts, dict) else {}
+
+
+def steps_of(run: Run) -> list[int]:
+    """Those at which a run has kept the features of its probe."""
+    return sorted({step for _, name, step in run.arrays if name == GRAM})
+
+
+def grams(run: Run, step: int) -> dict[str, Numbers]:
+    """Centred Gram matrices of what the layers read at a step, by depth."""
+    order = {k: i for i, k in enumerate(about(run).get("layers", ()))}
+    layers = [k for k, name, s in run.arrays if name == GRAM and s == step]
+    stored = {k: run.array(GRAM, k, step).astype(np.float64) for k in sorted(layers, key=lambda k: order.get(k, len(order)))}
+    return {k: likeness.centred(K) for k, K in stored.items() if np.isfinite(K).all()}  # what is stored is rounded
+
+
+def between(a: Run, b: Run, steps: tuple[int | None, int | None] = (None, None), *, debiased: bool = False,
+            features: int = FEATURES, names: Sequence[str] | None = None) -> Comparison:
+    """Two runs, or two steps of one, by the features that they have kept of the same examples. A step that is None is the last
+    that was kept; another is the last kept at or before it."""
+    digests = [about(run).get("examples") for run in (a, b)]
+    places = [_step(run, step) for run, step in zip((a, b), steps, strict=True)]
+    if digests[0] != digests[1]:
+        raise SelectionError(f"the runs {a.name} and {b.name} have kept features of different examples, so that they have no "
+                             f"rows in common. Watch both with the same Probe and the same keep_features=.")
+    kept = [grams(run, step) for run, step in zip((a, b), places, strict=True)]
+    titles = [f"{run.name}, step {step_text(step)}" for run, step in zip((a, b), places, strict=True)] if names is None else names
+    return of_grams(kept[0], kept[1], (titles[0], titles[1]), debiased=debiased, features=features,
+                    noise=likeness.SINGLE)
+
+
+def _step(run: Run, step: int | None) -> int:
+    known = steps_of(run)
+    if not known:
+        raise SelectionError(f"the run {run.name} has kept no features of its probe: watch with Observer(..., run=..., "
+                             f"keep_features=64), or compare checkpoints with richter.workflows.compare.")
+    before = [s for s in known if step is None or s <= step]
+    if not before:
+        raise SelectionError(f"the run {run.name} has kept no features at or before step {step}; the first are of step "
+                             f"{known[0]}.")
+    return before[-1]
+
+
+def of_grams(a: Mapping[str, Numbers], b: Mapping[str, Numbers], names: tuple[str, str], *, debiased: bool = False,
+             features: int = FEATURES, noise: float = likeness.NOISE) -> Comparison:
+    """From centred Gram matrices of the same rows."""
+    sizes = {len(K) for K in (*a.values(), *b.values())}
+    if not a or not b or len(sizes) != 1:
+        raise SelectionError(f"Gram matrices of {', '.join(map(str, sorted(sizes))) or 'no'} examples cannot be compared: the "
+                             f"same examples are needed for all.")
+    n = sizes.pop()
+    if debiased and n < likeness.FEWEST:
+        raise SelectionError(f"{n} examples have no debiased alignment: it takes {likeness.FEWEST}.")
+    flat = [np.stack([K.ravel() for K in mine.values()]) for mine in (a, b)]
+    squares = [np.stack([K.diagonal() for K in mine.values()]) for mine in (a, b)]
+    values = likeness.cka(flat[0] @ flat[1].T, (flat[0] ** 2).sum(1), (flat[1] ** 2).sum(1), squares[0], squares[1], debiased)
+    pairs = [[likeness.leading(K, features, noise) for K in mine.values()] for mine in (a, b)]
+    shares = [[v / max(np.trace(K), 1e-300) for (v, _), K in zip(mine, Ks.values(), strict=True)]
+              for mine, Ks in zip(pairs, (a, b), strict=True)]
+    cosines = [[u.T @ w for _, w in pairs[1]] for _, u in pairs[0]]
+    return Comparison(names, (tuple(a), tuple(b)), values, likeness.padded(cosines, features),
+                      (likeness.padded_rows(shares[0], features), likeness.padded_rows(shares[1], features)), n, debiased)
