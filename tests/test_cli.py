@@ -18,7 +18,8 @@ from richter import cli
 from richter.core import Row
 from richter.instrument.snapshot import Snapshot
 
-COMMANDS = ("demo", "runs", "report", "serve", "doctor", "compare", "export", "list", "run", "check", "ledger", "cite", "data", "completion")
+COMMANDS = ("demo", "runs", "report", "serve", "doctor", "compare", "export", "list", "run", "check", "ledger",
+            "cite", "data", "completion")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -461,3 +462,18 @@ def test_files_of_strangers_are_not_executed(tmp_path: Path, monkeypatch: pytest
     torch.save({"epoch": 3}, "empty.pt")
     with pytest.raises(StoreError, match=r"empty.pt holds no state_dict: a mapping of names to tensors is needed"):
         checkpoints.load(Path("empty.pt"))
+
+
+def test_the_examples_of_the_page_print_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "compare.md").read_text()
+    names: dict[str, Any] = {}
+    comparing, keeping = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(comparing, names)
+    shown = re.findall(r"```\n\n```\n(.*?)```", page, re.DOTALL)[0]
+    numbers = [[float(v) for v in re.findall(r"\d+\.\d+", text)] for text in (capsys.readouterr().out, shown)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.02)
+    assert (tmp_path / "compare.png").stat().st_size > 10_000
+    exec(keeping, names)
+    assert capsys.readouterr().out.count("on 64 examples: debiased CKA") == 2

@@ -101,6 +101,8 @@ OBSERVER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "settings": lambda: both(*(stored(settings={"lr": lr}).settings for lr in (0.1, 0.2))),
     "resume": lambda: both(*map(refused_twice, (False, True))),
     "matrices": lambda: both(*(len(stored(matrices=m).arrays) for m in (5, 6))),
+    "keep_features": lambda: both(*(len(stored(keep_features=n).arrays) for n in (0, 4))),
+    "keep_inputs": lambda: both(*(len(stored(keep_features=4, keep_inputs=k).arrays) for k in (False, (1, 1, 5)))),
     "when": lambda: both(seen(when=2), seen(when=3)),
     "measures": lambda: both(*(richter.Observer(mlp(), probe(), measures=m)(0).measures for m in (None, ["nfc"]))),
     "initial": lambda: both(*(value(richter.Observer(mlp(), probe(), initial=i)(0), "weight_change")
