@@ -261,7 +261,7 @@ MUTATIONS = [
     mutation(f"{SURVEY}/examine.py", "gradients of single examples need not add up", "if loose and not result.drawn:",
              "if False:", "mutants"),
     mutation(f"{SURVEY}/examine.py", "layers that are called and not used are called never called",
-             "UNREACHED if module in whole.called else UNCALLED", "UNCALLED if module in whole.called else UNREACHED",
+             "UNREACHED if reachable else UNCALLED", "UNCALLED if reachable else UNREACHED",
              "bad_input::a_layer_that_is_never_called"),
     mutation(f"{SURVEY}/examine.py", "rounding of a weight without effect is mixing", "(a.norm() + exact[id(w)].norm()) + noise:",
              "(a.norm() + exact[id(w)].norm()):", "mutants", "uses"),

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.func import functional_call
 
 Inputs = Any  # a tensor, a tuple or a dict of tensors, examples first
 Result = Any  # what a model returns
@@ -858,6 +859,35 @@ class BothWays(Told):
         return self.told("conv.T", C, g, F.linear(g, C))
 
 
+class Containers(Told):
+    """Parameters and modules through what torch's containers make anew in a forward pass: slices, copies and unions, and a
+    functional call. What is wrapped in a new Parameter there (a buffer) is a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.ParameterList([matrix(6, 5), matrix(6, 6), matrix(5, 6)])
+        self.named = nn.ParameterDict({"a": matrix(6, 5), "b": matrix(5, 6)})
+        self.layers = nn.ModuleList([nn.Linear(5, 6), nn.Linear(6, 4), nn.Linear(4, 4)])
+        self.heads = nn.ModuleDict({"one": nn.Linear(4, 3), "two": nn.Linear(4, 3)})
+        self.register_buffer("shift", torch.linspace(-1, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, W in enumerate(self.w[:2]):
+            x = torch.tanh(self.told(f"w.{i}", W, x, x @ W.T))
+        [W] = nn.ParameterList(list(self.w)[2:])
+        x = torch.tanh(self.told("w.2", W, x, F.linear(x, W)))
+        both = (self.named | nn.ParameterDict()).copy()
+        A, B = both["a"], self.named.get("b")
+        x = torch.tanh(self.told("named.a", A, x, x @ A.T))
+        x = torch.tanh(self.told("named.b", B, x, x @ B.T))
+        for k, layer in enumerate(self.layers[:2]):
+            x = torch.tanh(self.told(f"layers.{k}", layer.weight, x, layer(x)))
+        last = self.layers[-1]
+        x = torch.tanh(self.told("layers.2", last.weight, x, functional_call(last, dict(last.named_parameters()), (x,))))
+        x = x + nn.Parameter(self.shift)
+        return torch.stack([self.told(f"heads.{k}", head.weight, x, head(x)) for k, head in self.heads.items()]).sum(0)
+
+
 def hf_conv1d(d_out: int, d_in: int) -> nn.Module:
     """GPT-2's Linear, which keeps its weight as [d_in,d_out]; square, so that both ways fit."""
     from transformers.pytorch_utils import Conv1D
@@ -1110,6 +1140,8 @@ _CASES = [
     ),
     _case("both_ways", BothWays, gaussian(5), kinds("W W.T inner inner.T conv conv.T"), gain=1.0),
     _case("both_ways_square", lambda: BothWays(5), gaussian(5), kinds("W W.T inner inner.T conv conv.T"), gain=1.0),
+    _case("containers", Containers, gaussian(5), kinds([*below("w", "0 1 2"), *below("named", "a b"),
+                                                        *below("layers", "0 1 2"), *below("heads", "one two")])),
     _case(
         "every_product",
         EveryProduct,

@@ -15,6 +15,7 @@ from torch import Tensor
 from richter.core import RichterError
 from richter.instrument.capture import Call, Pass, check_finite, count, device_of, select
 from richter.instrument.survey import (
+    UNABLE,
     Audit,
     Bench,
     Check,
@@ -204,7 +205,7 @@ def _out_of_order(bench: Bench, survey: Survey, audit: Audit, rows: slice) -> Ca
         after, outputs = _turned(bench, survey, halves, rows.start)
     except RichterError:
         raise
-    except (RuntimeError, ValueError, IndexError, AssertionError):  # the model does not run on so few
+    except UNABLE:  # the model does not run on so few
         after, outputs = _turned(bench, survey, [order], rows.start)
 
     def compared(run: Pass) -> list[int]:

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from richter.instrument.statistics.frame import (
     Missing,
     OutOfRange,
     Uneven,
-    every,
     joined,
     leaves,
     place_of,
@@ -112,10 +111,16 @@ class Known:
     def __init__(self, gathering: Gathering, place: str) -> None:
         self.gathering, self.place, self.groups, self.remark = gathering, place, gathering.groups, gathering.remark
         self.left_out: dict[str, Sequence[Any]] = {}
+        self.missing: Missing | None = None
 
     @cached_property
     def value(self) -> Any:
-        return self.gathering.value(self.place)
+        """None if there is none; ``missing`` then says why."""
+        try:
+            return self.gathering.value(self.place)
+        except Missing as why:
+            self.missing = why.with_traceback(None)  # which would hold what was gathered
+            return None
 
     def leaving(self, kind: str, groups: int) -> Sequence[Any]:
         """Its values with one group left out; always the same if it has no groups of that kind."""
@@ -156,7 +161,10 @@ class Evaluation:
             if p.reason:
                 raise Missing(p.reason)
             known = [self.here[key] for key in p.keys]
-            arguments = every(partial(getattr, k, "value") for k in known)
+            arguments = [k.value for k in known]  # all are asked: what Previous() keeps of each is kept for the next time
+            for k in known:
+                if k.missing is not None:
+                    raise k.missing
             value, remark = self._computed(m, place, arguments)
         except Missing as why:
             if isinstance(why, Beyond) and self.subject.single:

@@ -21,6 +21,7 @@ from richter.instrument.capture.recorder import Call, Pass, Product, forward, ke
 from richter.instrument.capture.state import (
     Inputs,
     Output,
+    Own,
     State,
     check_finite,
     copy_of,
@@ -34,6 +35,6 @@ from richter.instrument.capture.state import (
 )
 from richter.instrument.capture.tangents import Direction, batch_statistics, pushed_forward, pushed_twice
 
-__all__ = ["Call", "Direction", "Inputs", "Output", "Pass", "Product", "State", "batch_statistics", "check_finite", "copy_of",
-           "count", "device_of", "differentiable_twice", "doubled", "forward", "in_double", "kept_for_backward",
+__all__ = ["Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "State", "batch_statistics", "check_finite",
+           "copy_of", "count", "device_of", "differentiable_twice", "doubled", "forward", "in_double", "kept_for_backward",
            "pushed_forward", "pushed_twice", "quiet", "same_bits", "select", "state_of", "to_device", "unwrap", "written"]

@@ -23,6 +23,7 @@ class State(dict[str, Tensor]):
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         super().__init__(weights)
+        self.model = model
         modules = dict(model.named_modules(remove_duplicate=False))
         self.seen = {weight.dtype for weight in self.values() if weight.is_floating_point()}  # and what passes compute in
         self.parametrised = [module for module in modules.values() if parametrize.is_parametrized(module)]
@@ -34,6 +35,8 @@ class State(dict[str, Tensor]):
             own = attribute in module._parameters
             box: dict[str, Any] = module._parameters if own else module._buffers
             self.places.append((box, attribute, weight))
+            if own and not isinstance(weight, nn.Parameter):  # torch asks: a slice of a ParameterList wraps anything else anew
+                vars(weight).update(vars(box[attribute]), _is_param=True)  # and models read what they have written on them
             if own and weight.layout is torch.strided and weight.data_ptr() == box[attribute].data_ptr():
                 self.shared.append((name, box[attribute]))
 
@@ -41,6 +44,10 @@ class State(dict[str, Tensor]):
     def precision(self) -> torch.dtype:
         """The coarsest that the model computes in: a softmax in single precision rounds a network in double precision too."""
         return max(self.seen or {torch.get_default_dtype()}, key=lambda dtype: torch.finfo(dtype).eps)
+
+    def exchanged(self, others: Mapping[int, Tensor]) -> State:
+        """The same weights but for some, which are given by the id of the one whose place they take."""
+        return State(self.model, {name: others.get(id(weight), weight) for name, weight in self.items()})
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -83,10 +90,28 @@ def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copi
     return State(model, state)
 
 
-def in_double(state: State, model: nn.Module) -> State:
+class Own(State):
+    """The parameters of a model themselves, as in training, and copies of its buffers. Copies stand for parameters that a pass
+    writes into (they are not in ``shared``), that are frozen, or whose gradients a hook of the user's would hear of."""
+
+    def __init__(self, state: State) -> None:
+        own = {id(state[name]): p for name, p in state.shared if p.requires_grad and not p._backward_hooks}
+        for weight in state.values():
+            if id(weight) not in own:
+                copy = weight.detach().clone()
+                own[id(weight)] = nn.Parameter(copy) if weight.requires_grad else copy
+        buffers = {name: b.detach().clone() for name, b in state.model.named_buffers(remove_duplicate=False)}
+        super().__init__(state.model, {name: own[id(weight)] for name, weight in state.items()} | buffers)
+
+    def accumulated(self) -> dict[int, Tensor]:
+        """Nothing: what lies in ``.grad`` is the user's."""
+        return {}
+
+
+def in_double(state: State) -> State:
     """Copies of all weights in double precision."""
-    copies = {id(w): w.detach().double().requires_grad_(w.requires_grad) if w.is_floating_point() else w for w in state.values()}
-    return State(model, {name: copies[id(w)] for name, w in state.items()})
+    return state.exchanged({id(w): w.detach().double().requires_grad_(w.requires_grad)
+                            for w in state.values() if w.is_floating_point()})
 
 
 def device_of(model: nn.Module) -> torch.device:

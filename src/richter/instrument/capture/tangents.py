@@ -29,20 +29,20 @@ def batch_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
             norm.training, norm.track_running_stats = training, tracking
 
 
-def pushed_forward(model: nn.Module, forward: Forward, state: State, v: Direction) -> tuple[Pass, Tensor]:
+def pushed_forward(forward: Forward, state: State, v: Direction) -> tuple[Pass, Tensor]:
     """A pass, and J v of its outputs in the shape of f, by forward mode."""
     with forward_ad.dual_level():
         duals: dict[int, Tensor] = {}  # one for each parameter, under however many names
         for name, weight in state.items():
             if name in v and id(weight) not in duals:
                 duals[id(weight)] = forward_ad.make_dual(weight, v[name].to(weight))
-        run = forward(State(model, {name: duals.get(id(weight), weight) for name, weight in state.items()}))
+        run = forward(state.exchanged(duals))
         f, tangent = forward_ad.unpack_dual(run.f)
         tangent = torch.zeros_like(f) if tangent is None else tangent.detach().clone()
     return run, tangent
 
 
-def pushed_twice(model: nn.Module, forward: Forward, state: State, v: Direction) -> tuple[Pass, Tensor]:
+def pushed_twice(forward: Forward, state: State, v: Direction) -> tuple[Pass, Tensor]:
     """The same by two backward passes: J^T u is linear in u, and its derivative in u is J."""
     run = forward(state)
     names = list({id(state[name]): name for name in v}.values())

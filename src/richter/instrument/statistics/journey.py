@@ -127,8 +127,7 @@ class Journey:
     def _scaled(self, factors: Mapping[str, float]) -> State:
         """The weights of now, some times a number."""
         state = self.subject.state
-        scaled: dict[int, Tensor] = {id(state[k]): (state[k].detach() * s).requires_grad_() for k, s in factors.items()}
-        return State(self.subject.model, {k: scaled.get(id(w), w) for k, w in state.items()})
+        return state.exchanged({id(state[k]): (state[k].detach() * s).requires_grad_() for k, s in factors.items()})
 
     @cached_property
     def last(self) -> State:

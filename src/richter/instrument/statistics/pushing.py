@@ -100,7 +100,7 @@ class Pushing:
 
         def forward(state: State) -> Pass:
             return journey.run(state, x, seed, plain=True)
-        return product(self.subject.model, forward, journey.first, journey.direction)
+        return product(forward, journey.first, journey.direction)
 
     def __call__(self, stretch: Stretch, x: Any) -> Stretch:
         """The examples with what their outputs changed by, and to first order."""
@@ -171,7 +171,6 @@ class Pushing:
             w = journey.last[k].detach()
             signs = torch.randint(0, 2, w.shape, generator=draw).to(w) * 2 - 1
             moved[id(journey.last[k])] = (w + eps * signs * w).requires_grad_()
-        state = State(self.subject.model, {k: moved.get(id(w), w) for k, w in journey.last.items()})
-        f, g = (self.journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, state))
+        f, g = (journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, journey.last.exchanged(moved)))
         last_place = (eps * f).square().sum().item() / 12  # of a number that is rounded to the nearest
         return 2 * MARGIN ** 2 * ((f - g).square().sum().item() + last_place) / len(f)

@@ -3,7 +3,7 @@ captured ``h`` and ``g`` rebuild autograd's gradients? A survey runs a few examp
 trust.
 
 ``maps``: what is learned; ``ends``: the maps that read the input and write the output; ``layouts``: the examples and their axis;
-``verify``: gradients rebuilt; ``examine``: the survey;
+``verify``: gradients rebuilt; ``trained``: is this the network that is trained; ``examine``: the survey;
 ``audit``: the same looked at throughout the probe; ``amend``: what that has taught; ``memo``: what holds for other weights too.
 """
 
@@ -22,11 +22,11 @@ from richter.instrument.survey.audit import (
            suspects,
 )
 from richter.instrument.survey.examine import SURVEYED, check_same, note_called, survey
-from richter.instrument.survey.layouts import Bench, by_example, grouped, tolerance
+from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.instrument.survey.memo import SurveyMemo, surveyed
 from richter.instrument.survey.verify import map_gradient
 
-__all__ = ["MOST_DOUBTS", "SURVEYED", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout", "MapInfo",
-           "Prints", "Survey", "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined",
+__all__ = ["MOST_DOUBTS", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout",
+           "MapInfo", "Prints", "Survey", "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined",
            "map_gradient", "note_called", "passed", "prints", "survey", "surveyed", "suspects", "tolerance"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from richter.core import CaptureError, Mark, RichterError
 from richter.instrument.capture import Call, Inputs, Pass, doubled, in_double, select
-from richter.instrument.survey.layouts import Bench, by_example, grouped, rounding, tolerance
+from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, rounding, tolerance
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import coarsest, map_gradient
 
@@ -107,7 +107,7 @@ def passed(bench: Bench, survey: Survey, seed: int, silent: Collection[str] | No
     """A pass as the survey says it is made."""
     try:
         return bench.run(expand=dict.fromkeys(survey.expand, bench.n), silent=silent, seed=seed, plain=plain)
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+    except (*UNABLE, TypeError):
         shared = [name for name, info in survey.maps.items() if info.module in survey.expand and info.layouts]
         if not shared:
             raise
@@ -225,11 +225,11 @@ class Check:
             return False
         R = torch.zeros_like(cotangents, dtype=torch.float64)
         R[index] = cotangents[index].double()
-        wide = replace(bench, x=doubled(bench.x), state=in_double(bench.state, bench.model))
+        wide = replace(bench, x=doubled(bench.x), state=in_double(bench.state))
         try:
             among, apart = wide.run(record=False, seed=self.seed), replace(wide, x=select(wide.x, rows)).run(
                 record=False, seed=self.seed + rows[0])
-        except (RuntimeError, ValueError, IndexError, AssertionError):  # parts of it are of one precision
+        except UNABLE:  # parts of it are of one precision
             return False
         weights = [w for w in {id(w): w for w in among.aliases.values()}.values() if w.is_floating_point()]
         gradients = zip(among.backward(R, weights)[1], apart.backward(R[index], weights)[1], strict=True)
@@ -266,7 +266,7 @@ class Check:
             return replace(self.bench, x=x).run(seed=self.seed + rows[0], record=self._computed, expand=self._expand(len(rows)))
         except RichterError:
             raise
-        except (RuntimeError, ValueError, IndexError, AssertionError):
+        except UNABLE:
             return None
 
     def _wrong(self, run: Pass, cotangent: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:

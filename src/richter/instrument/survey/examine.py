@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from richter.core import CaptureError, Mark, MixingError, Remark
 from richter.instrument.capture import Inputs, Output, Pass, State, check_finite, kept_for_backward, select
 from richter.instrument.survey.ends import given, readouts
-from richter.instrument.survey.layouts import Bench, expanded, layouts_of, rounding, tolerance
+from richter.instrument.survey.layouts import UNABLE, Bench, expanded, layouts_of, rounding, tolerance
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.splits import splits
+from richter.instrument.survey.trained import check_trained
 from richter.instrument.survey.verify import MIXING, Verified, biases, coarsest, describe, verify, verify_one
 
 SURVEYED = 8  # examples
 UNCALLED = Remark(Mark.IDLE, "never called on the probe")
-UNREACHED = Remark(Mark.IDLE, "never used: no gradient reaches it from the output on the probe")
+UNREACHED = Remark(Mark.IDLE, "never used: no gradient reaches it from the output on the probe (read by .data, detached or "
+                              "wrapped in a new Parameter, it is a constant, in training too)")
 UNKNOWN = Remark(Mark.UNDEFINED, "used, but not as a linear map that Richter knows: its tangent kernel is exact, by gradients of "
                                  "single examples, and its feature correlations are not known")
 
@@ -40,6 +42,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     m = bench.inner.stop - 1
     whole, layouts, expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
     verified = verify(bench, whole, layouts, drawn)
+    check_trained(bench, whole, verified)
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
         differentiates=whole.differentiates, accumulates=verified.accumulates, splits=bench.splits,
@@ -141,7 +144,7 @@ def _alone(bench: Bench, whole: Pass, i: int) -> float:
     """How much the output of one example changes when it is alone; 0 for models that cannot run on one."""
     try:
         f = bench.alone(i, record=False).f
-    except (RuntimeError, ValueError, IndexError, AssertionError):
+    except UNABLE:
         return 0.0
     among = whole.f[i:i + 1]
     return _difference(f, among, whole.f) if f.shape == among.shape else 0.0
@@ -216,7 +219,8 @@ def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
     whole.state.accumulated()  # is let go: whether a model adds to .grad is asked of the pass
     for (label, (_, module)), alias, gradient in zip(silent.items(), places, gradients, strict=True):
         used = gradient is not None or (whole.accumulates and id(alias) in whole.adds)
-        remarks[label] = UNKNOWN if used else UNREACHED if module in whole.called else UNCALLED
+        reachable = module in whole.called or type(module).forward is nn.Module.forward  # a ParameterList is never called
+        remarks[label] = UNKNOWN if used else UNREACHED if reachable else UNCALLED
     return remarks
 
 

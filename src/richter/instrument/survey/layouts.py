@@ -17,6 +17,7 @@ from richter.instrument.survey.maps import Layout
 
 Candidates = tuple[str, ...]  # how examples may lie in a call; none: in no way that is known; SHARED: not at all
 Layouts = dict[str, list[Candidates]]  # of each map, for each of its calls
+UNABLE = (RuntimeError, ValueError, IndexError, AssertionError)  # what models raise that do not run on so few examples, or so
 SHARED: Candidates = ("shared",)  # what all examples have in common
 
 
@@ -129,7 +130,7 @@ def expanded(bench: Bench, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts
     for module in sorted(shared):
         try:
             trial = bench.run(expand=dict.fromkeys({*accepted, module}, bench.n))
-        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+        except (*UNABLE, TypeError):
             continue  # the model does not broadcast there: one example at a time, then
         if close(trial.f, whole.f, whole.state.precision):
             accepted.add(module)
