@@ -43,3 +43,10 @@ def test_a_gpu_has_tests_only_where_there_is_one(gpu: bool) -> None:
     collected = [line for line in done.stdout.splitlines() if "::" in line]
     assert all("[cuda" in line for line in collected)
     assert (len(collected), done.returncode) == ((3, 0) if gpu else (0, pytest.ExitCode.NO_TESTS_COLLECTED)), done.stdout
+
+
+def test_what_a_test_draws_depends_on_no_other_test() -> None:
+    from richter.instrument.survey.audit import Audit
+    assert torch.initial_seed() == 0
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(0)))
+    assert Audit().number == 0

@@ -219,7 +219,7 @@ def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
     whole.state.accumulated()  # is let go: whether a model adds to .grad is asked of the pass
     for (label, (_, module)), alias, gradient in zip(silent.items(), places, gradients, strict=True):
         used = gradient is not None or (whole.accumulates and id(alias) in whole.adds)
-        reachable = module in whole.called or type(module).forward is nn.Module.forward  # a ParameterList is never called
+        reachable = module in whole.called or isinstance(module, (nn.ParameterList, nn.ParameterDict))  # these are never called
         remarks[label] = UNKNOWN if used else UNREACHED if reachable else UNCALLED
     return remarks
 
