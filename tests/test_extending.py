@@ -532,7 +532,7 @@ def test_every_shipped_statistic_has_a_place_and_a_use() -> None:
     for m in catalogue().values():
         assert m.needs
         for s in m.needs:
-            assert s.place in ("map", "module", "model", "any")
+            assert s.place in ("map", "read", "module", "model", "any")
             assert s.use in ("mean", "kernel")
     assert CENTRED_KERNEL.use == "kernel"
 

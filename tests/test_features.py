@@ -14,6 +14,7 @@ from torch import Tensor
 
 import oracles
 from richter.core import SelectionError
+from richter.instrument.statistics import samples
 from richter.measures import features
 from richter.measures.features import analyse, deff
 
@@ -154,7 +155,7 @@ def test_many_examples_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     Phi, ids, f = drawn(200)
     Phi = Phi + 1e4  # products of such numbers lose the digits of what is centred
     whole = analyse(Phi, ids, f)
-    monkeypatch.setattr(features, "ROWS", 7)
+    monkeypatch.setattr(samples, "ROWS", 7)
     parts = analyse(Phi, ids, f)
     assert parts.kappa_cka == pytest.approx(whole.kappa_cka, rel=1e-9)
     assert parts.kappa_cka == pytest.approx(analyse(Phi - 1e4, ids, f).kappa_cka, rel=1e-7)

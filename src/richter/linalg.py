@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -142,12 +143,12 @@ class Scatter:
         return Scatter(n, self.mean + step * (other.n / n),
                        self.about + other.about + torch.outer(step, step) * (self.n * other.n / n))
 
-    @property
+    @cached_property
     def covariance(self) -> Float[Tensor, "d d"]:
         """The mean of (z - mean)(z - mean)^T."""
         return self.about / self.n
 
-    @property
+    @cached_property
     def second(self) -> Float[Tensor, "d d"]:
         """The mean of z z^T."""
         return self.covariance + torch.outer(self.mean, self.mean)

@@ -51,7 +51,7 @@ class Planned:
 
     @property
     def place(self) -> str:
-        """Where it has rows: at linear maps, at modules with parameters and the whole model, or there alone."""
+        """Where it has rows: at linear maps, at these or at modules with parameters and the whole model, or there alone."""
         place = place_of(self.measure.needs)
         return "map" if place == "any" else place
 
@@ -199,7 +199,7 @@ class Evaluation:
     def _keeps(self, m: Measure, place: str) -> bool:
         """Are its arrays kept? A map's are as wide as what it reads, and are not made where that is too wide."""
         W = self.subject.W.get(place)
-        return self.matrices > 0 and (m.of_kernels or (W is not None and W.shape[-1] <= self.matrices))
+        return self.matrices > 0 and (m.of_kernels or W is None or W.shape[-1] <= self.matrices)
 
     def _remark(self) -> None:
         """What a user should know of layers that have no or half a row."""

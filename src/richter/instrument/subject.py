@@ -249,11 +249,11 @@ class Subject:
         return [k for k, m in maps.items() if k in self.maps or (m.weight in weights and m.kind in MAP_KINDS)]
 
     def places(self, kind: str) -> list[str]:
-        """Where rows are: linear maps, modules with parameters and the whole model, or the whole model alone."""
+        """Where rows are: linear maps, these or modules with parameters and the whole model, or the whole model alone."""
         if kind == "map":
             return self.maps
-        modules = list(dict.fromkeys(u.module for u in self.wanted)) if kind == "module" else []
-        return [*modules, *([WHOLE] if kind == "model" or (modules and self.layers is None) else [])]
+        parts = self.maps if kind == "read" else list(dict.fromkeys(u.module for u in self.wanted)) if kind == "module" else []
+        return [*parts, *([WHOLE] if kind == "model" or (parts and self.layers is None) else [])]
 
     def pair(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The matrix now and then, grouped ones as one block-diagonal matrix."""

@@ -11,10 +11,10 @@ from richter.core import Card, Interval, Ref
 UNIT, COSINE, POSITIVE, COUNT = Interval(0.0, 1.0), Interval(-1.0, 1.0), Interval(low=0.0), Interval(low=1.0)
 
 # heading -> what to look for
-MOVEMENT, CORRELATIONS, LEARNED, TANGENT, EVOLUTION, CONVERGENCE, ANSWERS = (
+MOVEMENT, CORRELATIONS, LEARNED, TANGENT, EVOLUTION, CONVERGENCE, MANY, COLLAPSE, ANSWERS = (
     "How far the network has gone", "Feature correlations", "What was learned, and how far the weights moved",
-    "Tangent kernel and labels", "How the tangent kernel evolved", "Features at convergence",
-    "What the network answers on the probe")
+    "Tangent kernel and labels", "How the tangent kernel evolved", "Features at convergence", "How many features there are",
+    "Neural collapse", "What the network answers on the probe")
 PANELS: dict[str, str] = {
     MOVEMENT:
         "Has the network left its linearisation at initialisation, and have its features turned? Both near 0: lazy; both large: "
@@ -36,6 +36,12 @@ PANELS: dict[str, str] = {
     CONVERGENCE:
         "With weight decay, a network that has converged has W'W = FACT in every layer, on the examples it was trained on: the "
         "correlation goes to 1 and the relative error to 0 as the gradient comes to balance the decay. Before, they say little.",
+    MANY:
+        "How many features a layer reads that are strong, used by the outputs, or hold the targets; and how far they are from as "
+        "few as the outputs need (kappa near 0). Few is not good: a network that knows random labels by heart can have as few.",
+    COLLAPSE:
+        "Have the examples of a class become one point, are the points a simplex, and does the last layer point to them? All go "
+        "to 0 where collapse is complete, on the examples that were trained on.",
     ANSWERS:
         "Whether there is a training to speak of: a loss that falls, an accuracy above chance, outputs that differ between "
         "examples.",
@@ -167,6 +173,47 @@ CARDS: dict[str, Card] = {
         "gradient off the decay (0: converged)",
         "How far the gradient is from balancing the weight decay: 0 at convergence, often 10 to 1000 before.",
         panel=CONVERGENCE, range=POSITIVE, ref=Ref("fact", "Theorem (FACT)")),
+    "kappa_cka": Card(
+        "distance from minimum features (kappa)",
+        "How far the features are from being the outputs and nothing else: below 0.1 the network has as few as it needs.",
+        rich="down", panel=MANY, range=UNIT, ref=Ref("layerwise", "Def. 2")),
+    "deff_intensity": Card(
+        "strong features (deff_intensity)",
+        "How many features are strong: near the number of classes where there are as few as can be.",
+        rich="down", panel=MANY, range=COUNT, ref=Ref("layerwise", "Eq. 2.6")),
+    "deff_utilisation": Card(
+        "used features (deff_utilisation)", "Over how many features the outputs are spread.",
+        rich="down", panel=MANY, range=COUNT, ref=Ref("layerwise", "Eq. 2.5")),
+    "deff_quality": Card(
+        "features of the target (deff_quality)", "Over how many features the targets are spread.",
+        rich="down", panel=MANY, range=COUNT, ref=Ref("layerwise", "Eq. 2.3")),
+    "quality_top": Card(
+        "targets in the first features",
+        "The share of the targets that the strongest features hold, as many as there are outputs.",
+        panel=MANY, range=POSITIVE, ref=Ref("layerwise", "Eq. 2.4")),
+    "utilisation_top": Card(
+        "outputs in the first features",
+        "The share of the outputs' space that the strongest features hold, as many as there are outputs.",
+        rich="up", panel=MANY, range=POSITIVE, ref=Ref("layerwise", "Eq. 2.5")),
+    "nc1": Card(
+        "NC1: within / between classes", "How far examples of a class lie apart, relative to the distances of the classes.",
+        rich="down", panel=COLLAPSE, range=POSITIVE, ref=Ref("layerwise", "Eq. D.6")),
+    "nc1_trace": Card(
+        "NC1 as a product of covariances",
+        "The product of the covariances within and between classes: 0 where one of them vanishes along the other.",
+        panel=COLLAPSE, range=POSITIVE, ref=Ref("layerwise", "Prop. 2.5.1")),
+    "nc2_angle": Card(
+        "NC2: angles of class means", "How far the angles between class means are from those of a simplex.",
+        rich="down", panel=COLLAPSE, range=POSITIVE, ref=Ref("layerwise", "Eq. D.7")),
+    "nc2_norm": Card(
+        "NC2: lengths of class means", "How far class means are from lying equally far from their middle.",
+        rich="down", panel=COLLAPSE, range=POSITIVE, ref=Ref("layerwise", "Eq. D.7")),
+    "nc3": Card(
+        "NC3: last layer and class means", "How far the rows of the last layer point away from the class means.",
+        rich="down", panel=COLLAPSE, range=Interval(0.0, 2.0), ref=Ref("layerwise", "Eq. D.8")),
+    "nc4": Card(
+        "NC4: nearest class mean", "The share of examples whose nearest class mean is of another class than the network says.",
+        rich="down", panel=COLLAPSE, range=UNIT, ref=Ref("layerwise", "Eq. D.9")),
     "probe_loss": Card("loss on the probe", "The loss of the probe's examples.", panel=ANSWERS, ref=Ref("lazy", "Sec. 1")),
     "probe_accuracy": Card(
         "accuracy on the probe", "The share of the probe's labels that have the largest output.", panel=ANSWERS, range=UNIT,

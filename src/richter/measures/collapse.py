@@ -21,15 +21,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import SelectionError
+from richter.core import Interval, Ref, Remark, SelectionError
 from richter.core.arrays import ArrayLike
-from richter.measures.features import ROWS, UNBALANCED, numbers
+from richter.instrument.statistics import CLASSES, Classes, OfLayer
+from richter.instrument.statistics.classes import About, Centres
+from richter.instrument.statistics.samples import ROWS
+from richter.measures.features import UNBALANCED, numbers
+from richter.measures.measure import Measure
+
+NO_WEIGHT = "nc3 is of the last layer: it compares its rows, one for each class, with the class means of what it reads"
 
 
 @dataclass(frozen=True)
@@ -46,88 +52,46 @@ class Collapse:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Centres:
-    """Class means, and how they lie about their mean."""
-
-    counts: Int[Tensor, " c"]
-    means: Float[Tensor, "c p"]
-
-    @property
-    def m(self) -> Float[Tensor, "c p"]:
-        """From their own mean."""
-        return self.means - self.means.mean(0)
-
-    @property
-    def norms(self) -> Float[Tensor, " c"]:
-        """|m_i|; zero where it is rounding."""
-        size, least = self.m.norm(dim=1), 1e-14 * self.means.norm(dim=1).max()
-        return torch.where(size > least, size, 0.0)
-
-    def frame(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r p"]]:
-        """Singular values above rounding, and right singular vectors, of the m_i: S_b = V^T (s^2/C) V."""
-        _, s, V = torch.linalg.svd(self.m, full_matrices=False)
-        least = max(self.m.shape) * torch.finfo(s.dtype).eps * max(s[0].item(), self.means.norm(dim=1).max().item())
-        return s[s > least], V[s > least]
-
-
 def analyse(Phi: ArrayLike, labels: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None) -> Collapse:
     """Of features ``Phi`` [n, p] with class ids [n], and of the last layer [C, p] that reads them."""
     P, ids, W, b = _read(Phi, labels, weight, bias)
     present, own = ids.unique(return_inverse=True)
-    counts = own.bincount()
-    means = torch.stack([_mean(P, own == c) for c in range(len(present))])
-    centres = Centres(counts, means)
-    s, V = centres.frame()
-    mismatches, within = 0, P.new_zeros(len(s), len(s))
-    for rows, mine in zip(P.split(ROWS), own.split(ROWS), strict=True):  # the second pass
-        apart = (rows - means[mine]) @ V.T
-        within += apart.T @ apart
-        if W is not None:
-            mismatches += int((present[nearest(rows, means)] != (rows @ W.T + (0 if b is None else b)).argmax(1)).sum())
-    return of_centres(centres, s, within / len(P), None if W is None else W[present], mismatches / len(P),
-                      classes=None if W is None else len(W))
+    about = About.of(Centres(present, own.bincount(), torch.stack([_mean(P[own == c]) for c in range(len(present))])))
+    for rows, mine in zip(P.split(ROWS), ids.split(ROWS), strict=True):  # the second pass
+        about.add(rows, mine, mine if W is None else (rows @ W.T + (0 if b is None else b)).argmax(1))
+    collapse = of_classes(Classes(about, int(ids.max()) + 1 if W is None else len(W), W))
+    return collapse if W is not None else replace(collapse, nc4=math.nan)
 
 
-def of_centres(centres: Centres, s: Float[Tensor, " r"], within: Float[Tensor, "r r"], W: Float[Tensor, "c p"] | None,
-               mismatch: float, classes: int | None = None) -> Collapse:
-    """The numbers, from the class means, the singular values s of the m_i, and V S_W V^T in their frame V. ``W``: the rows of
-    the last layer for these classes; ``mismatch``: nc4."""
-    C = len(centres.means)
-    notes = tuple(_notes(centres, classes))
+def of_classes(c: Classes) -> Collapse:
+    """The same of what is known of the classes."""
+    about, centres = c.about, c.about.centres
+    C, s, notes = len(centres.means), c.about.s, tuple(_notes(c))
     if C < 2 or not len(s):
         return Collapse(classes=C, notes=notes)
     alone = bool((centres.counts == 1).all())
-    nc1 = math.nan if alone else (within.diagonal() / s.square()).sum().item()  # S_b^+ has C/s^2, and nc1 has 1/C
-    trace = math.nan if alone else (within.diagonal() * s.square()).sum().item() / C
-    size = centres.norms
-    angle = nc3 = math.nan
+    nc1 = math.nan if alone else (about.within / s.square()).sum().item()  # S_b^+ has C/s^2, and nc1 has 1/C
+    trace = math.nan if alone else (about.within * s.square()).sum().item() / C
+    size, angle, nc3 = centres.norms, math.nan, math.nan
     if size.all():
         unit = centres.m / size[:, None]
         frame = (C * torch.eye(C).to(unit) - 1) / (C - 1)
         angle = (unit @ unit.T - frame).norm().item()
+        W = None if c.weight is None else c.weight[centres.present]
         if W is not None and (W.norm(dim=1) > 0).all():
             nc3 = (W / W.norm(dim=1, keepdim=True) - unit).norm(dim=1).mean().item()
-    return Collapse(nc1, trace, angle, (size.std(correction=0) / size.mean()).item(), nc3,
-                    math.nan if W is None else mismatch, classes=C, notes=notes)
+    return Collapse(nc1, trace, angle, (size.std(correction=0) / size.mean()).item(), nc3, about.mismatch, classes=C, notes=notes)
 
 
-def nearest(rows: Float[Tensor, "n p"], means: Float[Tensor, "c p"]) -> Int[Tensor, " n"]:
-    """argmin_i |Phi - mu_i|: without |Phi|^2, which is the same for all, and about the mean of the means: no digits are lost."""
-    m, middle = means - means.mean(0), means.mean(0)
-    return ((rows - middle) @ m.T - m.square().sum(1) / 2).argmax(1)
-
-
-def _mean(P: Float[Tensor, "n p"], mine: Tensor) -> Float[Tensor, " p"]:
+def _mean(rows: Float[Tensor, "n p"]) -> Float[Tensor, " p"]:
     """Exactly that of examples which are all the same."""
-    rows = P[mine]
     return rows[0] + (rows - rows[0]).mean(0)
 
 
-def _notes(centres: Centres, classes: int | None) -> Iterator[str]:
-    counts, C = centres.counts, len(centres.counts)
-    if classes is not None and classes > C:
-        yield f"{classes - C} of {classes} classes have no example: these are the numbers of the other {C}"
+def _notes(c: Classes) -> Iterator[str]:
+    centres, counts, C = c.about.centres, c.about.centres.counts, len(c.about.centres.counts)
+    if c.classes > C:
+        yield f"{c.classes - C} of {c.classes} classes have no example: these are the numbers of the other {C}"
     if C < 2:
         yield "all examples are of one class: there is nothing between classes to compare with"
         return
@@ -166,3 +130,28 @@ def _read(Phi: ArrayLike, labels: ArrayLike, weight: ArrayLike | None,
         raise SelectionError(f"bias has shape {tuple(b.shape)}, and weight {tuple(W.shape)}: one number for each of the {len(W)} "
                              f"classes is needed.")
     return P, ids.long().to(P.device), W, b
+
+
+# ------------------------------------------------------------------------------------------------------- in the instrument
+
+
+def _said(c: Collapse) -> Remark:
+    return Remark(text="; ".join(c.notes))
+
+
+def _said_of_last(c: Collapse) -> Remark:
+    """Of the last layer alone."""
+    return Remark(text="; ".join(c.notes or ([NO_WEIGHT] if math.isnan(c.nc3) else [])))
+
+
+COLLAPSE = OfLayer("collapse", of_classes, (CLASSES,))
+POSITIVE = Interval(low=0.0)
+MEASURES = (
+    Measure("nc1", lambda c: c.nc1, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.6"), bounds=POSITIVE, remark=_said),
+    Measure("nc1_trace", lambda c: c.nc1_trace, (COLLAPSE,), ref=Ref("layerwise", "Prop. 2.5.1"), bounds=POSITIVE, remark=_said),
+    Measure("nc2_angle", lambda c: c.nc2_angle, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.7"), bounds=POSITIVE, remark=_said),
+    Measure("nc2_norm", lambda c: c.nc2_norm, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.7"), bounds=POSITIVE, remark=_said),
+    Measure("nc3", lambda c: c.nc3, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.8"), bounds=Interval(0.0, 2.0),
+            remark=_said_of_last),
+    Measure("nc4", lambda c: c.nc4, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.9"), bounds=Interval(0.0, 1.0), remark=_said),
+)

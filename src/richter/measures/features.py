@@ -21,22 +21,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import SelectionError
+from richter.core import Interval, Mark, Ref, Remark, SelectionError
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
-from richter.instrument.statistics.samples import Sample
-from richter.linalg import Scatter
+from richter.instrument.statistics import SAMPLE, OfLayer, Rows, Sample
+from richter.instrument.statistics.rows import one_hot
+from richter.instrument.statistics.samples import paired
+from richter.measures.measure import Measure
 
 MINIMUM = 0.1  # kappa_cka below which a network is in the minimum feature regime: "eps = 0.1 works well in practice"  [Def. 2]
 MANY = 10  # held-out examples for each feature from which its quality and utilisation are not inflated
-ROWS = 4096  # that are multiplied at a time
+KEPT = 512  # features whose numbers are kept beside a row
 UNBALANCED = 1.5  # examples of the most frequent class for one of the rarest
+
+
+class Note(NamedTuple):
+    """What is to be said, and of which numbers."""
+
+    text: str
+    about: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +66,13 @@ class FeatureAnalysis:
     constant: float  # |<e_1|1>|: is the strongest feature a constant?
     outputs: int  # C
     dimension: int  # of the space that the outputs span
+    spanned: bool  # is that every function of the examples?
     one_hot: bool  # are the targets classes?
-    notes: tuple[str, ...]  # what is to be said of these numbers
+    remarks: tuple[Note, ...]  # what is to be said of these numbers
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(note.text for note in self.remarks)
 
     @property
     def rank(self) -> int:
@@ -100,14 +115,16 @@ def analyse(Phi: ArrayLike, targets: ArrayLike, outputs: ArrayLike, Phi_eval: Ar
         if [t.shape[1:] for t in aside] != [t.shape[1:] for t in fitting]:
             raise SelectionError(f"the evaluation sample has {aside[0].shape[1]} features and {aside[2].shape[1]} outputs, the "
                                  f"fitting sample {fitting[0].shape[1]} and {fitting[2].shape[1]}: both come from one network.")
-    fit, evaluation = _samples(fitting, aside, _rounding(Phi, outputs))
-    analysis = of_sample(fit, evaluation)
+    hot, rounding = one_hot(fitting[1]), _rounding(Phi, outputs)
+    samples = [Rows(torch.cat(s, 1), s[0].shape[1], hot, rounding) for s in (fitting, aside) if s is not None]
+    analysis = of_samples(*samples)
     arrays: dict[str, Any] = {k: like(v, Phi) for k, v in vars(analysis).items() if isinstance(v, Tensor)}
     return replace(analysis, **arrays)
 
 
-def of_sample(fit: Sample, evaluation: Sample) -> FeatureAnalysis:
-    """The same of what is known of the samples; ``evaluation`` may be the fitting one."""
+def of_samples(sample: Rows | Sample, aside: Rows | Sample | None = None) -> FeatureAnalysis:
+    """The same of what is known of the samples."""
+    fit, evaluation = paired(sample, aside)
     rho, U = fit.spectrum
     size = ((evaluation.phi_phi @ U) * U).sum(0)  # rho_k |e_k|^2: rho_k itself on the fitting sample
     seen = torch.where(size > 0, size, torch.inf)
@@ -116,16 +133,17 @@ def of_sample(fit: Sample, evaluation: Sample) -> FeatureAnalysis:
     quality = ((U.T @ evaluation.phi_targets)[:, taught].square() / power[taught]).sum(1) / (seen * max(1, int(taught.sum())))
     utilisation = (U.T @ evaluation.phi_outputs @ B).square().sum(1) / (seen * max(1, B.shape[1]))
     rho, Q, used = (torch.cat([v, v.new_zeros(fit.features - len(v))]) for v in (rho, quality, utilisation))
-    strong = bool(rho.any())
+    strong, apart = bool(rho.any()), kappa(evaluation)
     return FeatureAnalysis(
         intensity=rho, quality=Q, utilisation=used, directions=U if fit.basis is None else fit.basis @ U,
         deff_intensity=(1 + deff(rho[1:], empty=0.0) if strong else math.nan) if fit.one_hot else deff(rho),
         deff_quality=deff(Q), deff_utilisation=deff(used),
         quality_top=Q[:C].sum().item() if strong and taught.any() else math.nan,
         utilisation_top=used[:C].sum().item() if strong and B.shape[1] else math.nan,
-        kappa_cka=kappa(evaluation),
+        kappa_cka=apart,
         constant=((evaluation.phi_mean @ U[:, 0]).abs() / seen[0].sqrt()).item() if strong else math.nan,
-        outputs=C, dimension=B.shape[1], one_hot=fit.one_hot, notes=tuple(_notes(fit, evaluation, used)))
+        outputs=C, dimension=B.shape[1], spanned=B.shape[1] >= evaluation.n, one_hot=fit.one_hot,
+        remarks=tuple(_notes(fit, evaluation, used, apart)))
 
 
 def kappa(s: Sample) -> float:
@@ -147,49 +165,57 @@ def deff(v: Float[Tensor, " k"], empty: float = math.nan) -> float:
     if not total > 0:
         return empty
     share = v / total
-    return (-torch.special.xlogy(share, share).sum()).exp().item()
+    return max(1.0, (-torch.special.xlogy(share, share).sum()).exp().item())
 
 
 # ------------------------------------------------------------------------------------------------------- what is to be said
 
 
-def _notes(fit: Sample, evaluation: Sample, used: Float[Tensor, " p"]) -> Iterator[str]:
-    rank, p, aside = fit.spectrum[1].shape[1], fit.features, evaluation is not fit
+TAUGHT, USED, STRONG, APART = ("deff_quality", "quality_top"), ("deff_utilisation", "utilisation_top"), ("deff_intensity",), (
+    "kappa_cka",)
+ALL = (*APART, *STRONG, *USED, *TAUGHT)
+
+
+def _notes(fit: Sample, evaluation: Sample, used: Float[Tensor, " p"], apart: float) -> Iterator[Note]:
+    rank, p, span = fit.spectrum[1].shape[1], fit.features, evaluation.whitening.shape[1]
     if not rank:
-        yield "the features are zero on every example: there is nothing to speak of"
+        yield Note("the features are zero on every example: there is nothing to speak of", ALL)
         return
     if p > fit.n:
-        yield (f"{p} features of {fit.n} examples: at most {fit.n} of them can be told apart, and on these examples they express "
-               f"any target")
+        yield Note(f"{p} features of {fit.n} examples: at most {fit.n} of them can be told apart, and on these examples they "
+                   f"express any target", ALL)
     elif rank < p:
-        yield f"only {rank} of the {p} features differ from combinations of the others (dead or duplicated ones)"
-    if aside and evaluation.n < MANY * rank:
-        yield (f"{evaluation.n} examples are few to evaluate {rank} features on: their quality and utilisation are "
-               f"overestimated, and so are deff_quality and deff_utilisation (the utilisation sums up to "
-               f"{used.sum().item():.3g}). Evaluate on the fitting sample, or on {MANY * rank} examples or more")
+        yield Note(f"only {rank} of the {p} features differ from combinations of the others (dead or duplicated ones)", STRONG)
+    if evaluation is not fit and evaluation.n < MANY * rank:
+        yield Note(f"{evaluation.n} examples are few to evaluate {rank} features on: their quality and utilisation are "
+                   f"overestimated, and so are deff_quality and deff_utilisation (the utilisation sums up to "
+                   f"{used.sum().item():.3g}). Evaluate on the fitting sample, or on {MANY * rank} examples or more",
+                   (*USED, *TAUGHT))
     yield from _of_targets(evaluation)
-    if not evaluation.whitening.shape[1]:
-        yield "the outputs are zero on every example, so that no feature is used"
-    elif evaluation.whitening.shape[1] >= evaluation.n:
-        yield (f"the outputs span {evaluation.whitening.shape[1]} dimensions on {evaluation.n} examples: every function of these "
-               f"examples is one of them, and kappa_cka is undefined. More examples than outputs are needed")
+    if not span:
+        yield Note("the outputs are zero on every example, so that no feature is used", (*USED, *APART))
+    elif span >= evaluation.n:
+        yield Note(f"the outputs span {span} dimensions on {evaluation.n} examples: every function of these examples is one of "
+                   f"them, and kappa_cka is undefined. More examples than outputs are needed", (*USED, *APART))
     elif not evaluation.varied:
-        yield "the features are the same for every example: kappa_cka is undefined"
-    elif math.isnan(kappa(evaluation)):
-        yield "the outputs are the same for every example: kappa_cka is undefined"
+        yield Note("the features are the same for every example: kappa_cka is undefined", APART)
+    elif math.isnan(apart):
+        yield Note("the outputs are the same for every example: kappa_cka is undefined", APART)
 
 
-def _of_targets(s: Sample) -> Iterator[str]:
+def _of_targets(s: Sample) -> Iterator[Note]:
     if not s.target_power.any():
-        yield "the targets are zero on every example, so that no feature has a quality"
+        yield Note("the targets are zero on every example, so that no feature has a quality", TAUGHT)
     elif s.one_hot:
         shares = s.class_shares * s.n
         present = shares[shares > 0]
         if len(present) < s.C:
-            yield f"{s.C - len(present)} of {s.C} classes have no example: the quality is that of the other {len(present)}"
+            yield Note(f"{s.C - len(present)} of {s.C} classes have no example: the quality is that of the other {len(present)}",
+                       TAUGHT)
         if present.max() > UNBALANCED * present.min():
-            yield (f"classes are not balanced ({present.min().item():.0f} to {present.max().item():.0f} examples): each counts "
-                   f"the same in the quality, and the minimum feature regime is defined for balanced ones")
+            yield Note(f"classes are not balanced ({present.min().item():.0f} to {present.max().item():.0f} examples): each "
+                       f"counts the same in the quality, and the minimum feature regime is defined for balanced ones",
+                       (*TAUGHT, *APART))
 
 
 # ----------------------------------------------------------------------------------------------------------- reading arrays
@@ -235,26 +261,30 @@ def _rounding(*given: ArrayLike) -> float:
     return max(torch.finfo(k).eps if k.is_floating_point else 0.0 for k in [*kinds, torch.float64])
 
 
-def _samples(fitting: tuple[Tensor, ...], aside: tuple[Tensor, ...] | None, rounding: float) -> tuple[Sample, Sample]:
-    """Both samples; features in a basis of what the examples span, where these are fewer than the features."""
-    Phi, Y, _ = fitting
-    rows = Phi if aside is None else torch.cat([Phi, aside[0]])
-    basis = torch.linalg.qr(rows.T)[0] if len(rows) < rows.shape[1] else None
-    hot = one_hot(Y)
-
-    def sample(P: Tensor, *others: Tensor) -> Sample:
-        parts = ((P if basis is None else P @ basis).split(ROWS), *(t.split(ROWS) for t in others))
-        pieces = (Scatter.of(torch.cat(part, 1)) for part in zip(*parts, strict=True))
-        scatter = next(pieces)
-        for piece in pieces:
-            scatter = scatter + piece
-        return Sample(scatter, P.shape[1] if basis is None else basis.shape[1], hot, rounding, basis)
-
-    fit = sample(*fitting)
-    return fit, fit if aside is None else sample(*aside)
+# ------------------------------------------------------------------------------------------------------- in the instrument
 
 
-def one_hot(Y: Float[Tensor, "n C"]) -> bool:
-    """Is one target of each example the same positive number, and are the others 0?"""
-    top = Y.max()
-    return Y.shape[1] > 1 and bool(top > 0) and bool(((Y == 0) | (top == Y)).all()) and bool(((Y != 0).sum(1) == 1).all())
+def _measure(name: str, place: str, bounds: Interval, **options: Any) -> Measure:
+    """A number of the analysis, with what is to be said of it."""
+    def said(a: FeatureAnalysis) -> Remark:
+        trivial = a.spanned and name in USED  # where the outputs are every function of the examples, each feature is used
+        return Remark(Mark.TRIVIAL if trivial else Mark.EXACT, "; ".join(note.text for note in a.remarks if name in note.about))
+    return Measure(name, attrgetter(name), (ANALYSIS,), ref=Ref("layerwise", place), bounds=bounds, remark=said, **options)
+
+
+def _kept(a: FeatureAnalysis) -> dict[str, Tensor]:
+    """Intensity, quality and utilisation of the first features, a row each."""
+    curves = (torch.as_tensor(v)[:KEPT] for v in (a.intensity, a.quality, a.utilisation))
+    return {"features": torch.stack(list(curves))}
+
+
+ANALYSIS = OfLayer("feature_analysis", of_samples, (SAMPLE,), held_out=True)
+UNIT, COUNT, POSITIVE = Interval(0.0, 1.0), Interval(low=1.0), Interval(low=0.0)
+MEASURES = (
+    _measure("kappa_cka", "Def. 2", UNIT, arrays=_kept),
+    _measure("deff_intensity", "Eq. 2.6", COUNT),
+    _measure("deff_utilisation", "Eq. 2.5", COUNT),
+    _measure("deff_quality", "Eq. 2.3", COUNT),
+    _measure("quality_top", "Eq. 2.4", POSITIVE),
+    _measure("utilisation_top", "Eq. 2.5", POSITIVE),
+)

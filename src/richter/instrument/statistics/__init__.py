@@ -1,6 +1,7 @@
 """What measures are made of, each computed once: statistics of weights, moments over examples, gradients, kernels over pairs of
 examples, and functions of these. A statistic of your own is a class with ``begin``: see frame.py and docs/extending.md."""
 
+from richter.instrument.statistics.classes import CLASSES, Classes
 from richter.instrument.statistics.elsewhere import HeldOut, Initial, Previous
 from richter.instrument.statistics.estimates import CENTRED_KERNEL, SAME_OUTPUT
 from richter.instrument.statistics.features import FEATURES, Features
@@ -23,6 +24,7 @@ from richter.instrument.statistics.outputs import OUTPUTS, SPREAD, Answers, Outp
 from richter.instrument.statistics.own import CROSS_OUTPUT, OWN_KERNELS, SINCE_INITIAL, SINCE_PREVIOUS, STEP, CrossOutput, Evolved
 from richter.instrument.statistics.passes import Reading
 from richter.instrument.statistics.probes import WEIGHT_DECAY, OfProbe
+from richter.instrument.statistics.samples import SAMPLE, OfLayer, Rows, Sample
 from richter.instrument.statistics.weights import (
     AGOP,
     CENTRED_AGOP,
@@ -46,12 +48,12 @@ from richter.instrument.statistics.weights import (
     feature_matrix,
 )
 
-__all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "CROSS_OUTPUT",
+__all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "CLASSES", "CROSS_OUTPUT",
            "DOUBLE_CENTRED_PAIR", "FEATURES", "FEATURE_CHANGE", "FUNCTION_CHANGE", "GROUPS", "INITIAL_WEIGHT", "LABELS",
            "LINEARISATION", "MATRIX", "NFM", "NFM_AND_AGOP", "OUTPUTS", "OWN_KERNELS", "PTK_CENTRED_PAIR", "PTK_CHANGE",
-           "PTK_COVARIANCE", "SAME_OUTPUT", "SINCE_INITIAL", "SINCE_PREVIOUS", "SPREAD", "STEP", "TANGENT_KERNEL", "WEIGHT",
-           "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "CrossOutput", "Derived", "Evolved", "Factor", "FeatureChange",
-           "FeatureMatrix", "Features", "FunctionChange", "Gap", "Gathering", "Gradient", "Gram", "HeldOut", "Initial",
-           "Labels", "Linearisation", "Missing", "Moment", "OfProbe", "OfWeight", "Operator", "Outputs", "Pair", "Previous",
-           "Products", "Reading", "Simple", "Sketched", "Spread", "Statistic", "Trace", "Turned", "Wants", "basis",
-           "block_diagonal", "egop", "feature_matrix", "leaves"]
+           "PTK_COVARIANCE", "SAME_OUTPUT", "SAMPLE", "SINCE_INITIAL", "SINCE_PREVIOUS", "SPREAD", "STEP", "TANGENT_KERNEL",
+           "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "Classes", "CrossOutput", "Derived", "Evolved", "Factor",
+           "FeatureChange", "FeatureMatrix", "Features", "FunctionChange", "Gap", "Gathering", "Gradient", "Gram", "HeldOut",
+           "Initial", "Labels", "Linearisation", "Missing", "Moment", "OfLayer", "OfProbe", "OfWeight", "Operator",
+           "Outputs", "Pair", "Previous", "Products", "Reading", "Rows", "Sample", "Simple", "Sketched", "Spread",
+           "Statistic", "Trace", "Turned", "Wants", "basis", "block_diagonal", "egop", "feature_matrix", "leaves"]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 GROUPS = 8  # of examples, for the jackknife
-Place = Literal["map", "module", "model", "any"]  # a linear map, a module with parameters, the whole model, or anywhere
+# a linear map; the same, and the whole model for what its last layer reads; a module with parameters; the whole model; anywhere
+Place = Literal["map", "read", "module", "model", "any"]
 Group = tuple[str, int]  # what is left out: the kind of group, and which
 
 LESS_AND_LESS_EXACT = [Mark.EXACT, Mark.TRIVIAL, Mark.ESTIMATED, Mark.BOUND, Mark.IDLE, Mark.UNDEFINED, Mark.REFUSED, Mark.FAILED]
@@ -278,7 +279,7 @@ def joined(remarks: Sequence[Remark]) -> Remark:
 def place_of(needs: Sequence[Statistic]) -> Place:
     """Where a function of these has values: at modules, at linear maps, of the whole model alone, or wherever it is asked."""
     places = {s.place for s in leaves(needs)}
-    return next((place for place in ("module", "map", "model") if place in places), "any")  # type: ignore[return-value]
+    return next((place for place in ("module", "read", "map", "model") if place in places), "any")  # type: ignore[return-value]
 
 
 def leaves(needs: Sequence[Statistic]) -> list[Statistic]:
