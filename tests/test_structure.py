@@ -39,6 +39,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("measures.hessian", "measures.curvature"), (
         "core", "measures", "instrument.capture", "instrument.checks", "instrument.probe", "instrument.statistics",
         "instrument.stream", "instrument.subject")),
+    "measures.feature_map": ("core", "linalg", "instrument.capture", "instrument.checks", "instrument.probe",
+                             "instrument.statistics", "instrument.stream", "instrument.subject", "instrument.survey"),
     "measures": ("core", "linalg", "instrument.cotangents", "instrument.statistics", "measures", "kernels.dynamics",
                  "kernels.spectra"),
     "instrument.subject": ("core", "kernels.planning", "instrument.capture", "instrument.captures", "instrument.cotangents",

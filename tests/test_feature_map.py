@@ -1,0 +1,112 @@
+"""FeatureMap: the diagonalised features of a layer as functions of inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import richter
+from richter.core import DataError, SelectionError
+from richter.measures.features import FeatureMap, analyse
+from test_features import normal
+from test_features_measured import Branches, Hidden, dead, network, read_by
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return network()
+
+
+def test_features_are_uncorrelated_and_of_size_one_where_they_were_fitted(model: nn.Module) -> None:
+    x = normal(40, 6)
+    features = FeatureMap.fit(model, x)
+    e = features.transform(x)
+    assert features.layer == "4"
+    assert isinstance(e, Tensor)
+    assert torch.allclose(e.T @ e / 40, torch.eye(e.shape[1], dtype=torch.float64), atol=1e-10)
+    a = analyse(read_by(model, x), torch.arange(40) % 3, model(x).detach())
+    assert torch.allclose(features.intensity, a.intensity[:a.rank], rtol=1e-10)
+
+
+def test_other_inputs_go_along_the_directions_of_the_fit(model: nn.Module) -> None:
+    x, other = normal(40, 6), normal(9, 6, seed=3)
+    features = FeatureMap.fit(model, x, layer="2")
+    expected = read_by(model, other, "2") @ features.directions / features.intensity.sqrt()
+    assert torch.allclose(features.transform(other), expected, rtol=1e-10)
+    assert (features.directions.gather(0, features.directions.abs().argmax(0, keepdim=True)) > 0).all()  # of e and -e always one
+    K = read_by(model, x, "2") @ read_by(model, x, "2").T
+    e = features.transform(x)
+    assert torch.allclose((e * features.intensity) @ e.T, K, rtol=0, atol=1e-10)
+
+
+def test_numpy_in_numpy_out_and_a_probe_in_parts(model: nn.Module) -> None:
+    x = normal(40, 6)
+    features, parts = FeatureMap.fit(model, x.numpy()), FeatureMap.fit(model, richter.Probe(x, None, chunk=7))
+    e = features.transform(x.numpy())
+    assert isinstance(e, np.ndarray)
+    assert torch.allclose(torch.from_numpy(e), parts.transform(richter.Probe(x, None, chunk=3)), atol=1e-9)
+
+
+def test_a_layer_with_positions_has_features_at_each() -> None:
+    model = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 3), nn.Flatten(), nn.Linear(12, 2)).double()
+    x = normal(20, 6)
+    features = FeatureMap.fit(model, x, layer="1")
+    e = features.transform(x)
+    patches = x.unfold(1, 3, 1)
+    assert e.shape == (20, 4, 3)
+    assert torch.allclose(e, patches @ features.directions / features.intensity.sqrt())
+    assert torch.allclose(features.intensity.sum(), patches.square().sum() / 80)
+
+
+def test_the_inputs_that_excite_a_feature_most(model: nn.Module) -> None:
+    x = normal(30, 6)
+    features = FeatureMap.fit(model, x)
+    for k in (0, 2):
+        order = features.transform(x)[:, k].abs().argsort(descending=True)
+        assert features.strongest(x, k, 5) == order[:5].tolist()
+    with pytest.raises(SelectionError, match="feature 9 of"):
+        features.strongest(x, 9)
+
+
+def test_saved_without_pickle_and_loaded(model: nn.Module, tmp_path: Path) -> None:
+    x = normal(30, 6)
+    features = FeatureMap.fit(model, x, layer="2")
+    features.save(tmp_path / "map.npz")
+    again = FeatureMap.load(tmp_path / "map.npz", model)
+    assert torch.equal(again.transform(x), features.transform(x))
+    assert again.layer == "2"
+    np.save(tmp_path / "one.npy", np.ones(3))
+    for name, content in (("text.npz", b"no"), ("empty.npz", b""), ("zip.npz", b"PK\x03\x04 and so on"), ("one.npy", None)):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match="holds no feature map"):
+            FeatureMap.load(tmp_path / name, model)
+    np.savez(tmp_path / "evil.npz", layer=np.array(["2"], dtype=object), directions=np.eye(2), intensity=np.ones(2))
+    with pytest.raises(DataError, match="holds no feature map"):
+        FeatureMap.load(tmp_path / "evil.npz", model)
+    np.savez(tmp_path / "odd.npz", layer=np.array("2"), directions=np.eye(2), intensity=np.ones(3))
+    with pytest.raises(DataError, match="one positive intensity is needed for each direction"):
+        FeatureMap.load(tmp_path / "odd.npz", model)
+
+
+def test_the_model_is_left_as_it_was(model: nn.Module) -> None:
+    model.train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    FeatureMap.fit(model, normal(20, 6)).transform(normal(5, 6))
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize(("make", "layer", "sentence"), [
+    (Branches, None, r"2 layers write the outputs \(a, b\): say which one's features are meant"),
+    (network, "9", "layer='9' reads no features. Layers that do: 0, 2, 4"), (dead, None, "reads zeros on every example"),
+    (Hidden, None, "it reads NaN or Inf"),
+])
+def test_what_is_refused(make: type[nn.Module], layer: str | None, sentence: str) -> None:
+    with pytest.raises(SelectionError, match=sentence):
+        FeatureMap.fit(make().double(), normal(40, 6), layer)
