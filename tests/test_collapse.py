@@ -96,6 +96,12 @@ def test_classes_that_have_nearly_collapsed_keep_their_digits(monkeypatch: pytes
     assert 0 < within < 1e-15
 
 
+def test_a_mean_far_away_leaves_no_direction_of_rounding() -> None:
+    """C class means about their own mean span C - 1 dimensions, whatever is left of the last one."""
+    Phi, ids, _ = drawn()
+    assert analyse(Phi + 1e7, ids).nc1 == pytest.approx(analyse(Phi, ids).nc1, rel=1e-6)
+
+
 @pytest.mark.parametrize(("labels", "sentence", "undefined"), [
     (torch.arange(60) % 2, "1 of 3 classes have no example: these are the numbers of the other 2", ()),
     (torch.zeros(60).long(), "all examples are of one class", NAMES),

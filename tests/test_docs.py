@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -112,6 +113,22 @@ def test_the_example_of_alignment_over_layers(capsys: pytest.CaptureFixture[str]
     assert "training, or another initialisation, has made them so" in shown
     assert names["peak"]([names["after"].value("tangent_cka", k) for k in names["layers"]]).layer < 10
     assert names["right"] > 0.9
+
+
+def test_the_example_of_features(capsys: pytest.CaptureFixture[str]) -> None:
+    """As few features as classes with all layers, many with the last alone; and both answer right."""
+    names: dict[str, Any] = {}
+    for code in blocks("docs/features.md"):
+        exec(code, names)
+    shown = capsys.readouterr().out.splitlines()
+    said = re.findall(r"^\{'kappa.*$", (ROOT / "docs/features.md").read_text(), re.MULTILINE)
+    for seen, written in zip(shown, said, strict=False):
+        a, b = (ast.literal_eval(text) for text in (seen, written))
+        assert {k: pytest.approx(v, rel=0.05, abs=0.02) for k, v in b.items()} == a
+    assert names["a"].regime == "minimum"
+    assert names["a"].cumulative_utilisation[9] > 0.99
+    assert names["e"].shape == (len(names["data"].x_test), 128)
+    assert "359 examples are few to evaluate 128 features on" in shown[-1]
 
 
 def test_the_examples_of_rapid_print_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

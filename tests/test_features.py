@@ -168,6 +168,29 @@ def test_single_precision_outputs_that_sum_to_zero_span_one_dimension_less() -> 
     assert analyse(Phi, ids, torch.cat([f[:, :2], f[:, :1]], 1)).dimension == 2
 
 
+def test_outputs_of_half_precision_that_are_the_same_but_for_rounding_span_one_dimension() -> None:
+    Phi, ids, f = drawn()
+    same = torch.stack([f[:, 0], (f[:, 0] * (1 + 2e-3 * normal(60, seed=4).clamp(-1, 1)))], 1)
+    assert analyse(Phi, ids % 2, same).dimension == 2
+    assert analyse(Phi, ids % 2, same.bfloat16()).dimension == 1
+
+
+def test_the_utilisation_is_relative_to_the_space_that_the_outputs_span() -> None:
+    Phi, ids, f = drawn(bias=0.0)
+    a = analyse(Phi, ids, torch.cat([f[:, :2], f[:, :1] - f[:, 1:2]], 1))
+    assert a.dimension == 2
+    assert a.cumulative_utilisation[-1] == pytest.approx(1, abs=1e-12)
+
+
+def test_directions_of_few_examples_are_those_of_all_features() -> None:
+    """They are found in a basis of what the examples span."""
+    Phi, ids, f = drawn(5, 20)
+    a = analyse(Phi, ids, f)
+    assert a.directions.shape == (20, 5)
+    e = Phi @ a.directions / a.intensity[:5].sqrt()
+    assert torch.allclose(e.T @ e / 5, torch.eye(5, dtype=torch.float64), atol=1e-10)
+
+
 def test_effective_dimension() -> None:
     assert deff(torch.ones(5)) == pytest.approx(5)
     assert deff(torch.tensor([3.0, 0.0])) == 1

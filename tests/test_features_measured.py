@@ -27,6 +27,7 @@ from test_features import hot, normal
 
 FEATURES, COLLAPSE = (tuple(m.name for m in part.MEASURES) for part in (features, collapse))
 EXAMPLES = 9
+QUICK = ("mlp_nobias", "cnn", "gpt", "tied", "raw", "parametrized", "multi_input", "moe", "lstm", "groups", "every_product")
 
 
 def read(name: str, layer: str) -> Tensor:
@@ -43,7 +44,7 @@ def read(name: str, layer: str) -> Tensor:
     return torch.stack(rows) if len({r.shape for r in rows}) == 1 else torch.zeros(EXAMPLES, 0, 1)
 
 
-@pytest.mark.parametrize("name", zoo.CASES)
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in zoo.CASES])
 def test_measures_are_those_of_the_definition(name: str) -> None:
     """Of each layer that reads one row for each row of outputs; any other has no number, and a reason."""
     case = zoo.CASES[name]

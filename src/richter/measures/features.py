@@ -267,12 +267,12 @@ def _rounding(*given: ArrayLike) -> float:
 # ------------------------------------------------------------------------------------------------------- in the instrument
 
 
-def _measure(name: str, place: str, bounds: Interval, **options: Any) -> Measure:
+def _measure(name: str, **options: Any) -> Measure:
     """A number of the analysis, with what is to be said of it."""
     def said(a: FeatureAnalysis) -> Remark:
         trivial = a.spanned and name in USED  # where the outputs are every function of the examples, each feature is used
         return Remark(Mark.TRIVIAL if trivial else Mark.EXACT, "; ".join(note.text for note in a.remarks if name in note.about))
-    return Measure(name, attrgetter(name), (ANALYSIS,), ref=Ref("layerwise", place), bounds=bounds, remark=said, **options)
+    return Measure(name, attrgetter(name), (ANALYSIS,), remark=said, **options)
 
 
 def _kept(a: FeatureAnalysis) -> dict[str, Tensor]:
@@ -284,10 +284,10 @@ def _kept(a: FeatureAnalysis) -> dict[str, Tensor]:
 ANALYSIS = OfLayer("feature_analysis", of_samples, (SAMPLE,), held_out=True)
 UNIT, COUNT, POSITIVE = Interval(0.0, 1.0), Interval(low=1.0), Interval(low=0.0)
 MEASURES = (
-    _measure("kappa_cka", "Def. 2", UNIT, arrays=_kept),
-    _measure("deff_intensity", "Eq. 2.6", COUNT),
-    _measure("deff_utilisation", "Eq. 2.5", COUNT),
-    _measure("deff_quality", "Eq. 2.3", COUNT),
-    _measure("quality_top", "Eq. 2.4", POSITIVE),
-    _measure("utilisation_top", "Eq. 2.5", POSITIVE),
+    _measure("kappa_cka", ref=Ref("layerwise", "Def. 2"), bounds=UNIT, arrays=_kept),
+    _measure("deff_intensity", ref=Ref("layerwise", "Eq. 2.6"), bounds=COUNT),
+    _measure("deff_utilisation", ref=Ref("layerwise", "Eq. 2.5"), bounds=COUNT),
+    _measure("deff_quality", ref=Ref("layerwise", "Eq. 2.3"), bounds=COUNT),
+    _measure("quality_top", ref=Ref("layerwise", "Eq. 2.4"), bounds=POSITIVE),
+    _measure("utilisation_top", ref=Ref("layerwise", "Eq. 2.5"), bounds=POSITIVE),
 )
