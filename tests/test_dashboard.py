@@ -364,7 +364,7 @@ def added() -> Iterator[views.View]:
 
 def test_the_folder_is_the_list_of_views(store: Path) -> None:
     listed = client(store).get("/api/views").json()["views"]
-    assert [v["title"] for v in listed] == ["Curves", "Profiles", "Matrices", "Verdict", "Settings"]
+    assert [v["title"] for v in listed] == ["Curves", "Profiles", "Matrices", "Features", "Compare", "Verdict", "Settings"]
     assert {v["name"] for v in listed} == {p.stem for p in Path(views.__file__).parent.glob("[!_]*.py")}
     for v in listed:
         assert client(store).get(f"/static/{v['script']}").status_code == 200
@@ -736,7 +736,7 @@ def test_each_part_of_the_extra_is_needed(store: Path, missing: str, monkeypatch
 
 def test_without_the_extra_reports_are_whole(store: Path) -> None:
     done = without_the_extra(f"import richter.report.views, richter.report.answers\nfrom richter.cli import main\n"
-                             f"assert len(richter.report.views.tabs()) == 5\n"
+                             f"assert len(richter.report.views.tabs()) == 7\n"
                              f"sys.exit(main(['report', {str(store / 'a')!r}, '-o', {str(store / 'r.html')!r}]))")
     assert done.returncode == 0, done.stderr
     assert (store / "r.html").read_text(encoding="utf-8").count("<img ") >= 4

@@ -9,7 +9,7 @@ from richter.measures.cards import SHOWN_FIRST, card
 from richter.report.cards import cards_of
 from richter.report.query import Query
 from richter.report.shelf import DAMAGE, Chosen
-from richter.report.views import Answer, Curves, Table, Words, tabs
+from richter.report.views import Answer, Panel, tabs
 
 
 def run(runs: Chosen, query: Query) -> Any:
@@ -52,4 +52,4 @@ def answered(path: str, answer: Answer, runs: Chosen, query: Query) -> Any:
 
 
 def _are_panels(reply: Any) -> bool:
-    return isinstance(reply, list) and all(isinstance(panel, (Curves, Table, Words)) for panel in reply)
+    return isinstance(reply, list) and all(isinstance(panel, Panel) for panel in reply)

@@ -7,9 +7,9 @@ runs keep of their probes' features (``Observer(keep_features=...)``), without t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from richter.core import SelectionError, likeness, unknown
 from richter.core.likeness import GRAM
 from richter.core.text import table
+from richter.report import plotdata
 from richter.report.axes import WIDTH, grid_of_panels, step_text
 from richter.report.images import cells_panel
 from richter.report.looks import styled
@@ -137,6 +138,12 @@ def about(run: Run) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def depth(run: Run) -> list[str]:
+    """The layers whose features a run has kept, from the input to the outputs."""
+    known = about(run).get("layers")
+    return [k for k in known if isinstance(k, str)] if isinstance(known, list) else []
+
+
 def steps_of(run: Run) -> list[int]:
     """Those at which a run has kept the features of its probe."""
     return sorted({step for _, name, step in run.arrays if name == GRAM})
@@ -144,28 +151,63 @@ def steps_of(run: Run) -> list[int]:
 
 def grams(run: Run, step: int) -> dict[str, Numbers]:
     """Centred Gram matrices of what the layers read at a step, by depth."""
-    order = {k: i for i, k in enumerate(about(run).get("layers", ()))}
+    order = {k: i for i, k in enumerate(depth(run))}
     layers = [k for k, name, s in run.arrays if name == GRAM and s == step]
     stored = {k: run.array(GRAM, k, step).astype(np.float64) for k in sorted(layers, key=lambda k: order.get(k, len(order)))}
     return {k: likeness.centred(K) for k, K in stored.items() if np.isfinite(K).all()}  # what is stored is rounded
 
 
+class Kept(NamedTuple):
+    """What a run has kept of its features at a step: enough to compare it with another after the run is closed."""
+
+    name: str
+    step: int
+    grams: dict[str, Numbers]
+    examples: str  # a digest
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, step {step_text(self.step)}"
+
+
+def kept(run: Run, step: int | None = None, name: str = "") -> Kept:
+    """At the last step at or before this one (None: of all) of which features were kept."""
+    place = last_kept(run, step)
+    return Kept(name or run.name, place, grams(run, place), str(about(run).get("examples")))
+
+
 def between(a: Run, b: Run, steps: tuple[int | None, int | None] = (None, None), *, debiased: bool = False,
-            features: int = FEATURES, names: Sequence[str] | None = None) -> Comparison:
+            features: int = FEATURES) -> Comparison:
     """Two runs, or two steps of one, by the features that they have kept of the same examples. A step that is None is the last
     that was kept; another is the last kept at or before it."""
-    digests = [about(run).get("examples") for run in (a, b)]
-    places = [_step(run, step) for run, step in zip((a, b), steps, strict=True)]
-    if digests[0] != digests[1]:
+    return of_kept(kept(a, steps[0]), kept(b, steps[1]), debiased=debiased, features=features)
+
+
+def of_kept(a: Kept, b: Kept, *, debiased: bool = False, features: int = FEATURES) -> Comparison:
+    if a.examples != b.examples:
         raise SelectionError(f"the runs {a.name} and {b.name} have kept features of different examples, so that they have no "
                              f"rows in common. Watch both with the same Probe and the same keep_features=.")
-    kept = [grams(run, step) for run, step in zip((a, b), places, strict=True)]
-    titles = [f"{run.name}, step {step_text(step)}" for run, step in zip((a, b), places, strict=True)] if names is None else names
-    return of_grams(kept[0], kept[1], (titles[0], titles[1]), debiased=debiased, features=features,
-                    noise=likeness.SINGLE)
+    return of_grams(a.grams, b.grams, (a.title, b.title), debiased=debiased, features=features, noise=likeness.SINGLE)
 
 
-def _step(run: Run, step: int | None) -> int:
+def drift(run: Run, most: int = 40) -> tuple[list[int], dict[str, Numbers]]:
+    """How far each layer has gone from its features of the first kept step: the debiased CKA with these, at no more than so many
+    steps; the steps, and a curve for each layer."""
+    steps = plotdata.chosen(steps_of(run), most)
+    if len(steps) < 2:
+        return steps, {}
+    first = grams(run, steps[0])
+    curves: dict[str, list[float]] = {k: [] for k in first}
+    for step in steps:
+        here = grams(run, step)
+        for k, values in curves.items():
+            values.append(float(of_grams({k: first[k]}, {k: here[k]}, ("", ""), debiased=True, features=1).cka[0, 0])
+                          if k in here else np.nan)
+    return steps, {k: np.array(values) for k, values in curves.items()}
+
+
+def last_kept(run: Run, step: int | None = None) -> int:
+    """The last step at or before this one (None: of all) of which features were kept."""
     known = steps_of(run)
     if not known:
         raise SelectionError(f"the run {run.name} has kept no features of its probe: watch with Observer(..., run=..., "

@@ -20,7 +20,7 @@ from richter.measures.cards import SHOWN_FIRST, panels
 from richter.measures.cards import card as measure_card
 from richter.measures.delay import delay_of
 from richter.measures.profile import peak
-from richter.report import plotdata
+from richter.report import featured, plotdata
 from richter.report.cards import cards_of, cards_of_all
 from richter.report.looks import run_looks
 from richter.report.markup import Markup, joined, tag
@@ -126,6 +126,8 @@ def _sections(shown: Sequence[Shown], album: Album) -> Iterable[tuple[str, Marku
     yield "Measures over training", _curves(shown, album)
     yield "Layers and time", _heat(shown, album)
     yield "Profiles over layers", joined(_profiles(s, album, len(shown)) for s in shown)
+    yield "Features", featured.of_runs(shown, album)
+    yield "Are layers alike?", featured.compared(shown, album)
     yield "Matrices and spectra", _matrices(shown, album)
     yield "Loss and other curves", _scalars(shown, album)
     yield "Last values", joined(last_values(s, several=len(shown) > 1) for s in shown)

@@ -100,7 +100,7 @@ def cells_panel(ax: Axes, values: np.ndarray[Any, Any], rows: Sequence[str], col
         return
     size = 7.5 if len(columns) <= 9 else 6
     for (i, j), v in np.ndenumerate(values):
-        dark = not np.isfinite(v) or v > low + 0.62 * (high - low)
+        dark = not np.isfinite(v) or v > low + 0.5 * (high - low)
         ax.text(j, i, f"{v:.2f}" if np.isfinite(v) else "", ha="center", va="center", fontsize=size,
                 color="#111111" if dark else "#ffffff")
 

@@ -20,6 +20,7 @@ Numbers = NDArray[np.float64]
 T = TypeVar("T")
 MATRICES = ("nfm", "agop", "egop")
 TIMES = 5  # at which profiles over layers are drawn
+FEATURES = "features"  # intensity, quality and utilisation of the features that a layer reads, a row each
 KSM = "ksm"  # which kernels point along which labels: no matrix of features, and it has no spectrum
 NESTED = 8  # levels of settings that become names
 SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while somebody waits
@@ -140,7 +141,7 @@ def stored(run: Run, layer: str) -> dict[str, list[int]]:
     """name -> steps of the arrays of a layer."""
     steps: dict[str, list[int]] = {}
     for k, name, step in run.arrays:
-        if k == layer and name != INPUTS:
+        if k == layer and name not in (INPUTS, FEATURES):  # they have figures of their own
             steps.setdefault(name, []).append(step)
     return {name: sorted(steps[name]) for name in sorted(steps, key=_order)}
 

@@ -51,6 +51,13 @@ export function swatch({ color, dash }) {
   return picture;
 }
 
+/** The colour of a number between 0 and 1, dark to light (viridis), the same in both themes. */
+export function shade(t) {
+  const stops = ["#440154", "#3b528b", "#21918c", "#5ec962", "#fde725"];
+  const k = Math.min(stops.length - 2, Math.floor(t * (stops.length - 1)));
+  return mixed(stops[k], stops[k + 1], t * (stops.length - 1) - k);
+}
+
 function mixed(a, b, t) {
   const parts = (c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16));
   const [from, to] = [parts(a), parts(b)];

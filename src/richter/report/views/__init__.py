@@ -7,8 +7,8 @@
     richter.report.views.add(View("losses", "Losses", last_losses))
     richter.report.server.serve("runs")
 
-A view answers with panels, which the page knows how to draw: ``Curves`` first, then ``Table`` and ``Words``. Those of this folder
-have scripts of their own (``script``), and answer with what these draw.
+A view answers with panels, which the page knows how to draw: ``Cells`` first, then ``Curves``, then ``Gallery``, ``Table`` and
+``Words``. Most of this folder have scripts of their own (``script``), and answer with what these draw.
 """
 
 from __future__ import annotations
@@ -88,6 +88,41 @@ class Words:
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "words", "title": self.title, "sentence": self.sentence}
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A panel with a matrix of numbers, each written in a cell of its colour; ``axes``: what rows and columns are."""
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float]] | np.ndarray[Any, Any]
+    sentence: str = ""
+    axes: tuple[str, str] = ("", "")
+    low: float = 0.0
+    high: float = 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "cells", "title": self.title, "sentence": self.sentence, "rows": list(self.rows),
+                "columns": list(self.columns), "values": [numbers(np.asarray(row, np.float64)) for row in self.values],
+                "axes": list(self.axes), "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """A panel with pictures, each under a label: the word after ``api/`` that answers with a Picture, and what it is asked."""
+
+    title: str
+    pictures: Sequence[tuple[str, str, Mapping[str, Any]]]  # label, word, query
+    sentence: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "gallery", "title": self.title, "sentence": self.sentence,
+                "pictures": [{"label": label, "path": path, "query": dict(query)} for label, path, query in self.pictures]}
+
+
+Panel = Curves | Table | Words | Cells | Gallery
 
 
 class Sheet(NamedTuple):

@@ -17,4 +17,4 @@ def settings(runs: Chosen, query: Query) -> Any:
                      for name, run in runs for sessions in [run.sessions]]}
 
 
-VIEW = View("settings", "Settings", settings, script="view-settings.js", place=4)
+VIEW = View("settings", "Settings", settings, script="view-settings.js", place=6)

@@ -40,4 +40,4 @@ def figure(runs: Chosen, query: Query) -> Picture:
     return Picture(kind, runs.one()[1].figure(query.one("name"), kind))
 
 
-VIEW = View("verdict", "Verdict", verdict, more={"figure": figure}, script="view-verdict.js", place=3)
+VIEW = View("verdict", "Verdict", verdict, more={"figure": figure}, script="view-verdict.js", place=5)

@@ -1,0 +1,76 @@
+"""The sections of a report on features: what they are, and whether those of several runs, or of the first and the last step, are
+alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from richter.core import WHOLE, RichterError
+from richter.report import features
+from richter.report.axes import step_text
+from richter.report.comparison import Comparison, between, last_kept, steps_of
+from richter.report.markup import Markup, joined, tag
+
+if TYPE_CHECKING:
+    from richter.report.html import Album, Shown
+
+PAIRS = 3  # of runs that are compared
+
+
+def of_runs(shown: Sequence[Shown], album: Album) -> Markup:
+    """What the features of each run are, wherever they were measured or kept."""
+    parts: list[Markup] = []
+    for s in shown:
+        owner = f"{s.name}: " if len(shown) > 1 else ""
+        try:
+            parts += _of_run(s, album, owner)
+        except RichterError as why:  # a damaged array does not end the report
+            parts.append(tag("p", f"{owner}features are not shown: {why}", class_="soft"))
+    return joined(parts)
+
+
+def _of_run(s: Shown, album: Album, owner: str) -> Iterable[Markup]:
+    run = s.run
+    measured = WHOLE in features.layers(run)
+    parts: list[Markup] = []
+    if measured:
+        parts.append(album.page(f"features-{owner}", lambda: features.spectrum(run), "Features of the last layer, the strongest "
+                                "first: the share of the targets that the first of them hold, the share of the outputs' space, "
+                                "and how strong each is. Few strong and used features are not the same as good ones."))
+    if measured and len(features.steps(run)) > 1:
+        parts.append(album.page(f"features-time-{owner}", lambda: features.evolution(run),
+                                f"The first {features.FIRST} features through training, each by itself."))
+    if run.has(features.KAPPA):
+        parts.append(album.page(f"kappa-{owner}", lambda: features.learning(run), "Kappa, the distance from as few features as "
+                                "the outputs need, beside the learning curve; dotted: the border of the minimum feature regime."))
+    if features.can_excite(run):
+        step = step_text(last_kept(run))
+        classes = " Below each its class." if features.classes(run) else ""
+        parts.append(album.page(f"exciting-{owner}", lambda: features.exciting(run),
+                                f"The inputs that excite each leading feature of layer {features.readout_layer(run)} most, at "
+                                f"step {step}: eigenfunctions of what it reads, centred.{classes}"))
+    if parts:
+        yield tag("h3", f"{owner}features") if owner else Markup("")
+        yield from parts
+
+
+def compared(shown: Sequence[Shown], album: Album) -> Markup:
+    """Of one run its first and its last step, of several the first beside the others, where features were kept."""
+    kept = [s for s in shown if steps_of(s.run)]
+    if len(shown) == 1 and kept and len(steps := steps_of(kept[0].run)) > 1:
+        run = kept[0].run
+        return _pair(album, lambda: between(run, run, (steps[0], None), debiased=True), "the first and the last step")
+    return joined(_pair(album, lambda other=other: between(kept[0].run, other.run, debiased=True),  # type: ignore[misc]
+                        f"{kept[0].name} and {other.name}") for other in kept[1:PAIRS + 1])
+
+
+def _pair(album: Album, compare: Callable[[], Comparison], names: str) -> Markup:
+    try:
+        seen = compare()
+    except RichterError as why:
+        return tag("p", f"{names} are not compared: {why}", class_="soft")
+    return album.page(f"compare-features-{names}", seen.plot, (
+        f"Are the layers of {names} alike? On {seen.rows} {seen.kind}: debiased CKA of what each layer reads (1: the same up to "
+        f"a rotation and a scale, about 0: nothing in common), and the overlap of the leading features (up to {seen.chance:.2f} "
+        f"by chance)."))
