@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 import richter
 from richter.core import Row, SelectionError, likeness
+from richter.measures.features import analyse
+from richter.models import mlp
 from richter.report import comparison, features
 from richter.report.app import application
 from richter.report.html import report
@@ -262,3 +265,33 @@ def test_pictures_are_shown_as_images(site: str, browser: Browser) -> None:
     browser.until("document.querySelector('.gallery img').naturalWidth > 20")
     assert "feature 1, " in browser.text()
     assert browser.complaints() == []
+
+
+def test_a_watched_run_has_them_all(tmp_path: Path) -> None:
+    """What the measure keeps is what the figures read."""
+    model = mlp([16, 12, 8, 3], seed=0)
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 16, generator=draw), torch.arange(60) % 3
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    wanted = ["kappa_cka", "probe_accuracy", "probe_loss"]
+    with richter.Observer(model, richter.Probe(x, y), run=tmp_path / "run", measures=wanted, when=2, budget=None,
+                          keep_features=24, keep_inputs=(1, 4, 4)) as watch:
+        for step in range(5):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            watch(step, loss=loss)
+            with torch.no_grad():
+                now = analyse(model[:-1](x), y, model(x))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    run = richter.runs.open(tmp_path / "run")
+    assert features.layers(run)[0] == "*"
+    assert features.steps(run) == [0, 2, 4]
+    assert features.of_step(run, "*", 4)["intensity"].shape == now.intensity.shape
+    np.testing.assert_allclose(features.of_step(run, "*", 4)["quality"], now.quality, rtol=1e-4, atol=1e-5)
+    for draw_it in (features.spectrum, features.evolution, features.learning, features.exciting):
+        assert draw_it(run).axes
+    titles = {p["title"] for p in panels(tmp_path, "features", "run")}
+    assert {"Cumulative quality", "Kappa and accuracy", "Inputs that excite each feature most"} <= titles
+    text = report([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "No spectra" not in text
