@@ -100,11 +100,12 @@ def analysed(model: nn.Module, x: Tensor, y: Tensor, layer: str = "4") -> featur
     return features.analyse(read_by(model, x, layer), y, model(x).detach())
 
 
-@pytest.mark.parametrize("n", [10, 40], ids=["rows", "sums"])  # fewer than features and outputs, or more
+@pytest.mark.parametrize("widths", [(6, 60, 50, 3), (6, 8, 5, 3)], ids=["rows", "sums"])  # fewer examples than features, or more
 @pytest.mark.parametrize("layer", ["0", "2", "4"])
-def test_values_and_errors_are_those_of_the_arrays(n: int, layer: str) -> None:
+def test_values_and_errors_are_those_of_the_arrays(widths: tuple[int, ...], layer: str) -> None:
     """The jackknife leaves out every eighth example, and everything is computed again."""
-    model, p = network(), probe(n)
+    n = 40
+    model, p = network(*widths), probe(n)
     snap = richter.measure(model, p, [*FEATURES, *COLLAPSE])
     W, b = (model[4].weight, model[4].bias) if layer == "4" else (None, None)  # type: ignore[index]
     kept = [torch.ones(n, dtype=torch.bool), *(torch.arange(n) % 8 != g for g in range(8))]
@@ -126,7 +127,7 @@ def test_the_whole_model_stands_for_its_last_layer() -> None:
     assert {r.layer for r in richter.measure(network(), probe(), FEATURES, layers="2").rows} == {"2"}
 
 
-@pytest.mark.parametrize(("n", "aside"), [(40, 30), (10, 30), (40, 8), (6, 5)])
+@pytest.mark.parametrize(("n", "aside"), [(40, 30), (4, 30), (40, 4), (3, 4), (3, 2)])
 def test_held_out_examples(n: int, aside: int) -> None:
     """Fitted on the probe, evaluated on the others; both are in the error bar."""
     model, p = network(), probe(n, aside)
@@ -134,7 +135,7 @@ def test_held_out_examples(n: int, aside: int) -> None:
                          model(p.held_out.x).detach())
     snap = richter.measure(model, p, FEATURES)
     for m in FEATURES:
-        assert snap.value(m) == pytest.approx(getattr(a, m), rel=1e-8), m
+        assert snap.value(m) == pytest.approx(getattr(a, m), rel=1e-8, nan_ok=True), m
     assert ("few to evaluate" in snap.row("deff_utilisation").note) == (aside < 10 * a.rank)
     assert "few to evaluate" not in snap.row("deff_intensity").note
     errors = richter.measure(model, richter.Probe(p.x, p.y), FEATURES)
@@ -186,7 +187,7 @@ def test_regression_has_features_and_no_classes() -> None:
 
 
 @pytest.mark.parametrize("statistic", [SAMPLE, CLASSES], ids=lambda s: s.name)
-@pytest.mark.parametrize("n", [10, 40])
+@pytest.mark.parametrize("n", [4, 40])
 def test_ranks_that_share_the_chunks_add_up(statistic: Any, n: int) -> None:
     """Class means are merged after the first pass, before the second."""
     subject = Subject(network(), probe(n, chunk=3), None, None, 2 ** 30, None)

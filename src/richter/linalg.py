@@ -4,7 +4,8 @@ alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -152,6 +153,13 @@ class Scatter:
     def second(self) -> Float[Tensor, "d d"]:
         """The mean of z z^T."""
         return self.covariance + torch.outer(self.mean, self.mean)
+
+
+def scatter_without_each(parts: Sequence[Scatter]) -> list[Scatter]:
+    """Of all rows but those of each part, of which there are two at least."""
+    before = list(itertools.accumulate(parts[:-1]))
+    after = list(itertools.accumulate(reversed(parts[1:])))[::-1]
+    return [after[0], *(a + b for a, b in zip(before, after[1:], strict=False)), before[-1]]
 
 
 # ------------------------------------------------------------------------------------------------ traces and norms by Hutch++

@@ -21,8 +21,9 @@ All of it comes from means and products of features, targets and outputs (p x p,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -120,14 +121,29 @@ def analyse(Phi: ArrayLike, targets: ArrayLike, outputs: ArrayLike, Phi_eval: Ar
                                  f"fitting sample {fitting[0].shape[1]} and {fitting[2].shape[1]}: both come from one network.")
     hot, rounding = one_hot(fitting[1]), _rounding(Phi, outputs)
     samples = [Rows(torch.cat(s, 1), s[0].shape[1], hot, rounding) for s in (fitting, aside) if s is not None]
-    analysis = of_samples(*samples)
+    analysis = Diagonal(*paired(*samples)).whole
     arrays: dict[str, Any] = {k: like(v, Phi) for k, v in vars(analysis).items() if isinstance(v, Tensor)}
     return replace(analysis, **arrays)
 
 
-def of_samples(sample: Rows | Sample, aside: Rows | Sample | None = None) -> FeatureAnalysis:
-    """The same of what is known of the samples."""
-    fit, evaluation = paired(sample, aside)
+@dataclass(frozen=True, eq=False)
+class Diagonal:
+    """What is known of the samples. Features are diagonalised when they are asked for: kappa_cka alone needs no eigenvectors."""
+
+    fit: Sample
+    evaluation: Sample
+
+    @cached_property
+    def kappa_cka(self) -> float:
+        return kappa(self.evaluation)
+
+    @cached_property
+    def whole(self) -> FeatureAnalysis:
+        return _analysed(self)
+
+
+def _analysed(d: Diagonal) -> FeatureAnalysis:
+    fit, evaluation = d.fit, d.evaluation
     rho, U = fit.spectrum
     size = ((evaluation.phi_phi @ U) * U).sum(0)  # rho_k |e_k|^2: rho_k itself on the fitting sample
     seen = torch.where(size > 0, size, torch.inf)
@@ -136,17 +152,17 @@ def of_samples(sample: Rows | Sample, aside: Rows | Sample | None = None) -> Fea
     quality = ((U.T @ evaluation.phi_targets)[:, taught].square() / power[taught]).sum(1) / (seen * max(1, int(taught.sum())))
     utilisation = (U.T @ evaluation.phi_outputs @ B).square().sum(1) / (seen * max(1, B.shape[1]))
     rho, Q, used = (torch.cat([v, v.new_zeros(fit.features - len(v))]) for v in (rho, quality, utilisation))
-    strong, apart = bool(rho.any()), kappa(evaluation)
+    strong = bool(rho.any())
     return FeatureAnalysis(
         intensity=rho, quality=Q, utilisation=used, directions=U if fit.basis is None else fit.basis @ U,
         deff_intensity=(1 + deff(rho[1:], empty=0.0) if strong else math.nan) if fit.one_hot else deff(rho),
         deff_quality=deff(Q), deff_utilisation=deff(used),
         quality_top=Q[:C].sum().item() if strong and taught.any() else math.nan,
         utilisation_top=used[:C].sum().item() if strong and B.shape[1] else math.nan,
-        kappa_cka=apart,
+        kappa_cka=d.kappa_cka,
         constant=((evaluation.phi_mean @ U[:, 0]).abs() / seen[0].sqrt()).item() if strong else math.nan,
         outputs=C, dimension=B.shape[1], spanned=B.shape[1] >= evaluation.n, one_hot=fit.one_hot,
-        remarks=tuple(_notes(fit, evaluation, used, apart)))
+        remarks=(*_notes(d), *_notes_of_rank(d, used)))
 
 
 def kappa(s: Sample) -> float:
@@ -174,26 +190,21 @@ def deff(v: Float[Tensor, " k"], empty: float = math.nan) -> float:
 # ------------------------------------------------------------------------------------------------------- what is to be said
 
 
-TAUGHT, USED, STRONG, APART = ("deff_quality", "quality_top"), ("deff_utilisation", "utilisation_top"), ("deff_intensity",), (
-    "kappa_cka",)
+TAUGHT, USED = ("deff_quality", "quality_top"), ("deff_utilisation", "utilisation_top")
+STRONG, APART = ("deff_intensity",), ("kappa_cka",)
 ALL = (*APART, *STRONG, *USED, *TAUGHT)
 
 
-def _notes(fit: Sample, evaluation: Sample, used: Float[Tensor, " p"], apart: float) -> Iterator[Note]:
-    rank, p, span = fit.spectrum[1].shape[1], fit.features, evaluation.whitening.shape[1]
-    if not rank:
+def _notes(d: Diagonal) -> Iterator[Note]:
+    """Those that need no eigenvectors."""
+    fit, evaluation = d.fit, d.evaluation
+    span = evaluation.whitening.shape[1]
+    if not fit.phi_phi.any():
         yield Note("the features are zero on every example: there is nothing to speak of", ALL)
         return
-    if p > fit.n:
-        yield Note(f"{p} features of {fit.n} examples: at most {fit.n} of them can be told apart, and on these examples they "
-                   f"express any target", ALL)
-    elif rank < p:
-        yield Note(f"only {rank} of the {p} features differ from combinations of the others (dead or duplicated ones)", STRONG)
-    if evaluation is not fit and evaluation.n < MANY * rank:
-        yield Note(f"{evaluation.n} examples are few to evaluate {rank} features on: their quality and utilisation are "
-                   f"overestimated, and so are deff_quality and deff_utilisation (the utilisation sums up to "
-                   f"{used.sum().item():.3g}). Evaluate on the fitting sample, or on {MANY * rank} examples or more",
-                   (*USED, *TAUGHT))
+    if fit.features > fit.n:
+        yield Note(f"{fit.features} features of {fit.n} examples: at most {fit.n} of them can be told apart, and on these "
+                   f"examples they express any target", ALL)
     yield from _of_targets(evaluation)
     if not span:
         yield Note("the outputs are zero on every example, so that no feature is used", (*USED, *APART))
@@ -202,8 +213,19 @@ def _notes(fit: Sample, evaluation: Sample, used: Float[Tensor, " p"], apart: fl
                    f"them, and kappa_cka is undefined. More examples than outputs are needed", (*USED, *APART))
     elif not evaluation.varied:
         yield Note("the features are the same for every example: kappa_cka is undefined", APART)
-    elif math.isnan(apart):
+    elif math.isnan(d.kappa_cka):
         yield Note("the outputs are the same for every example: kappa_cka is undefined", APART)
+
+
+def _notes_of_rank(d: Diagonal, used: Float[Tensor, " p"]) -> Iterator[Note]:
+    rank, p = d.fit.spectrum[1].shape[1], d.fit.features
+    if 0 < rank < p <= d.fit.n:
+        yield Note(f"only {rank} of the {p} features differ from combinations of the others (dead or duplicated ones)", STRONG)
+    if d.evaluation is not d.fit and d.evaluation.n < MANY * rank:
+        yield Note(f"{d.evaluation.n} examples are few to evaluate {rank} features on: their quality and utilisation are "
+                   f"overestimated, and so are deff_quality and deff_utilisation (the utilisation sums up to "
+                   f"{used.sum().item():.3g}). Evaluate on the fitting sample, or on {MANY * rank} examples or more",
+                   (*USED, *TAUGHT))
 
 
 def _of_targets(s: Sample) -> Iterator[Note]:
@@ -267,24 +289,33 @@ def _rounding(*given: ArrayLike) -> float:
 # ------------------------------------------------------------------------------------------------------- in the instrument
 
 
+def _said(name: str, notes: Iterable[Note], mark: Mark = Mark.EXACT) -> Remark:
+    return Remark(mark, "; ".join(note.text for note in notes if name in note.about))
+
+
 def _measure(name: str, **options: Any) -> Measure:
-    """A number of the analysis, with what is to be said of it."""
-    def said(a: FeatureAnalysis) -> Remark:
-        trivial = a.spanned and name in USED  # where the outputs are every function of the examples, each feature is used
-        return Remark(Mark.TRIVIAL if trivial else Mark.EXACT, "; ".join(note.text for note in a.remarks if name in note.about))
-    return Measure(name, attrgetter(name), (ANALYSIS,), remark=said, **options)
+    """A number of the diagonalised features, with what is to be said of it."""
+    def said(d: Diagonal) -> Remark:
+        trivial = d.whole.spanned and name in USED  # where the outputs are every function of the examples, each feature is used
+        return _said(name, d.whole.remarks, Mark.TRIVIAL if trivial else Mark.EXACT)
+    return Measure(name, attrgetter(f"whole.{name}"), (ANALYSIS,), remark=said, **options)
 
 
-def _kept(a: FeatureAnalysis) -> dict[str, Tensor]:
+def _kept(d: Diagonal) -> dict[str, Tensor]:
     """Intensity, quality and utilisation of the first features, a row each."""
-    curves = (torch.as_tensor(v)[:KEPT] for v in (a.intensity, a.quality, a.utilisation))
+    curves = (torch.as_tensor(v)[:KEPT] for v in (d.whole.intensity, d.whole.quality, d.whole.utilisation))
     return {"features": torch.stack(list(curves))}
 
 
-ANALYSIS = OfLayer("feature_analysis", of_samples, (SAMPLE,), held_out=True)
+def _diagonal(sample: Rows | Sample, aside: Rows | Sample | None = None) -> Diagonal:
+    return Diagonal(*paired(sample, aside))
+
+
+ANALYSIS = OfLayer("feature_analysis", _diagonal, (SAMPLE,), held_out=True)
 UNIT, COUNT, POSITIVE = Interval(0.0, 1.0), Interval(low=1.0), Interval(low=0.0)
 MEASURES = (
-    _measure("kappa_cka", ref=Ref("layerwise", "Def. 2"), bounds=UNIT, arrays=_kept),
+    Measure("kappa_cka", attrgetter("kappa_cka"), (ANALYSIS,), ref=Ref("layerwise", "Def. 2"), bounds=UNIT, arrays=_kept,
+            remark=lambda d: _said("kappa_cka", _notes(d))),
     _measure("deff_intensity", ref=Ref("layerwise", "Eq. 2.6"), bounds=COUNT),
     _measure("deff_utilisation", ref=Ref("layerwise", "Eq. 2.5"), bounds=COUNT),
     _measure("deff_quality", ref=Ref("layerwise", "Eq. 2.3"), bounds=COUNT),

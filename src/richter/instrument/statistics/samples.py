@@ -18,7 +18,7 @@ from richter.instrument.statistics.elsewhere import HeldOut
 from richter.instrument.statistics.frame import Derived, Gathering, Group, Missing, Place, Remembered, Simple, Statistic, Wants
 from richter.instrument.statistics.norms import settling
 from richter.instrument.statistics.rows import NOT_FINITE, UNREACHED, Layers, lacking
-from richter.linalg import Scatter
+from richter.linalg import Scatter, scatter_without_each
 
 if TYPE_CHECKING:
     from richter.instrument.statistics.passes import Reading
@@ -167,10 +167,6 @@ def paired(fit: Rows | Sample, aside: Rows | Sample | None = None) -> tuple[Samp
 # ----------------------------------------------------------------------------------------------------------- how it is gathered
 
 
-def _keeps_rows(p: int, C: int, rows: int) -> bool:
-    return rows <= p + 2 * C
-
-
 @dataclass(frozen=True)
 class Samples(Statistic):
     """What is known of what a map reads, beside targets and outputs: a Sample, or the Rows where they are few."""
@@ -183,7 +179,7 @@ class Samples(Statistic):
 
     def _layers(self, subject: Subject) -> Layers:
         def held(p: int, C: int, rows: int) -> int:
-            return 8 * (p + 2 * C) * (2 * rows if _keeps_rows(p, C, rows) else (subject.groups + 2) * (p + 2 * C))
+            return 8 * (p + 2 * C) * (2 * rows if rows < p else (2 * subject.groups + 2) * (p + 2 * C))
         return Layers(subject, held)
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
@@ -218,7 +214,7 @@ class _Samples(Gathering):
                     self._put(name, g, Scatter.of(mine))
 
     def _few(self, name: str) -> bool:
-        return _keeps_rows(self.layers.width(name), self.layers.C, len(self.layers.targets))
+        return len(self.layers.targets) < self.layers.width(name)
 
     def _put(self, name: str, group: int, part: Scatter) -> None:
         sums = self.sums.setdefault(name, {})
@@ -236,9 +232,7 @@ class _Samples(Gathering):
         name = self.layers.named(place)
         if name in self.broken:
             raise Missing(NOT_FINITE)
-        left = None if without is None else without[1]
-        dtype = self.layers.subject.source.dtype
-        common = (self.layers.width(name), self.layers.one_hot, torch.finfo(dtype).eps)
+        left, common = None if without is None else without[1], self._common(name)
         if self._few(name):
             parts = [part for _, part in sorted(self.rows.get(name, {}).items())]
             Z, group = (torch.cat(t) for t in zip(*parts, strict=True)) if parts else (torch.zeros(0, 0), torch.zeros(0))
@@ -247,6 +241,17 @@ class _Samples(Gathering):
         self._check(name, sum(s.n for s in self.sums.get(name, {}).values()))
         first, *others = (s for g, s in sorted(self.sums[name].items()) if g != left)
         return Sample(sum(others, start=first), *common)
+
+    def leaving(self, place: str, kind: str) -> Sequence[Rows | Sample]:
+        """Sums without each group from those of the groups before and behind it."""
+        name = self.layers.named(place)
+        sums = self.sums.get(name, {})
+        if len(sums) < max(2, self.groups[kind]) or name in self.broken:
+            return super().leaving(place, kind)
+        return [Sample(s, *self._common(name)) for s in scatter_without_each([s for _, s in sorted(sums.items())])]
+
+    def _common(self, name: str) -> tuple[int, bool, float]:
+        return self.layers.width(name), self.layers.one_hot, torch.finfo(self.layers.subject.source.dtype).eps
 
     def _check(self, name: str, rows: int) -> None:
         if rows != len(self.layers.targets):
