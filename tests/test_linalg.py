@@ -1,4 +1,4 @@
-"""Lanczos, Hutch++, left-out groups and random rotations, against dense linear algebra."""
+"""Lanczos, Hutch++, left-out groups, rows in parts and random rotations, against dense linear algebra."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from richter.linalg import Sketch, anywhere, haar, sketch, span_and_rest, top_eigenpair, top_eigenvalue, top_of_each, without_each
+from richter.linalg import (
+    Scatter,
+    Sketch,
+    anywhere,
+    haar,
+    scatter_without_each,
+    sketch,
+    span_and_rest,
+    top_eigenpair,
+    top_eigenvalue,
+    top_of_each,
+    without_each,
+)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -189,3 +201,24 @@ def test_rotations_are_orthogonal_and_uniform(n: int) -> None:
     np.testing.assert_allclose((Qs**2).mean(0), 1 / n, atol=0.05)
     assert {round(np.linalg.det(Q)) for Q in Qs} == {-1, 1}
     assert np.array_equal(haar(n, np.random.default_rng(3)), haar(n, np.random.default_rng(3)))
+
+
+def test_rows_that_come_in_parts_have_the_scatter_of_all() -> None:
+    """Also far away from zero, where products of the rows themselves would have lost what differs."""
+    draw = torch.Generator().manual_seed(0)
+    Z = torch.randn(30, 4, generator=draw, dtype=torch.float64) + 1e6
+    parts = [Scatter.of(part) for part in Z.split([1, 4, 20, 5])]
+    whole = sum(parts[1:], start=parts[0])
+    centred = Z - Z.mean(0)
+    assert whole.n == 30
+    assert torch.allclose(whole.about, centred.T @ centred, rtol=1e-9)
+    assert torch.allclose(whole.covariance, torch.cov(Z.T, correction=0), rtol=1e-9)
+    assert torch.allclose(whole.second, Z.T @ Z / 30, rtol=1e-12)
+    rows = torch.arange(30)
+    ends = [(0, 1), (1, 5), (5, 25), (25, 30)]
+    for (a, b), left in zip(ends, scatter_without_each(parts), strict=True):
+        rest = Z[(rows < a) | (rows >= b)]
+        assert left.n == len(rest)
+        assert torch.allclose(left.about, Scatter.of(rest).about, rtol=1e-9)
+        assert torch.allclose(left.mean, rest.mean(0), rtol=1e-12)
+    assert scatter_without_each(parts[:2])[0].n == 4

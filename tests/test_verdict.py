@@ -31,6 +31,22 @@ def without(labels: bool = True, *names: str) -> Training:
     return t
 
 
+def test_how_many_features_is_said_and_is_no_praise() -> None:
+    """Few features are not good ones: neither the word nor any sentence says so."""
+    plain = diagnose(Training())
+    for kappa, words in ((0.04, "as few as the outputs need (below 0.1)"), (0.4, "more than the outputs need")):
+        t = Training()
+        more = {"kappa_cka": kappa, "deff_utilisation": 10.2, "nc1": 0.05}
+        last = t.snapshots[-1]
+        t.snapshots[-1] = replace(last, rows=(*last.rows, *(Row(last.step, "*", m, v) for m, v in more.items())))
+        judged = diagnose(t)
+        said = [line for line in judged.evidence if line not in plain.evidence]
+        assert (judged.word, judged.verdict) == (plain.word, plain.verdict)
+        assert said[0].startswith(f"features of the last layer: kappa_cka {kappa}, {words}, 10.2 used. Whether they are good")
+        assert said[1].startswith("NC1: within / between classes: 0.05")
+        assert "may have as few" in said[0]
+
+
 # ---------------------------------------------------------------------------------------------------------------- bands
 
 @pytest.mark.parametrize(("G", "F", "verdict"), [

@@ -8,7 +8,7 @@ from richter.core import Row
 from richter.instrument.regime import GAP, TURN, regime
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.training import Course, Failed, row_of, value
-from richter.measures.cards import CARDS
+from richter.measures.cards import CARDS, MINIMUM
 
 
 def numbers(c: Course, failure: Failed | None) -> list[str]:
@@ -47,6 +47,24 @@ def _against_noise(a: Row, b: Row) -> str:
     if not math.isfinite(noise):
         return "no error bar"
     return "beyond probe noise" if abs(b.value - a.value) > 2 * noise else f"within probe noise ({noise:.2g})"
+
+
+def counted(last: Snapshot) -> list[str]:
+    """How many features the last layer reads, where that was measured. Few is no praise."""
+    kappa = value(last, "kappa_cka")
+    known = [f"{v:.3g} {word}" for measure, word in (("deff_intensity", "strong"), ("deff_utilisation", "used"))
+             if math.isfinite(v := value(last, measure))]
+    lines = []
+    if math.isfinite(kappa):
+        few = f"as few as the outputs need (below {MINIMUM:g})" if kappa < MINIMUM else "more than the outputs need"
+        lines.append(f"features of the last layer: kappa_cka {kappa:.3g}, {few}{''.join(f', {k}' for k in known)}. Whether they "
+                     f"are good ones this does not say: a network that knows random labels by heart may have as few")
+    elif known:
+        lines.append(f"features of the last layer: {', '.join(known)}")
+    nc1 = value(last, "nc1")
+    if math.isfinite(nc1):
+        lines.append(f"{CARDS['nc1'].title}: {nc1:.3g} (0 where the examples of a class have become one point)")
+    return lines
 
 
 def converged(last: Snapshot) -> list[str]:

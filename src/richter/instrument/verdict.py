@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from richter.core import WHOLE, Mark, Row, SelectionError
 from richter.core.text import NO_HIDDEN, few_of
-from richter.instrument.evidence import changes, converged, numbers
+from richter.instrument.evidence import changes, converged, counted, numbers
 from richter.instrument.regime import GAP, MOVED, TURN, Margin, layer_regime, regime, regime_margin
 from richter.instrument.snapshot import Snapshot, shown
 from richter.instrument.training import LARGE_OUTPUTS, Course, Failed, course, failed, row_of, unmoved
@@ -141,7 +141,7 @@ def diagnose(subject: Snapshot | Watched) -> Diagnosis:
     failure = failed(c)
     past = unmoved(c.last) and (failure is None or failure.word != "untrained")  # of layers that have moved since
     layers = () if past else tuple(_layer(c.last, name, failure is None) for name in _judged(c.last))
-    evidence = [*numbers(c, failure), *changes(c), *converged(c.last), *failures]
+    evidence = [*numbers(c, failure), *changes(c), *converged(c.last), *counted(c.last), *failures]
     word, sentence, margin, advice = _failure(failure) if failure is not None else _regime(c, layers)
     magnitude = _magnitude(c.last) if failure is None and word in REGIMES else None
     return Diagnosis(word, sentence, c.last.step, magnitude, margin, layers, tuple(_remarks(c, layers, word, margin)),

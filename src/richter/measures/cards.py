@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from richter.core import Card, Interval, Ref
 
 UNIT, COSINE, POSITIVE, COUNT = Interval(0.0, 1.0), Interval(-1.0, 1.0), Interval(low=0.0), Interval(low=1.0)
+MINIMUM = 0.1  # kappa_cka below which a network is in the minimum feature regime: "eps = 0.1 works well in practice"  [Def. 2]
 
 # heading -> what to look for
 MOVEMENT, CORRELATIONS, LEARNED, TANGENT, EVOLUTION, CONVERGENCE, MANY, COLLAPSE, ANSWERS = (

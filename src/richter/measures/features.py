@@ -37,10 +37,10 @@ from richter.core.arrays import Array, ArrayLike, like, to_tensor
 from richter.instrument.statistics import SAMPLE, OfLayer, Rows, Sample
 from richter.instrument.statistics.rows import one_hot
 from richter.instrument.statistics.samples import paired
+from richter.measures.cards import MINIMUM
 from richter.measures.feature_map import FeatureMap as FeatureMap  # its public place is here
 from richter.measures.measure import Measure
 
-MINIMUM = 0.1  # kappa_cka below which a network is in the minimum feature regime: "eps = 0.1 works well in practice"  [Def. 2]
 MANY = 10  # held-out examples for each feature from which its quality and utilisation are not inflated
 KEPT = 256  # features whose numbers are kept beside a row: what a run keeps of matrices by default
 UNBALANCED = 1.5  # examples of the most frequent class for one of the rarest

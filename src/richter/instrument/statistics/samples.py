@@ -192,12 +192,41 @@ class Samples(Statistic):
 
 
 @dataclass
+class Sums:
+    """The scatter of rows that come a few at a time: they wait until they are as many as columns, because adding up two scatters
+    costs as much as some rows."""
+
+    settled: Scatter | None = None
+    waiting: list[Tensor] = field(default_factory=list)
+
+    def add(self, Z: Float[Tensor, "n d"]) -> None:
+        self.waiting.append(Z)
+        if sum(map(len, self.waiting)) >= Z.shape[1]:
+            self._settle(Scatter.of(torch.cat(self.waiting)))
+            self.waiting = []
+
+    def _settle(self, part: Scatter) -> None:
+        self.settled = part if self.settled is None else self.settled + part
+
+    def merge(self, other: Sums) -> None:
+        self._settle(other.total)
+
+    @property
+    def total(self) -> Scatter:
+        if self.waiting:
+            self._settle(Scatter.of(torch.cat(self.waiting)))
+            self.waiting = []
+        assert self.settled is not None  # it is made when the first rows come
+        return self.settled
+
+
+@dataclass
 class _Samples(Gathering):
     layers: Layers
     groups: Mapping[str, int]
     remark: Remark
     rows: dict[str, dict[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)  # by map and first example: rows, groups
-    sums: dict[str, dict[int, Scatter]] = field(default_factory=dict)  # by map and group
+    sums: dict[str, dict[int, Sums]] = field(default_factory=dict)  # by map and group
     broken: set[str] = field(default_factory=set)  # maps that read what is not finite
 
     def add(self, reading: Reading) -> None:
@@ -211,21 +240,17 @@ class _Samples(Gathering):
             for g in range(self.groups["examples"]):
                 mine = Z[(part.group == g).to(Z.device)]
                 if len(mine):
-                    self._put(name, g, Scatter.of(mine))
+                    self.sums.setdefault(name, {}).setdefault(g, Sums()).add(mine)
 
     def _few(self, name: str) -> bool:
         return len(self.layers.targets) < self.layers.width(name)
-
-    def _put(self, name: str, group: int, part: Scatter) -> None:
-        sums = self.sums.setdefault(name, {})
-        sums[group] = sums[group] + part if group in sums else part
 
     def merge(self, other: _Samples) -> None:
         for name, rows in other.rows.items():
             self.rows.setdefault(name, {}).update(rows)
         for name, sums in other.sums.items():
             for g, part in sums.items():
-                self._put(name, g, part)
+                self.sums.setdefault(name, {}).setdefault(g, Sums()).merge(part)
         self.broken |= other.broken
 
     def value(self, place: str, without: Group | None = None) -> Rows | Sample:
@@ -238,8 +263,8 @@ class _Samples(Gathering):
             Z, group = (torch.cat(t) for t in zip(*parts, strict=True)) if parts else (torch.zeros(0, 0), torch.zeros(0))
             self._check(name, len(Z))
             return Rows(Z if left is None else Z[(group != left).to(Z.device)], *common)
-        self._check(name, sum(s.n for s in self.sums.get(name, {}).values()))
-        first, *others = (s for g, s in sorted(self.sums[name].items()) if g != left)
+        self._check(name, sum(s.total.n for s in self.sums.get(name, {}).values()))
+        first, *others = (s.total for g, s in sorted(self.sums[name].items()) if g != left)
         return Sample(sum(others, start=first), *common)
 
     def leaving(self, place: str, kind: str) -> Sequence[Rows | Sample]:
@@ -248,7 +273,7 @@ class _Samples(Gathering):
         sums = self.sums.get(name, {})
         if len(sums) < max(2, self.groups[kind]) or name in self.broken:
             return super().leaving(place, kind)
-        return [Sample(s, *self._common(name)) for s in scatter_without_each([s for _, s in sorted(sums.items())])]
+        return [Sample(s, *self._common(name)) for s in scatter_without_each([s.total for _, s in sorted(sums.items())])]
 
     def _common(self, name: str) -> tuple[int, bool, float]:
         return self.layers.width(name), self.layers.one_hot, torch.finfo(self.layers.subject.source.dtype).eps
