@@ -142,20 +142,22 @@ def test_held_out_examples(n: int, aside: int) -> None:
     assert snap.error("deff_intensity") == pytest.approx(errors.error("deff_intensity"), rel=1e-9)  # of the fitting sample alone
 
 
-def test_tokens_are_examples_where_each_has_its_outputs() -> None:
-    """Those without a label count nowhere."""
+@pytest.mark.parametrize("masked", [False, True])
+def test_tokens_are_examples_where_each_has_its_outputs(masked: bool) -> None:
+    """Those without a label, and masked ones, count nowhere."""
     torch.manual_seed(0)
     model = GPT(7, 5, d=8, depth=1, heads=2).double()
     ids = torch.randint(7, (9, 6))
     y = ids[:, 1:].clone()
     y[2:4, 1:3] = -100
-    snap = richter.measure(model, richter.Probe(ids[:, :-1], y, chunk=4), [*FEATURES, *COLLAPSE])
+    mask = torch.arange(5) < torch.tensor([5, 3, 5, 5, 4, 2, 5, 5, 5])[:, None] if masked else None
+    snap = richter.measure(model, richter.Probe(ids[:, :-1], y, chunk=4, mask=mask), [*FEATURES, *COLLAPSE])
     seen: list[Tensor] = []
     last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
     handle = last.register_forward_hook(lambda m, given, out: seen.append(given[0].detach()))
     f = model(ids[:, :-1]).detach()
     handle.remove()
-    real = y.flatten() >= 0
+    real = (y if mask is None else torch.where(mask, y, -100)).flatten() >= 0
     Phi, labels = seen[0].flatten(0, 1)[real], y.flatten()[real]
     a, c = features.analyse(Phi, labels, f.flatten(0, 1)[real]), collapse.analyse(Phi, labels, last.weight, last.bias)
     for m in FEATURES:
