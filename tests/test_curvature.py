@@ -110,11 +110,20 @@ def test_the_model_is_left_as_it_was() -> None:
     np.testing.assert_allclose(H(vector(H.size)).numpy(), hessian(model, PROBE)(vector(H.size)).numpy())
 
 
-def test_weights_that_moved_are_noticed() -> None:
+@pytest.mark.parametrize("how", ["in place", "by .data", "other .data", "through numpy"])
+def test_weights_that_moved_are_noticed(how: str) -> None:
     model = network(5)
     H = hessian(model, PROBE)
+    W = model[0].weight
     with torch.no_grad():
-        model[0].weight += 0.1
+        if how == "in place":
+            W += 0.1
+        elif how == "by .data":
+            W.data += 0.1
+        elif how == "other .data":
+            W.data = W.data + 0.1
+        else:
+            W.numpy()[0, 0] += 0.1
     with pytest.raises(SelectionError, match=r"weights have changed since .*make it anew"):
         H(vector(H.size))
 

@@ -36,7 +36,7 @@ from judged import Training
 from richter.core import Card, Mark, RichterError, Row, SelectionError, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.verdict import diagnose
-from richter.measures.cards import CARDS
+from richter.measures.cards import CARDS, panels
 from richter.report import server, shelf, views
 from richter.report.answers import answers
 from richter.report.guard import chosen_token
@@ -211,6 +211,15 @@ def test_a_running_run_says_how_much_is_done(tmp_path: Path, said: object, share
         assert client(tmp_path).get("/api/runs").json()["runs"][0]["progress"] == share
     (line,) = client(tmp_path).get("/api/runs").json()["runs"]
     assert (line["status"], line["progress"]) == ("finished", None)
+
+
+def test_measures_stand_in_the_order_of_the_report(tmp_path: Path) -> None:
+    measures = ("tangent_cka", "nfc", "mine", "weight_change", "magnitude")
+    with create(tmp_path / "run") as writer:
+        writer.snapshot(snapshot(0, measures=measures))
+    held = client(tmp_path).get("/api/run", params={"run": "run"}).json()["measures"]
+    assert held[0] == "magnitude"
+    assert held == [m for *_, mine in panels(measures) for m in mine]
 
 
 def test_a_run_says_what_it_holds(store: Path) -> None:

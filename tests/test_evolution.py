@@ -18,11 +18,12 @@ from torch import Tensor, nn
 import oracles
 import richter
 from richter import kernels
-from richter.core import WHOLE, Mark, SelectionError
+from richter.core import WHOLE, Mark, Ref, SelectionError
 from richter.instrument.snapshot import Snapshot
-from richter.instrument.statistics import estimates, own
+from richter.instrument.statistics import MATRIX, Previous, estimates, own
 from richter.measures.alignment import specialisation, specialisation_matrix
 from richter.measures.evolution import distance, norm, rotation, velocity
+from richter.measures.measure import Measure
 from richter.models import mlp
 from richter.report import figures, html
 
@@ -71,6 +72,23 @@ def test_it_is_the_diagonal_of_the_matrix_over_the_rest() -> None:
         off = (KSM.sum() - KSM.trace()) / 6
         assert snap.value("specialisation", layer) == pytest.approx((KSM.trace() / 3 / off).item(), rel=1e-10)
         assert snap.arrays[layer, "ksm"].mean(0) == pytest.approx(np.ones(3), rel=1e-6)
+
+
+def test_a_kernel_and_a_column_of_labels_for_each_output() -> None:
+    with pytest.raises(SelectionError, match=r"kernels \(3, 9, 9\) and labels \(9, 2\): .* a kernel and a column of labels"):
+        kernels.specialisation(stack(0), normal(0, 9, 2))
+
+
+def test_an_error_that_cannot_be_had_says_why() -> None:
+    """The one example of a class leaves with its group."""
+    model, _ = example()
+    probe = richter.Probe(normal(1, 18, 5), torch.tensor([2, *[0, 1] * 8, 0]))
+    (row,) = [r for r in richter.measure(model, probe, ["specialisation"]).rows if r.layer == "0"]
+    assert math.isfinite(row.value)
+    assert math.isnan(row.error)
+    assert row.note.startswith("no standard error: without one of ")
+    assert "groups of examples it is 0/0 (outputs with labels of zeros (2) have no alignment" in row.note
+    assert row.mark is Mark.EXACT
 
 
 def test_a_read_out_shares_one_kernel_and_says_so() -> None:
@@ -221,6 +239,29 @@ def test_the_velocity_is_per_step_since_the_last_snapshot(resume: bool, tmp_path
     expected = oracles.kernel_evolution(before, K, steps=7)["kernel_velocity"]
     assert snap.value("kernel_velocity", WHOLE) == pytest.approx(expected, rel=1e-8)
     assert snap.error("kernel_velocity", WHOLE) > 0
+
+
+def test_kernels_of_another_probe_are_not_compared(tmp_path: Path) -> None:
+    """The same shape, other examples. What no example enters is compared all the same."""
+    moved = Measure("moved", lambda W, before: (W - before).norm().item(), (MATRIX, Previous(MATRIX)), ref=Ref("rapid", "Sec. 2"))
+    model, probe = example()
+    measures = ["kernel_velocity", moved]
+    with richter.Observer(model, probe, run=tmp_path / "run", when=1, measures=measures, budget=None) as watch:
+        watch(0)
+    train(model, probe)
+    other = richter.Probe(normal(2, 18, 5), probe.y)
+    with richter.Observer(model, other, run=tmp_path / "run", when=1, measures=measures, budget=None, resume=True) as watch:
+        first = watch(1)
+        train(model, probe)
+        second = watch(2)
+    assert first is not None
+    assert second is not None
+    row = next(r for r in first.rows if r.measure == "kernel_velocity" and r.layer == WHOLE)
+    assert math.isnan(row.value)
+    assert row.mark is Mark.UNDEFINED
+    assert "the last snapshot is of other examples: the run was resumed with another probe" in row.note
+    assert first.value("moved", "0") > 0
+    assert second.value("kernel_velocity", WHOLE) > 0
 
 
 def test_without_an_earlier_snapshot_or_initial_weights_there_is_a_reason() -> None:

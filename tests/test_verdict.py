@@ -295,6 +295,13 @@ def test_fine_tuning_is_relative_to_its_start(accuracy: float, given: bool) -> N
     assert ("If they were trained before (a new head on known features), leave their scale alone" in found.advice[0]) is not given
 
 
+def test_features_that_only_grew_are_advised_on_scale_if_the_start_was_random() -> None:
+    found = diagnose(Training({"linearisation_gap": 0.6, "feature_change_cka": 0.01}))
+    assert found.word == "amplified"
+    assert "train longer; if the initial weights were random, scale them (or the output) down" in found.advice[0]
+    assert "If they were trained before (a new head on known features), leave their scale alone" in found.advice[0]
+
+
 def test_a_first_measurement_that_came_late_is_no_given_start() -> None:
     t = Training(start={"probe_accuracy": 0.9})
     t.snapshots[0] = snapshot(10, {**START, "probe_accuracy": 0.9, "linearisation_gap": 0.1}, MOVED)

@@ -22,8 +22,8 @@ from richter.instrument.statistics.frame import (
     Beyond,
     Gathering,
     Missing,
+    NoError,
     OutOfRange,
-    Uneven,
     joined,
     leaves,
     place_of,
@@ -178,7 +178,7 @@ class Evaluation:
         if self.subject.errors and math.isfinite(value):
             try:
                 error = _error(m, known)
-            except Uneven as why:
+            except NoError as why:
                 remark = joined([remark, Remark(text=why.remark.text)])
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 
@@ -221,16 +221,20 @@ def _symmetric(M: Tensor) -> Tensor:
 
 
 def _error(m: Measure, known: Sequence[Known]) -> float:
-    """The jackknife over each kind of group that can be left out; their variances add. Raises Uneven."""
+    """The jackknife over each kind of group that can be left out; their variances add. Raises NoError."""
     variance = math.nan
     for kind, groups in {kind: n for k in known for kind, n in k.groups.items()}.items():
         try:
             varied = [k.leaving(kind, groups) for k in known]
-            values = [float(m.compute(*arguments)) for arguments in together(varied, kind)]
-        except Uneven:
+            cases = together(varied, kind)
+            values = [float(m.compute(*arguments)) for arguments in cases]
+        except NoError:
             raise
         except (Missing, ArithmeticError, TypeError, ValueError):  # e.g. only examples of one group reach this layer
             return math.nan
+        if any(map(math.isnan, values)):
+            why = m.remark(*cases[[*map(math.isnan, values)].index(True)]).text if m.remark else ""
+            raise NoError(f"no standard error: without one of {len(values)} groups of {kind} it is 0/0{why and f' ({why})'}")
         spread = jackknife(values) ** 2
         variance = spread if math.isnan(variance) else variance + spread
     return math.sqrt(variance)

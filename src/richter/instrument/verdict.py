@@ -29,6 +29,8 @@ REGIMES = {
     "amplified": "the network left its linearisation, but its features are the initial ones: what was there grew",
     "rich": "the network left its linearisation, and its features turned",
 }
+KNOWN = ("If they were trained before (a new head on known features), leave their scale alone, and train longer or with a larger "
+         "learning rate.")
 LINEAR = 1e-3  # of a model without a hidden layer: rounding that hides no larger gap
 
 
@@ -219,10 +221,10 @@ def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
         return [*frozen, "to learn more features than the given ones, use a larger learning rate or train longer; the initial "
                          "scale is what was given, and is not to be turned."]
     if word == "amplified":
-        return [*large, *frozen, "to turn the features, scale the initial output down, or train longer."]
+        return [*large, *frozen, "to turn the features, train longer; if the initial weights were random, scale them (or the "
+                         f"output) down. {KNOWN}"]
     return [*frozen, "to learn features, if the initial weights were random, start smaller: scale them (or the output) down by 3 "
-                     "to 10, and look again at the magnitude. If they were trained before (a new head on known features), leave "
-                     "their scale alone, and train longer or with a larger learning rate."]
+                     f"to 10, and look again at the magnitude. {KNOWN}"]
 
 
 # ------------------------------------------------------------------------------------------------------------ the layers

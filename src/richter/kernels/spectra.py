@@ -120,7 +120,8 @@ def specialisation(K_diagonal: ArrayLike, Y: ArrayLike) -> Array:
     Each column has mean 1.  [rapid, Sec. 15]"""
     K = to_tensor(K_diagonal, "K_diagonal")
     y = to_tensor(Y, "Y").to(K.device)
-    if K.dim() != 3 or y.dim() != 2 or K.shape[1] != K.shape[2] or y.shape[0] != K.shape[1]:
-        raise SelectionError(f"kernels {tuple(K.shape)} and labels {tuple(y.shape)}: [k, n, n] and [n, k] are needed.")
+    if K.dim() != 3 or y.dim() != 2 or K.shape[1] != K.shape[2] or y.shape != K.shape[1::-1]:
+        raise SelectionError(f"kernels {tuple(K.shape)} and labels {tuple(y.shape)}: [k, n, n] and [n, k] are needed, "
+                             f"a kernel and a column of labels for each output.")
     A = torch.einsum("na,cnm,ma->ca", y, K, y) / (K.flatten(1).norm(dim=1)[:, None] * (y * y).sum(0))
     return like(A / A.mean(0), K_diagonal, Y)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from richter.core import SelectionError, parse_bytes
 from richter.core.progress import progress
-from richter.instrument.capture import Output, differentiable_twice, quiet, unwrap
+from richter.instrument.capture import Output, differentiable_twice, quiet, same_bits, unwrap
 from richter.instrument.checks import check_weights
 from richter.instrument.probe import Probe
 from richter.instrument.statistics.fisher import NO_CLASSES, ONE_CLASS, fisher_times, no_classes
@@ -62,7 +62,7 @@ class Hessian:
 
     subject: Subject
     w: Float[Tensor, "n k"]  # the weights of the outputs
-    versions: tuple[int, ...]  # of the parameters, when it was made
+    made_at: tuple[Tensor, ...]  # copies of the parameters: a change by .data counts no version
     held: list[Any] = field(default_factory=list)  # graphs of gradients, while many products are made
 
     # ------------------------------------------------------------------------------------------------------ parameters
@@ -257,7 +257,7 @@ class Hessian:
         if self.held:
             yield
             return
-        if _versions(model) != self.versions:
+        if not all(same_bits(p.detach(), then) for p, then in zip(model.parameters(), self.made_at, strict=True)):
             raise SelectionError("the weights have changed since this operator was made, and its labels and gradients are those "
                                  "of before: make it anew with hessian(model, probe).")
         with quiet(model), differentiable_twice():
@@ -292,10 +292,6 @@ def _inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor | None:
     return torch.stack(terms).sum() if terms else None
 
 
-def _versions(model: nn.Module) -> tuple[int, ...]:
-    return tuple(p._version for p in model.parameters())
-
-
 def _weights(v: Tensor, shape: torch.Size) -> Tensor:
     if v.numel() != shape.numel():
         raise SelectionError(f"weights of shape {tuple(v.shape)} for outputs of shape {tuple(shape)}: one for each output of "
@@ -321,4 +317,5 @@ def hessian(model: nn.Module, probe: Probe, weights: Float[Tensor, "n k"] | None
             raise SelectionError(f"{NO_LABELS}, so that there is no loss whose gradient would weigh the outputs: give labels, or "
                                  f"weights= of shape [examples, outputs].")
         w = subject.loss_gradient.double() / subject.probe.n if weights is None else weights
-    return Hessian(subject, _weights(w, torch.Size((probe.n, subject.survey.outputs))), _versions(model))
+    return Hessian(subject, _weights(w, torch.Size((probe.n, subject.survey.outputs))),
+                   tuple(p.detach().clone() for p in model.parameters()))

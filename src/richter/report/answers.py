@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from richter.core import RichterError, SelectionError, StoreError
-from richter.measures.cards import SHOWN_FIRST, card
+from richter.measures.cards import SHOWN_FIRST, card, panels
 from richter.report.cards import cards_of
 from richter.report.query import Query
 from richter.report.shelf import DAMAGE, Chosen
@@ -13,9 +13,11 @@ from richter.report.views import Answer, Panel, tabs
 
 
 def run(runs: Chosen, query: Query) -> Any:
-    """What one run holds: its measures with what their cards say, layers and scalars, and which measures to show first."""
+    """What one run holds: its measures in the order of the report, with what their cards say, layers and scalars, and which
+    measures to show first."""
     name, opened = runs.one()
-    measures, kept = opened.measures, cards_of(opened)
+    kept = cards_of(opened)
+    measures = [m for *_, mine in panels(opened.measures, kept) for m in mine]
     cards = {m: card(m, kept) for m in measures}
     return {"run": name, "measures": measures, "layers": opened.layers, "scalars": opened.names,
             "cards": {m: {"title": c.heading, "sentence": c.sentence} for m, c in cards.items()},

@@ -8,9 +8,14 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from richter.core import SelectionError
 from richter.instrument.cotangents import Cotangents, Use
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 NO_HELD_OUT = "the probe has no held-out examples: Probe(x, y, held_out=(x2, y2))"
+OTHER_PROBE = ("the last snapshot is of other examples: the run was resumed with another probe, and numbers of the two cannot be "
+               "compared")
 NO_PREVIOUS = ("no earlier snapshot is known to compare with: it takes an Observer, and a second measurement (a run that is "
                "resumed remembers numbers and tensors)")
 
@@ -115,14 +122,44 @@ class _Previous(Simple):
         super().__init__()
         self.subject, self.statistic, self.now = subject, statistic, now
         self.words = [*subject.origin, statistic.name, repr(cotangents)]
+        self.probe = _print_of(subject) if _of_examples(statistic) else None
 
     def value(self, place: str, without: Group | None = None) -> Any:
-        key = json.dumps([*self.words, place])  # as a run keeps it
+        key, probe = json.dumps([*self.words, place]), json.dumps([*self.words, place, "probe"])  # as a run keeps them
         owner = self.subject.kept.setdefault(("previous", key), self.statistic)
         if owner != self.statistic:
             raise SelectionError(f"two statistics are called {self.statistic.name!r}, so that what Previous() keeps of one would "
                                  f"be taken for the other's. Give each a name of its own.")
         self.subject.carried[key] = copy.deepcopy(self.now.value(place))  # a weight goes on being trained
+        if self.probe is not None:
+            self.subject.carried[probe] = self.probe
         if key not in self.subject.previous:
             raise Missing(NO_PREVIOUS)
+        if self.probe is not None and int(self.subject.previous.get(probe, self.probe)) != self.probe:  # older runs keep none
+            raise Missing(OTHER_PROBE)
         return self.subject.previous[key]
+
+
+def _of_examples(statistic: Statistic) -> bool:
+    """Does it depend on the examples of the probe, by itself or by what it is made of?"""
+    return any(map(_of_examples, statistic.needs)) if statistic.needs else statistic.of_examples
+
+
+def _print_of(subject: Subject) -> int:
+    """A number by which the examples of the probe are known again; it fits into a float64."""
+    key = ("print of the probe", subject.origin)
+    if key not in subject.kept:
+        digest = hashlib.sha256()
+        for t in _tensors((subject.x, subject.probe.y)):
+            digest.update(repr((t.shape, t.dtype)).encode())
+            digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy())
+        subject.kept[key] = int(digest.hexdigest()[:12], 16)
+    return int(subject.kept[key])
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list, Mapping)):
+        for part in x.values() if isinstance(x, Mapping) else x:
+            yield from _tensors(part)

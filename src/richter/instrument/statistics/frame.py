@@ -48,15 +48,15 @@ class Missing(Exception):
         self.remark = Remark(mark, text)
 
 
-class Uneven(Missing):
-    """Statistics of one measure are in different numbers of groups, so that none can be left out of all of them at once."""
+class NoError(Missing):
+    """There is a value, and no standard error of it; the remark says why."""
 
 
 def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]]:
     """The values of several statistics with the same group left out of each."""
     sizes = sorted({len(values) for values in varied})
     if len(sizes) > 1:
-        raise Uneven(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
+        raise NoError(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
                      f"can be left out of all at once; give them as many")
     return list(zip(*varied, strict=True))
 
@@ -167,6 +167,7 @@ class Statistic(Protocol):
     use: Use = "mean"
     place: Place = "map"
     zero: str = ""  # what 0/0 means, if more can be said than that
+    of_examples: bool = True  # is it another one with other examples in the probe?
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         """Itself; an estimate with a label of its own where it is too large; or why neither can be had."""

@@ -147,6 +147,7 @@ class Step(Statistic):
 
     name: str
     place: Place = "any"
+    of_examples: bool = False
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _Step(subject)

@@ -52,6 +52,7 @@ class OfWeight(Statistic):
     compute: Callable[[Tensor, Any], Any]
     initial: bool = False
     project: bool = False
+    of_examples: bool = False
 
     @property
     def zero(self) -> str:  # type: ignore[override]
