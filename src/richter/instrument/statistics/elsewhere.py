@@ -152,7 +152,7 @@ def _print_of(subject: Subject) -> int:
         digest = hashlib.sha256()
         for t in _tensors((subject.x, subject.probe.y)):
             digest.update(repr((t.shape, t.dtype)).encode())
-            digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy())
+            digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         subject.kept[key] = int(digest.hexdigest()[:12], 16)
     return int(subject.kept[key])
 
