@@ -362,6 +362,21 @@ def test_watching_features_changes_no_number_and_no_weight(tmp_path: Path) -> No
     assert plain[1] == kept[1]
 
 
+def test_features_are_kept_when_matrices_are(tmp_path: Path) -> None:
+    """Whenever the step has grown by a tenth, also by those who keep no matrices."""
+    for name, matrices in (("both", None), ("alone", 0)):
+        model = mlp([5, 8, 2], seed=0).double()
+        watch = richter.Observer(model, richter.Probe(normal(32, 5), torch.arange(32) % 2), measures=["nfc"], when=1, budget=None,
+                                 keep_features=8, matrices=matrices, run=tmp_path / name)
+        for step in range(15):
+            watch(step)
+        watch.close()
+    both, alone = (richter.runs.open(tmp_path / name) for name in ("both", "alone"))
+    assert steps_of(both) == steps_of(alone) == [*range(12), 13]
+    assert sorted({s for _, name, s in both.arrays if name == "nfm"}) == steps_of(both)
+    assert not [name for _, name, _ in alone.arrays if name == "nfm"]
+
+
 def test_a_failure_to_keep_features_costs_no_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = mlp([5, 8, 2], seed=0).double()
     watch = richter.Observer(model, richter.Probe(normal(32, 5), torch.arange(32) % 2), measures=["nfc"], when=1, budget=None,
