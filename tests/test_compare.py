@@ -20,8 +20,9 @@ import oracles
 import richter
 import zoo
 from richter.cli import main
-from richter.core import MemoryBudgetError, ProbeError, SelectionError, StoreError, likeness
+from richter.core import DivergedError, MemoryBudgetError, ProbeError, SelectionError, StoreError, likeness
 from richter.instrument.keepsakes import Keepsakes
+from richter.linalg import leading_eigenpairs
 from richter.models import mlp
 from richter.report.comparison import between, of_grams, steps_of
 from richter.workflows import checkpoints, compare
@@ -192,6 +193,16 @@ def test_the_overlap_of_random_features_is_chance() -> None:
     assert seen.chance == pytest.approx(6 / 59)
 
 
+@pytest.mark.parametrize("rank", [700, 3, 0])
+def test_leading_eigenpairs_of_a_large_matrix_are_those_of_all(rank: int) -> None:
+    """Found by Lanczos, which has nothing to begin with where a layer is dead."""
+    K = torch.zeros(700, 700, dtype=D) if not rank else (lambda X: X @ X.T)(normal(700, rank))
+    values, vectors = leading_eigenpairs(K, 10)
+    assert len(values) == min(10, rank)
+    torch.testing.assert_close(values, torch.linalg.eigvalsh(K).flip(0)[:len(values)], rtol=1e-10, atol=0)
+    torch.testing.assert_close(K @ vectors, vectors * values, rtol=0, atol=1e-9)
+
+
 # --------------------------------------------------------------------------------------------------- checkpoints and words
 
 
@@ -252,6 +263,25 @@ def test_a_constant_layer_has_no_number() -> None:
     assert np.isfinite(seen.cka[0]).all()
     assert "undefined" in str(seen)
     seen.plot()
+
+
+class Overflowing(nn.Module):
+    """Some hidden features of late examples are infinite; the outputs are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nan_to_num(self.b(self.a(x) + torch.where(x[:, :1] > 100, math.inf, 0.0)))
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    x, model = normal(30, 6), Overflowing().double()
+    x[20, 0] = 1000.0
+    with pytest.raises(DivergedError, match=r"layer 'b' reads NaN or Inf on some examples .* leave it out with layers="):
+        compare(model, model, richter.Probe(x, None))
+    assert compare(model, model, richter.Probe(x, None), layers="a").layers[0] == ("a", "outputs")
 
 
 def test_mistakes_are_said_in_a_sentence() -> None:

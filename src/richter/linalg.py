@@ -65,7 +65,7 @@ def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,
                        noise: float = 1e-12) -> tuple[Float[Tensor, " r"], Float[Tensor, "n r"]]:
     """The largest eigenvalues of a symmetric positive semi-definite matrix and their vectors: at most so many, and those that
     stand above ``noise`` times the largest. Of a large matrix few are found by Lanczos."""
-    if len(K) <= 2 * DENSE or most > len(K) // 8:
+    if len(K) <= 2 * DENSE or most > len(K) // 8 or not K.any():  # Lanczos has nothing to begin with
         values, vectors = torch.linalg.eigh(K)
     else:
         from scipy.sparse.linalg import eigsh

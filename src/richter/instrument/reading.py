@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import CaptureError, SelectionError, parse_bytes
+from richter.core import CaptureError, DivergedError, SelectionError, parse_bytes
 from richter.instrument.capture import Output, Pass, check_finite, count, quiet, select, state_of, to_device, unwrap
 from richter.instrument.captures import MapInfo, as_read, grouped
-from richter.instrument.checks import check_state, check_weights
+from richter.instrument.checks import check_state, check_weights, finite
 from richter.instrument.probe import Probe
 from richter.instrument.stream import steps
 from richter.instrument.subject import Subject
@@ -142,6 +142,10 @@ class Reader:
                 keep = self.subject.real(name, rows, h.shape[1]) if positions else None
                 if name not in self.subject.refused:
                     features[name] = self._rows(h, keep)
+            if name in features and not finite(features[name]):
+                raise DivergedError(f"layer {name!r} reads NaN or Inf on some examples of the probe, so its features have no "
+                                    f"inner products. Look for a diverged run or a division by zero, or leave it out with "
+                                    f"layers=....")
             if name in self.widths and (name not in features or features[name].shape[1] != self.widths[name]):
                 raise CaptureError(f"layer {name!r} reads {self.widths[name]} numbers of the first examples, and not as many of "
                                    f"later ones, or what it read was written over: its features are no matrix. Leave it out with "
