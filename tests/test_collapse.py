@@ -105,7 +105,7 @@ def test_a_mean_far_away_leaves_no_direction_of_rounding() -> None:
 @pytest.mark.parametrize(("labels", "sentence", "undefined"), [
     (torch.arange(60) % 2, "1 of 3 classes have no example: these are the numbers of the other 2", ()),
     (torch.zeros(60).long(), "all examples are of one class", NAMES),
-    ((torch.arange(60) == 7).long() + 2 * (torch.arange(60) > 30).long(), "1 classes have one example", ()),
+    ((torch.arange(60) == 7).long() + 2 * (torch.arange(60) > 30).long(), "1 of 3 classes have one example", ()),
     ((torch.arange(60) % 9).clamp(max=2), r"classes are not balanced \(7 to 46 examples\)", ()),
 ])
 def test_what_is_to_be_said(labels: Tensor, sentence: str, undefined: tuple[str, ...]) -> None:

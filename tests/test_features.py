@@ -265,7 +265,8 @@ def broken(Phi: Tensor, ids: Tensor, f: Tensor, what: str) -> tuple[Any, ...]:
     bad[17, 3] = math.nan
     return {"nan": (bad, ids, f), "infinite outputs": (Phi, ids, f / 0), "lengths": (Phi[:9], ids, f), "3-d": (Phi[None], ids, f),
             "classes": (Phi, ids + 1, f), "targets": (Phi, Phi, f), "half": (Phi, ids, f, Phi),
-            "other": (Phi, ids, f, Phi[:, :4], ids, f), "nothing": (Phi[:0], ids[:0], f[:0])}[what]
+            "other": (Phi, ids, f, Phi[:, :4], ids, f), "huge": (1e160 * Phi, ids, f),
+            "tiny": (Phi, ids, 1e-170 * f), "nothing": (Phi[:0], ids[:0], f[:0])}[what]
 
 
 @pytest.mark.parametrize(("what", "sentence"), [
@@ -273,7 +274,8 @@ def broken(Phi: Tensor, ids: Tensor, f: Tensor, what: str) -> tuple[Any, ...]:
     ("infinite outputs", "outputs contains NaN or Inf"), ("lengths", "of the same n examples"), ("3-d", "of the same n examples"),
     ("classes", "class ids from 0 to 2; these go from 1 to 3"), ("targets", "one target is needed for each output"),
     ("half", "give all of them, or none"), ("other", "the evaluation sample has 4 features and 3 outputs"),
-    ("nothing", "of the same n examples"),
+    ("nothing", "of the same n examples"), ("huge", "largest number of Phi is .*e\\+160.*leave the range"),
+    ("tiny", "largest number of outputs is .*e-1"),
 ])
 def test_bad_input_is_refused(what: str, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):

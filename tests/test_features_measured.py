@@ -310,6 +310,15 @@ def test_one_output_and_an_empty_class() -> None:
     assert snap.value("nc2_angle") == pytest.approx(0, abs=1e-12)  # two means about their middle are a simplex
 
 
+def test_a_last_layer_of_which_only_some_outputs_are_looked_at_has_no_rows_for_the_classes() -> None:
+    """Which of its rows belongs to which class is not known."""
+    p = probe()
+    snap = richter.measure(network(), richter.Probe(p.x, p.y % 2), ["nc3", "nc4"], output=lambda f: f[:, 1:])
+    assert math.isnan(snap.value("nc3"))
+    assert "nc3 is of the last layer" in snap.row("nc3").note
+    assert math.isfinite(snap.value("nc4"))
+
+
 def test_memory_has_no_room_for_the_products_of_a_wide_layer() -> None:
     """The last layer comes first; others have a reason, and the measurement goes on."""
     model, x = mlp([6, 300, 5, 3], seed=0).double(), normal(400, 6)

@@ -98,7 +98,8 @@ def _notes(c: Classes) -> Iterator[str]:
     if (counts == 1).all():
         yield "every class has one example, which is its own mean: nc1 and nc1_trace are undefined. Give more examples"
     elif (counts == 1).any():
-        yield f"{int((counts == 1).sum())} classes have one example, which is its own mean: nc1 and nc1_trace are underestimated"
+        yield (f"{int((counts == 1).sum())} of {C} classes have one example, which is its own mean: nc1 and nc1_trace are "
+               f"underestimated")
     if counts.max() > UNBALANCED * counts.min():
         yield (f"classes are not balanced ({int(counts.min())} to {int(counts.max())} examples): each counts once between "
                f"classes, each example once within them")

@@ -42,6 +42,7 @@ from richter.measures.feature_map import FeatureMap as FeatureMap  # its public 
 from richter.measures.measure import Measure
 
 MANY = 10  # held-out examples for each feature from which its quality and utilisation are not inflated
+SMALLEST = 1e-140  # of the largest number of an array: its square can still be had
 KEPT = 256  # features whose numbers are kept beside a row: what a run keeps of matrices by default
 UNBALANCED = 1.5  # examples of the most frequent class for one of the rarest
 
@@ -267,9 +268,14 @@ def _read(Phi: ArrayLike, targets: ArrayLike, outputs: ArrayLike, suffix: str = 
 
 
 def numbers(a: ArrayLike, name: str) -> Tensor:
-    """In float64, and finite."""
+    """In float64, finite, and so are their squares."""
     try:
-        return to_tensor(a, name)
+        t = to_tensor(a, name)
+        size = t.abs().max().item() if t.numel() else 0.0
+        if size and not SMALLEST < size < 1 / SMALLEST:
+            raise SelectionError(f"the largest number of {name} is {size:.1e}, and squares of that leave the range of floating "
+                                 f"point numbers. Divide by it: nothing but intensities and nc1_trace depends on the scale.")
+        return t
     except SelectionError as why:
         if "NaN" not in str(why):
             raise
