@@ -319,6 +319,11 @@ def test_a_last_layer_of_which_only_some_outputs_are_looked_at_has_no_rows_for_t
     assert math.isfinite(snap.value("nc4"))
 
 
+def test_a_hidden_layer_with_as_many_outputs_as_classes_is_not_the_last() -> None:
+    snap = richter.measure(network(6, 3, 3, 3), probe(), ["nc3"])
+    assert [math.isnan(snap.value("nc3", layer)) for layer in ("0", "2", "4")] == [True, True, False]
+
+
 def test_memory_has_no_room_for_the_products_of_a_wide_layer() -> None:
     """The last layer comes first; others have a reason, and the measurement goes on."""
     model, x = mlp([6, 300, 5, 3], seed=0).double(), normal(400, 6)

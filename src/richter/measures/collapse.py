@@ -141,8 +141,8 @@ def _said(c: Collapse) -> Remark:
 
 
 def _said_of_last(c: Collapse) -> Remark:
-    """Of the last layer alone."""
-    return Remark(text="; ".join(c.notes or ([NO_WEIGHT] if math.isnan(c.nc3) else [])))
+    """Of the last layer alone: class means that have angles, and no nc3, have no rows to be compared with."""
+    return Remark(text="; ".join([*([NO_WEIGHT] if math.isnan(c.nc3) and not math.isnan(c.nc2_angle) else []), *c.notes]))
 
 
 COLLAPSE = OfLayer("collapse", of_classes, (CLASSES,))
