@@ -324,12 +324,15 @@ def test_a_hidden_layer_with_as_many_outputs_as_classes_is_not_the_last() -> Non
     assert [math.isnan(snap.value("nc3", layer)) for layer in ("0", "2", "4")] == [True, True, False]
 
 
-def test_memory_has_no_room_for_the_products_of_a_wide_layer() -> None:
-    """The last layer comes first; others have a reason, and the measurement goes on."""
-    model, x = mlp([6, 300, 5, 3], seed=0).double(), normal(400, 6)
-    snap = richter.measure(model, richter.Probe(x, torch.arange(400) % 3, chunk=16), ["kappa_cka"], memory="8MiB")
+def test_memory_has_no_room_for_the_products_of_every_layer() -> None:
+    """Each of two has room alone. The last layer comes first; the other has a reason, and the measurement goes on."""
+    model, x = mlp([6, 120, 120, 3], seed=0).double(), normal(400, 6)
+    p = richter.Probe(x, torch.arange(400) % 3, chunk=16)
+    snap = richter.measure(model, p, ["kappa_cka"], memory="12MiB")
     assert math.isfinite(snap.value("kappa_cka"))
-    assert "memory= has no room for the products of its 300 features" in snap.row("kappa_cka", "2").note
+    assert "memory= has no room for the products of its 120 features" in snap.row("kappa_cka", "2").note
+    alone = richter.measure(model, p, ["kappa_cka"], layers="2", memory="12MiB")
+    assert alone.value("kappa_cka", "2") == richter.measure(model, p, ["kappa_cka"]).value("kappa_cka", "2")
 
 
 def test_single_precision() -> None:
