@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 import richter
 from observing import FEW, examples, heads, lengths, mlp, moved, probe, state
+from richter import linalg
 
 
 def left_out(values: list[float]) -> float:
@@ -63,3 +65,28 @@ def test_errors_of_masked_tokens_leave_out_examples() -> None:
 def test_errors_shrink_with_examples() -> None:
     small, large = (richter.measure(mlp(), probe(n, kernel=2), ["nfc"]).error("nfc", "0") for n in (32, 2048))
     assert large < small / 3
+
+
+def test_eigenvalues_are_computed_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alignment and its errors need none: they cost more than all the rest of a kernel."""
+    counts = {"top_eigenvalue": 0, "top_of_each": 0}
+
+    def counted(name: str) -> None:
+        real = getattr(linalg, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return real(*args, **options)
+        monkeypatch.setattr(f"richter.instrument.statistics.centred.{name}", call)
+
+    for name in counts:
+        counted(name)
+    x, y = examples(24)
+    alone = richter.measure(mlp(), richter.Probe(x, y), "tangent_cka")
+    assert counts == {"top_eigenvalue": 0, "top_of_each": 0}
+    both = richter.measure(mlp(), richter.Probe(x, y), ["tangent_cka", "tangent_stable_rank", "tangent_correlation"])
+    assert counts == {"top_eigenvalue": 4, "top_of_each": 4}  # of three layers and the whole, for both measures that ask
+    for layer in ("0", "2", "4", "*"):
+        assert alone.value("tangent_cka", layer) == both.value("tangent_cka", layer)
+        assert alone.error("tangent_cka", layer) == both.error("tangent_cka", layer) > 0
+        assert both.error("tangent_stable_rank", layer) > 0

@@ -77,7 +77,7 @@ def test_a_matrix_without_eigenvalues_is_a_row(monkeypatch: pytest.MonkeyPatch) 
     def fail(K: Tensor) -> float:
         raise torch.linalg.LinAlgError("did not converge")
 
-    monkeypatch.setattr("richter.instrument.statistics.grams.top_eigenvalue", fail)
+    monkeypatch.setattr("richter.instrument.statistics.centred.top_eigenvalue", fail)
     model, initial = network(0, torch.float32)
     snap = richter.measure(model, richter.Probe(X, Y), ["tangent_stable_rank", "nfc"], initial=initial)
     assert snap.row("tangent_stable_rank").mark is Mark.FAILED

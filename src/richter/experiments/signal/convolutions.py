@@ -10,22 +10,12 @@ import numpy as np
 
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Experiment, Results
-from richter.experiments.signal.grids import UNTRAINED, Cell, Settings, Task, _tasks, heights, higher, work
+from richter.experiments.signal.cells import Settings, convolutional, work
+from richter.experiments.signal.grids import UNTRAINED, heights, higher
 from richter.report.drawing import COLOURS, band, caption, label, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-CELLS: list[Cell] = [
-    *(("Fig. 12", "vgg19", "sgd", lr, 128) for lr in (0.0005, 0.001, 0.0032, 0.01)),
-    *(("Fig. 13", "vgg19", "adam", lr, 128) for lr in (3.2e-5, 1e-4, 3.2e-4)),
-    *(("Fig. 14", "vgg19", "sgd", 0.0032, batch) for batch in (32, 512, 2048)),  # 128 is in Fig. 12
-    *(("Fig. 15", "resnet18", "sgd", lr, 128) for lr in (0.001, 0.003, 0.01, 0.02))]
-HUNDRED: list[Cell] = [("Fig. 11", "vgg19", "sgd", lr, 128) for lr in (0.001, 0.003, 0.01)]
-
-
-def tasks(s: Settings) -> list[Task]:
-    return _tasks(s, [*CELLS, *(HUNDRED if s.cifar100 else [])])
 
 
 def less_salient(r: Results) -> float:
@@ -54,7 +44,7 @@ SMALL = "300 of 50,000 images, a sixteenth of the channels, 10 epochs, one seed"
 EXPERIMENT = Experiment(
     name="signal_convolutions", ref=Ref("signal", "Fig. 12"), title="alignment by layer of VGG-19 and ResNet-18",
     smoke=Settings(n=300, width=1 / 16, epochs=10, probe=30, tested=500, seeds=(0,)),
-    paper=Settings(n=50_000, width=1.0, epochs=500, probe=100), tasks=tasks, work=work, data=("cifar10",), reduced=SMALL,
+    paper=Settings(n=50_000, width=1.0, epochs=500, probe=100), tasks=convolutional, work=work, data=("cifar10",), reduced=SMALL,
     start={"n": 60, "epochs": 1, "width": 1 / 16, "probe": 20, "tested": 100, "seeds": (0,)},
     places=("Fig. 4", "Fig. 11", "Fig. 12", "Fig. 13", "Fig. 14", "Fig. 15"),
     figures={"signal_fig12": drawing("Fig. 12", "VGG-19 by SGD: the larger the learning rate, the higher the peak.", "lr"),

@@ -3,117 +3,20 @@ labels; and what that says of a step, which is little for networks of ReLUs, bec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from numpy.typing import ArrayLike
-from torch import Tensor, nn
 
 from richter.core import Interval, Ref
-from richter.core.cosine import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.rivals import shuffled
-from richter.experiments.signal.networks import SETS, balanced
-from richter.instrument.observe import measure
-from richter.instrument.probe import Probe
-from richter.measures.curvature import early_step
-from richter.models import mlp, vgg11
+from richter.experiments.signal.stepping import ACTIVATIONS, Settings, tasks, work
 from richter.report.drawing import COLOURS, band, caption, label, panels, points, styled
-from richter.runs import Writer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "vgg": "CIFAR-10, VGG-11"}
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "softplus": lambda: nn.Softplus(beta=10.0)}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Pixels in [0, 1], bias-free He networks of depth 10 and width 64, full-batch gradient descent on the mean cross-entropy;
-    single steps of other rates are taken from the initial network, in float64."""
-
-    n: int = 500
-    depth: int = 10
-    width: int = 64
-    lr: float = 0.03  # Table 2 has 0.003 with momentum 0.9
-    steps: tuple[int, ...] = (0, 1, 2, 5, 10, 20, 60, 200, 600)
-    sets: tuple[str, ...] = ("mnist", "fashion_mnist", "cifar10", "vgg")
-    rates: tuple[float, ...] = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)  # of single steps
-    examples: int = 50  # of single steps
-    labels: Literal["own", "shuffled"] = "own"  # with which the gradient is compared
-    late: bool = False  # compared at the last step
-    read: Literal["own", "flipped"] = "own"  # steps in which no unit switches, or those in which some do
-    smooth: str = "softplus"
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    data: str
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, sets=(), labels="own", late=False, read="own", smooth="softplus", seeds=())
-    return [Task(alone, name, seed) for name in s.sets for seed in s.seeds]
-
-
-def network(d: int, s: Settings, activation: str, seed: int) -> nn.Sequential:
-    """Weights N(0, 2/fan_in)."""
-    model = mlp([d, *[s.width] * (s.depth - 1), 10], ACTIVATIONS[activation], bias=False, seed=seed)
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn(p.shape, generator=draw) * (2 / p.shape[1]) ** 0.5)
-    return model
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
-    s = t.settings
-    images = t.data == "vgg"
-    data = SETS["cifar10" if images else t.data](s.n // 4 if images else s.n, flat=not images, seed=t.seed, standardise=False)
-    model = vgg11(width=0.125, seed=t.seed) if images else network(data.x.shape[1], s, "relu", t.seed)
-    x, y = data.x, data.y
-    optimiser = torch.optim.SGD(model.parameters(), lr=s.lr)
-    rows = []
-    for step in range(max(s.steps) + 1):
-        if step in s.steps:
-            rows.append([correlation(model, x, y, labels) for labels in (y, shuffled(y, t.seed + 1))])
-        optimiser.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimiser.step()
-        run.progress(step / max(s.steps))
-    found = {"correlation": np.array(rows).T}  # own and shuffled labels, by step
-    return found if t.data != "fashion_mnist" else {**found, **single_steps(s, x, y, t.seed)}
-
-
-def correlation(model: nn.Module, x: Tensor, y: Tensor, labels: Tensor) -> float:
-    """corr(y~, w) over all outputs of all examples; with other labels than those of the loss for a rival."""
-    if labels is y:
-        return measure(model, Probe(x, y), "label_gradient_correlation").value("label_gradient_correlation")
-    with torch.no_grad():
-        w = model(x).softmax(1) - F.one_hot(y, 10)
-    return cosine((F.one_hot(labels, 10) - 0.1).numpy(), w.numpy())
-
-
-def single_steps(s: Settings, x: Tensor, y: Tensor, seed: int) -> dict[str, ArrayLike]:
-    """From the initial network, for each activation and rate: what a step does to Psi y~ beside both orders, and flips."""
-    probe = balanced(x.double(), y, s.examples)
-    rows = []
-    for activation in ACTIVATIONS:
-        model = network(x.shape[1], s, activation, seed).double()
-        steps = [early_step(model, probe, lr) for lr in s.rates]
-        rows.append([[e.first_order, e.approximation, e.flips, e.units] for e in steps])
-    return {"single": np.array(rows)}  # activation, rate, number
-
-
-# ------------------------------------------------------------------------------------------------------------ what is claimed
 
 
 def early(r: Results) -> float:

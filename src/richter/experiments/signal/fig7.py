@@ -3,107 +3,17 @@ its peak lies deeper in deeper networks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from numpy.typing import ArrayLike
-from torch import Tensor, nn
 
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.rivals import shuffled
-from richter.instrument.observe import Observer
-from richter.instrument.probe import Probe
-from richter.models import mlp
+from richter.experiments.signal.deepening import Settings, tasks, work
 from richter.report.drawing import COLOURS, band, caption, depth_looks, label, line, panels, styled
-from richter.runs import Writer
-from richter.tasks import fashion_mnist
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Standardised pixels, bias-free He networks, cross-entropy, SGD with momentum 0.9 and weight decay 1e-4, batches of 128;
-    alignment on 100 class-balanced training images. The paper does not state the weight decay."""
-
-    n: int = 10_000
-    depths: tuple[int, ...] = (10, 30)
-    widths: tuple[int, ...] = (256, 100)
-    rates: tuple[float, ...] = (0.003, 0.004)
-    epochs: int = 30
-    measured: int = 16  # times during training
-    shuffled: bool = False  # the labels
-    seeds: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    depth: int
-    width: int
-    lr: float
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, depths=(), widths=(), rates=(), seeds=())
-    return [Task(alone, depth, width, lr, seed) for depth, width, lr in zip(s.depths, s.widths, s.rates, strict=True)
-            for seed in s.seeds]
-
-
-def network(t: Task) -> nn.Sequential:
-    """He weights: N(0, 2/fan_in)."""
-    model = mlp([784, *[t.width] * (t.depth - 1), 10], bias=False, seed=t.seed)
-    draw = torch.Generator().manual_seed(t.seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn(p.shape, generator=draw) * (2 / p.shape[1]) ** 0.5)
-    return model
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
-    s = t.settings
-    data = fashion_mnist(s.n, flat=True, seed=t.seed)
-    draw = torch.Generator().manual_seed(t.seed)
-    y = shuffled(data.y, t.seed + 1) if s.shuffled else data.y
-    model = network(t)
-    optimiser = torch.optim.SGD(model.parameters(), lr=t.lr, momentum=0.9, weight_decay=1e-4)
-    watch = Observer(model, _probe(data.x, y), run=run, measures=["tangent_cka"], when=[], budget=None, matrices=0,
-                     on_error="raise")
-    batches = -(-s.n // 128)
-    due = {round(v) for v in np.geomspace(1, max(1, s.epochs * batches), s.measured)}
-    losses, step = [F.cross_entropy(model(data.x[:1000]), y[:1000]).item()], 0
-    watch(0, loss=losses[0])
-    for _ in range(s.epochs):
-        for rows in torch.randperm(s.n, generator=draw).split(128):
-            loss = F.cross_entropy(model(data.x[rows]), y[rows])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            step += 1
-            if step in due:
-                watch(step, loss=loss.detach())
-                watch.now(step)
-                losses.append(loss.item())
-            run.progress(step / (s.epochs * batches))
-    names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    A = np.array([[snap.value("tangent_cka", k) for k in names] for snap in watch.snapshots])
-    with torch.no_grad():
-        accuracy = (model(data.x_test).argmax(1) == data.y_test).double().mean().item()
-    return {"steps": [snap.step for snap in watch.snapshots], "alignment": A, "losses": losses, "accuracy": accuracy,
-            "peak": 1 + int(A[-1].argmax()), "growth": A[-1].max() / A[0].max(), "last": A[-1, -1] / A[-1].max()}
-
-
-def _probe(x: Tensor, y: Tensor) -> Probe:
-    """The first ten of each class."""
-    rows = torch.cat([(y == c).nonzero()[:10, 0] for c in range(10)])
-    return Probe(x[rows], y[rows], kernel=100)
 
 
 @styled

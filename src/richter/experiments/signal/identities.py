@@ -4,7 +4,7 @@ paper prints them with an error, that form is the rival."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.signal.seeded import Seeded, each_seed
 from richter.experiments.training import linears
 from richter.instrument.observe import measure
 from richter.instrument.probe import Probe
@@ -46,14 +47,8 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), formula="own", trained=True), seed) for seed in s.seeds]
+def tasks(s: Settings) -> list[Seeded[Settings]]:
+    return each_seed(s, formula="own", trained=True)
 
 
 def example(s: Settings, seed: int, bias: bool = False) -> tuple[nn.Sequential, Tensor, Tensor]:
@@ -69,7 +64,7 @@ def example(s: Settings, seed: int, bias: bool = False) -> tuple[nn.Sequential, 
     return model, x[rows], rule[rows]
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Seeded[Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     plain, x, y = example(s, t.seed)
     biased = example(s, t.seed, bias=True)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,9 +29,9 @@ def images(name: str, n: int, seed: int, labels: str = "own") -> Split:
     return data._replace(y=shuffled(data.y, seed + 1)) if labels == "shuffled" else data
 
 
-def he(widths: Sequence[int], seed: int) -> nn.Sequential:
-    """ReLU, no biases, weights N(0, 2/fan_in)."""
-    model = mlp(widths, bias=False, seed=seed)
+def he(widths: Sequence[int], seed: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+    """No biases, weights N(0, 2/fan_in)."""
+    model = mlp(widths, activation, bias=False, seed=seed)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():

@@ -22,6 +22,7 @@ from richter import linalg
 from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, show_bytes
 from richter.instrument.captures import check_finite, timed
 from richter.instrument.cotangents import Cotangents, SomeOutputs
+from richter.instrument.statistics.centred import CentredKernel, centred_kernel, centred_kernel_leaving
 from richter.instrument.statistics.frame import (
     GROUPS,
     NO_LABELS,
@@ -38,10 +39,7 @@ from richter.instrument.statistics.grams import (
     KERNEL,
     LABELS,
     TANGENT_KERNEL,
-    CentredKernel,
     Tangents,
-    centred_kernel,
-    centred_kernel_leaving,
     of_diagonal,
     of_diagonal_leaving,
     same_output,

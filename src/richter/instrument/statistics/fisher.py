@@ -22,9 +22,10 @@ from torch import Tensor
 from richter import linalg
 from richter.core import WHOLE, Mark, Remark, SelectionError
 from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs
+from richter.instrument.statistics.centred import flat
 from richter.instrument.statistics.estimates import Estimate, Estimates
 from richter.instrument.statistics.frame import Derived, Gathering, Place, Statistic, Wants, finite
-from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents, flat
+from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents
 from richter.instrument.statistics.operators import Multiplied, Operator, Products
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from richter.kernels.contract import mirror
 from richter.kernels.ntk import Block, Job, kernels
 from richter.kernels.operations import Outputs
 from richter.kernels.planning import Request, Unit, least
-from richter.kernels.spectra import centre
-from richter.linalg import top_eigenvalue, top_of_each, without_each
+from richter.linalg import without_each
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
@@ -336,61 +335,3 @@ def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], grou
     square = without_each(torch.stack([inside.T @ (Kc * Kc) @ inside for Kc in K]))
     energy = (mine * mine).sum(1)
     return [SameOutput(quadratic[:, g], square[:, g].clamp(min=0).sqrt(), energy.sum(1) - energy[:, g]) for g in range(groups)]
-
-
-class CentredKernel:
-    """What one global centring C = I - 11^T/(n k) leaves to be known of a kernel and its labels: ``norm`` |C K C|_F, ``top`` its
-    largest eigenvalue, ``quadratic`` y~^T K y~ and ``energy`` |y~|^2. Asking for what is not known raises Missing."""
-
-    def __init__(self, norm: float, labelled: tuple[float, float] | None, top: float, lacking: str = "") -> None:
-        self.norm, self.lacking = norm, lacking  # why ``top`` is NaN
-        if labelled is not None:
-            self.quadratic, self.energy = labelled
-        if not math.isnan(top):
-            self.top = top
-
-    def __getattr__(self, name: str) -> float:
-        if name in ("quadratic", "energy", "top"):
-            raise Missing(self.lacking if name == "top" else NO_LABELS)
-        raise AttributeError(f"a CentredKernel has no {name!r}")
-
-
-def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The kernel as a matrix, the labels as a vector, and the example each row belongs to; without padding. Outputs come
-    first, as kernels lie in memory."""
-    n, v = K.shape[:2]
-    K = K.permute(1, 0, 3, 2).reshape(n * v, n * v)
-    y = None if labels.given is None else labels.given.T.reshape(-1)
-    example = torch.arange(n, device=K.device).repeat(v)
-    if labels.keep is None:
-        return K, y, example
-    keep = labels.keep.T.reshape(-1)
-    return K[keep][:, keep], None if y is None else y[keep], example[keep]
-
-
-def centred_kernel(K: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel:
-    K, y, _ = flat(K, labels)
-    Kc, y = centre(K), None if y is None else y - y.mean()
-    size = Kc.norm().item()
-    if size <= 1e-13 * K.norm():  # a constant kernel: what is left is rounding
-        return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0)
-    labelled = None if y is None else ((y @ Kc @ y).item(), (y @ y).item())
-    return CentredKernel(frame.finite(size), labelled, top_eigenvalue(Kc))
-
-
-def centred_kernel_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CentredKernel]:
-    """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied."""
-    K, y, example = flat(K, labels)
-    inside = torch.nn.functional.one_hot(example % groups, groups).to(K)  # row, group
-    keep = 1 - inside.T
-    squares = without_each((inside.T @ (K * K) @ inside)[None])[0]
-    size = keep.sum(1)
-    K1 = (keep @ K) * keep
-    norms = (squares - 2 * K1.square().sum(1) / size + (K1.sum(1) / size) ** 2).clamp(min=0).sqrt()
-    tops = top_of_each(K, keep)
-    labelled: list[tuple[float, float] | None] = [None] * groups
-    if y is not None:
-        Y = (y - ((keep @ y) / size)[:, None]) * keep
-        quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
-        labelled = [(q.item(), e.item()) for q, e in zip(quadratics, energies, strict=True)]
-    return [CentredKernel(norms[g].item(), labelled[g], tops[g].item()) for g in range(groups)]

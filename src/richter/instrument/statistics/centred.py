@@ -1,0 +1,95 @@
+"""What measures of alignment read of a tangent kernel after one centring over all outputs of all examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.instrument.statistics import frame
+from richter.instrument.statistics.frame import NO_LABELS, Missing
+from richter.instrument.statistics.grams import Labels
+from richter.kernels.spectra import centre
+from richter.linalg import top_eigenvalue, top_of_each, without_each
+
+
+class CentredKernel:
+    """What one global centring C = I - 11^T/(n k) leaves to be known of a kernel and its labels: ``norm`` |C K C|_F, ``top`` its
+    largest eigenvalue, ``quadratic`` y~^T K y~ and ``energy`` |y~|^2. Asking for what is not known raises Missing.
+
+    ``top``: a function is called when somebody asks, because eigenvalues cost more than all the rest, and ``tangent_cka`` does
+    without them."""
+
+    def __init__(self, norm: float, labelled: tuple[float, float] | None, top: float | Callable[[], float],
+                 lacking: str = "") -> None:
+        self.norm, self.lacking = norm, lacking  # why ``top`` is NaN
+        self._top = top
+        if labelled is not None:
+            self.quadratic, self.energy = labelled
+
+    @property
+    def top(self) -> float:
+        if callable(self._top):
+            with frame.decomposed():
+                self._top = self._top()
+        if math.isnan(self._top):
+            raise Missing(self.lacking)
+        return self._top
+
+    def __getattr__(self, name: str) -> float:
+        if name in ("quadratic", "energy"):
+            raise Missing(NO_LABELS)
+        raise AttributeError(f"a CentredKernel has no {name!r}")
+
+
+def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The kernel as a matrix, the labels as a vector, and the example each row belongs to; without padding. Outputs come
+    first, as kernels lie in memory."""
+    n, v = K.shape[:2]
+    K = K.permute(1, 0, 3, 2).reshape(n * v, n * v)
+    y = None if labels.given is None else labels.given.T.reshape(-1)
+    example = torch.arange(n, device=K.device).repeat(v)
+    if labels.keep is None:
+        return K, y, example
+    keep = labels.keep.T.reshape(-1)
+    return K[keep][:, keep], None if y is None else y[keep], example[keep]
+
+
+def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel:
+    K, y, _ = flat(kernel, labels)
+    Kc, y = centre(K), None if y is None else y - y.mean()
+    size = Kc.norm().item()
+    if size <= 1e-13 * K.norm():  # a constant kernel: what is left is rounding
+        return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0)
+    labelled = None if y is None else ((y @ Kc @ y).item(), (y @ y).item())
+
+    def top() -> float:
+        return top_eigenvalue(centre(flat(kernel, labels)[0]))  # centred anew: what waits for a question holds no copy
+
+    return CentredKernel(frame.finite(size), labelled, top)
+
+
+def centred_kernel_leaving(kernel: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CentredKernel]:
+    """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied."""
+    K, y, example = flat(kernel, labels)
+    inside = torch.nn.functional.one_hot(example % groups, groups).to(K)  # row, group
+    keep = 1 - inside.T
+    squares = without_each((inside.T @ (K * K) @ inside)[None])[0]
+    size = keep.sum(1)
+    K1 = (keep @ K) * keep
+    norms = (squares - 2 * K1.square().sum(1) / size + (K1.sum(1) / size) ** 2).clamp(min=0).sqrt()
+    labelled: list[tuple[float, float] | None] = [None] * groups
+    if y is not None:
+        Y = (y - ((keep @ y) / size)[:, None]) * keep
+        quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
+        labelled = [(q.item(), e.item()) for q, e in zip(quadratics, energies, strict=True)]
+
+    @cache
+    def tops() -> list[float]:
+        return top_of_each(flat(kernel, labels)[0], keep).tolist()  # type: ignore[no-any-return]
+
+    return [CentredKernel(norms[g].item(), labelled[g], lambda g=g: tops()[g]) for g in range(groups)]  # type: ignore[misc]
