@@ -68,9 +68,14 @@ def test_rates_at_great_depth() -> None:
         assert abs((alike[int(alpha * L) - 1] - alpha**3) / first - ratio) < 1e-3
     ahead, slopes = 2 * signal.forward_loss(-1.0, L), []
     for low, high in ((10, 100), (100, 1000), (1000, 10**4), (10**5, L)):
-        layers = np.geomspace(low, high, 20).round().astype(int)
+        layers = np.unique((np.geomspace(low, high, 30) + 1e-9).astype(int))
         slopes.append(np.polyfit(np.log(layers), np.log(ahead[layers - 1]), 1)[0])
-    np.testing.assert_allclose(slopes, [-1.659, -1.936, -1.991, -1.9999], atol=5e-3)
+    # The curve bends: its slope at l is -2 + 3 log(l)/l + O(1/l), from -1.36 at 10 to -1.85 at 100, so that a line through it
+    # depends on the layers it is drawn through, in the second digit. These are those of the independent check.
+    np.testing.assert_allclose(slopes, [-1.659, -1.936, -1.991, -1.9999], atol=1e-3)
+    local = [np.log(ahead[k] / ahead[k - 2]) / np.log((k + 1) / (k - 1)) for k in (10**3, 10**4, 10**5)]
+    rest = [(slope + 2 - 3 * np.log(k) / k) * k for slope, k in zip(local, (10**3, 10**4, 10**5), strict=True)]
+    np.testing.assert_allclose(rest, rest[-1], atol=0.25)  # O(1/l): of 3 log(l), 21 to 35, nothing is left
 
 
 @settings(max_examples=30, deadline=None)
