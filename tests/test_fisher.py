@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -224,6 +226,41 @@ def test_the_sketch_s_error_is_its_error() -> None:
         for r in richter.measure(model, probe, of(replace(FISHER, most=0, seed=seed))).rows:
             within[r.measure, r.layer] += abs(r.value - exact.value(r.measure, r.layer)) <= 2 * r.error
     assert min(within.values()) >= 90, within
+
+
+@pytest.mark.long
+def test_a_vocabulary_of_thirty_thousand() -> None:
+    """A GPT-2 of transformers: the sketch of a layer against the layer's matrix, column by column from products with all of it."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=30_000, n_positions=8, n_embd=16, n_layer=1, n_head=2, initializer_range=0.2, bos_token_id=0, eos_token_id=0))
+    ids = torch.randint(30_000, (8, 4), generator=torch.Generator().manual_seed(0))
+    probe = richter.Probe(ids[:, :-1], ids[:, 1:])
+    snap = richter.measure(model, probe, BOTH)
+    for r in snap.rows:
+        assert r.mark is Mark.ESTIMATED, r
+        assert "16 random combinations of the 90000 outputs of each example" in r.note
+        assert 0 < r.error < math.inf, r
+        assert r.value > 0
+    matrices: list[Tensor] = []
+
+    def columns(A: Any) -> float:
+        sizes = {k: p.numel() for k, p in model.named_parameters()}
+        starts = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
+        mine = torch.cat([torch.arange(starts[k], starts[k] + sizes[k]) for k in sizes if k.startswith("transformer.ln_f")])
+        for entry in mine:
+            v = torch.zeros(sum(sizes.values()), dtype=torch.float64)
+            v[entry] = 1
+            matrices.append(A(v)[mine])
+        return 0.0
+
+    richter.measure(model, probe, [Measure("kept", columns, (FISHER_MATRIX,))])
+    values = torch.linalg.eigvalsh(torch.stack(matrices))
+    exact = (values.square().sum() / values[-1] ** 2).item()
+    row = snap.row("fisher_stable_rank", "transformer.ln_f")
+    assert abs(row.value - exact) < 2 * row.error
+    assert row.error < 0.5 * exact
 
 
 # ------------------------------------------------------------------------------------------------------------ products
