@@ -230,7 +230,7 @@ def test_the_sketch_s_error_is_its_error() -> None:
 
 @pytest.mark.long
 def test_a_vocabulary_of_thirty_thousand() -> None:
-    """A GPT-2 of transformers: the sketch of a layer against the layer's matrix, column by column from products with all of it."""
+    """A GPT-2 of transformers: the sketch of a layer against the layer's matrix, column by column from its products."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(

@@ -3,8 +3,9 @@ learning rates, optimisers and batch sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,23 +24,38 @@ def less_salient(r: Results) -> float:
     return float(heights(r.where(figure="Fig. 13")).max() / heights(r.where(figure="Fig. 12")).max())
 
 
-def drawing(place: str, words: str, field: str) -> Callable[[Results], Figure]:
+@dataclass(frozen=True)
+class Row:
+    """Networks that differ in one field, a panel for each of its values."""
+
+    field: str
+    where: Mapping[str, Any]
+    title: str = ""
+
+
+def drawing(words: str, *rows: Row) -> Callable[[Results], Figure]:
+    """All panels have the same scale, so that heights can be compared."""
     @styled
     def draw(results: Results) -> Figure:
-        chosen = results.where(figure=place)
-        figure, axes = panels(len(chosen.distinct(field)), across=4, height=2.4)
-        for ax, value in zip(axes, chosen.distinct(field), strict=True):
-            mine = chosen.where(**{field: value})
+        cells = [(row, value) for row in rows for value in sorted(results.where(**row.where).distinct(row.field))]
+        figure, axes = panels(len(cells), across=4, height=2.4)
+        for ax, (row, value) in zip(axes, cells, strict=True):
+            mine = results.where(**row.where, **{row.field: value})
             layers = np.arange(1, mine["alignment"].shape[-1] + 1)
             band(ax, layers, mine["alignment"][:, 0], COLOURS[1], "before", "--")
             band(ax, layers, mine["alignment"][:, 1], COLOURS[0], "after training")
             gap = np.median(mine["test_loss"] - mine["loss"])
-            label(ax, "layer", "alignment (tangent_cka)", f"{field} {value:g}: loss gap {gap:.2f}", legend=ax is axes[0])
+            label(ax, "layer", "alignment (tangent_cka)", f"{row.title}{row.field} {value:g}: loss gap {gap:.2f}",
+                  legend=ax is axes[0])
+        top = max(ax.get_ylim()[1] for ax in axes)
+        for ax in axes:
+            ax.set_ylim(0, top)
         caption(figure, words)
         return figure
     return draw
 
 
+VGG, RESNET = {"figure": "Fig. 12"}, {"figure": "Fig. 15"}
 SMALL = "300 of 50,000 images, a sixteenth of the channels, 10 epochs, one seed"
 EXPERIMENT = Experiment(
     name="signal_convolutions", ref=Ref("signal", "Fig. 12"), title="alignment by layer of VGG-19 and ResNet-18",
@@ -47,11 +63,13 @@ EXPERIMENT = Experiment(
     paper=Settings(n=50_000, width=1.0, epochs=500, probe=100), tasks=convolutional, work=work, data=("cifar10",), reduced=SMALL,
     start={"n": 60, "epochs": 1, "width": 1 / 16, "probe": 20, "tested": 100, "seeds": (0,)},
     places=("Fig. 4", "Fig. 11", "Fig. 12", "Fig. 13", "Fig. 14", "Fig. 15"),
-    figures={"signal_fig12": drawing("Fig. 12", "VGG-19 by SGD: the larger the learning rate, the higher the peak.", "lr"),
-             "signal_fig13": drawing("Fig. 13", "VGG-19 by Adam: alignment is less salient.", "lr"),
-             "signal_fig14": drawing("Fig. 14", "VGG-19 by SGD: the smaller the batches, the higher the peak.", "batch"),
-             "signal_fig15": drawing("Fig. 15", "ResNet-18 by SGD: alignment by layer.", "lr"),
-             "signal_fig4_bc": drawing("Fig. 15", "ResNet-18 on CIFAR-10 for several learning rates.", "lr")},
+    figures={"signal_fig12": drawing("VGG-19 by SGD: the larger the learning rate, the higher the peak.", Row("lr", VGG)),
+             "signal_fig13": drawing("VGG-19 by Adam: alignment is less salient.", Row("lr", {"figure": "Fig. 13"})),
+             "signal_fig14": drawing("VGG-19 by SGD at the rate 0.0032: the smaller the batches, the higher the peak.",
+                                     Row("batch", {"network": "vgg19", "optimiser": "sgd", "lr": 0.0032})),
+             "signal_fig15": drawing("ResNet-18 by SGD: alignment by layer.", Row("lr", RESNET)),
+             "signal_fig4_bc": drawing("ResNet-18 and VGG-19 on CIFAR-10: higher peaks at larger learning rates.",
+                                       Row("lr", RESNET, "b: "), Row("lr", VGG, "c: "))},
     missing={**dict.fromkeys(("Fig. 4", "Fig. 12", "Fig. 13", "Fig. 14", "Fig. 15"), f"run here at reduced sizes: {SMALL}"),
              "Fig. 11": "CIFAR-100, which cannot be had here; --set cifar100=FOLDER runs it, with train.bin and test.bin there"},
     claims=(

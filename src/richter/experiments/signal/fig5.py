@@ -48,11 +48,11 @@ def draw(results: Results) -> Figure:
         for j, layer in enumerate(SHOWN):
             axes[1 + k].plot(np.arange(1, energies.shape[1] + 1), energies[j], color=COLOURS[j], label=f"layer {layer}")
         top = np.median(np.abs(results["values"][:, k]).max(1))
-        label(axes[1 + k], "eigenvector", "energy", f"b: {words}, |lambda_1| = {top:.2g}", legend=k == 0)
+        label(axes[1 + k], "eigenvector", "energy", f"b: {words}: {top:.2g}", legend=k == 0)
         band(axes[4], np.arange(1, 11), results["energy"][:, k], COLOURS[k], words)
     label(axes[4], "layer", "mean energy of the largest", "every layer", legend=True)
     caption(figure, "The largest eigenvectors of H_w lie in the first layer more than in any other, at every time: no "
-                    "concentration on layers inside the network is seen.")
+                    "concentration on layers inside the network is seen. The titles of b have |lambda_1|.")
     return figure
 
 

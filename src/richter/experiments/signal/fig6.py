@@ -59,12 +59,15 @@ def draw(results: Results) -> Figure:
 @styled
 def draw_steps(results: Results) -> Figure:
     single, rates = results.where(data="fashion_mnist")["single"], results.tasks[0].settings.rates
-    figure, (left, right) = panels(2, across=2)
+    figure, (first, second, right) = panels(3, across=3)
     for k, name in enumerate(ACTIVATIONS):
-        points(left, rates, single[:, k, :, 0], COLOURS[k], f"{name}: first order")
-        points(left, rates, single[:, k, :, 1], COLOURS[k], f"{name}: -lr H_w Psi y~", marker="x")
+        shifted = np.array(rates) * 1.25**k  # beside each other
+        points(first, shifted, single[:, k, :, 0], COLOURS[k], name)
+        points(second, shifted, single[:, k, :, 1], COLOURS[k], name)
     points(right, rates, single[:, 0, :, 2] / single[:, 0, :, 3], COLOURS[0])
-    label(left, "learning rate of one step", "correlation with the change of Psi y~", "Approximations", log="x", legend=True)
+    for ax, words in ((first, "the first order, -lr H_y~ Psi w"), (second, "with w for -y~: -lr H_w Psi y~")):
+        ax.set_ylim(-0.35, 1.1)
+        label(ax, "learning rate of one step", "corr with the change of Psi y~", words, log="x", legend=ax is first)
     label(right, "learning rate of one step", "share of units that switch", "ReLU", log="x")
     caption(figure, "The first order says what a step does while no unit switches, and for a smooth activation; a few switched "
                     "units among thousands are enough to spoil it. With w taken for -y~ it is worse everywhere.")

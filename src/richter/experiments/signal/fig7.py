@@ -36,7 +36,7 @@ def draw(results: Results) -> Figure:
         label(right, "layer", "alignment (tangent_cka)", "by layer", legend=True)
     caption(figure, "Alignment with the labels grows with training, most in some layers inside the network, and least in the "
                     "last; in the "
-                    f"deeper network the peak lies deeper. Median and range of {len(results.distinct('seed'))} seeds.")
+                    f"deeper network the peak lies deeper. Seeds: {len(results.distinct('seed'))}, their median and range.")
     return figure
 
 

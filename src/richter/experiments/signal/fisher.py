@@ -94,7 +94,7 @@ def draw_bound(results: Results) -> Figure:
         band(ax, layers, chosen["tangent_stable_rank"][:, 1], COLOURS[k], NAMES[condition])
         band(ax, layers, chosen["fisher_stable_rank"][:, 1], COLOURS[k], "", "--")
     label(ax, "layer", "stable rank", legend=True)
-    caption(figure, "In every layer the Fisher information (dashed) has fewer directions than the tangent kernel.")
+    caption(figure, "The Fisher information (dashed) has fewer directions than the tangent kernel in most layers, not in all.")
     return figure
 
 
@@ -113,7 +113,7 @@ EXPERIMENT = Experiment(
         ("tangent_correlation", "correlation"),
         sentence="Networks that generalise have a larger alignment, which is more a larger correlation than a smaller rank."),
         "signal_fig21": draw_bound,
-        "signal_fig22": by_layer(("fisher_stable_rank", "stable rank of the Fisher information"),
+        "signal_fig22": by_layer(("fisher_stable_rank", "stable rank of Fisher"),
                                  sentence="Fewer directions of the Fisher information where the labels could be learned."),
         "signal_fig23": by_layer(("fisher_correlation", "Fisher correlation"),
                                  sentence="The Fisher information's correlation with the labels is small in every network.")},
