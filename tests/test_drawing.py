@@ -69,3 +69,13 @@ def test_a_long_caption_takes_room() -> None:
     boxes = [ax.get_tightbbox() for ax in long.axes]
     text = next(t for t in long.texts if t.get_gid() == "caption").get_window_extent()
     assert all(box.y1 <= text.y0 + 1 for box in boxes)
+
+
+def test_there_is_no_layer_and_a_half() -> None:
+    figure, (layers, widths) = panels(2, across=2)
+    for ax, name in ((layers, "hidden layer"), (widths, "share of the width")):
+        line(ax, [1, 2, 3, 4], [1, 2, 3, 4])
+        label(ax, name, "value")
+    figure.canvas.draw()
+    assert all(tick == int(tick) for tick in layers.get_xticks())
+    assert not all(tick == int(tick) for tick in widths.get_xticks())

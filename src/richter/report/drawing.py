@@ -34,6 +34,7 @@ __all__ = ["COLOURS", "Look", "band", "caption", "depth_looks", "faults", "key",
            "points", "styled"]
 
 CAPTION = "caption"  # the mark of its text, by which it is known
+COUNTED = ("layer", "depth", "epoch", "network", "eigenvector")  # there is no layer 2.5, and no mark on its axis
 
 
 def band(ax: Axes, x: ArrayLike, ys: ArrayLike, colour: str = COLOURS[0], label: str = "", style: str = "-") -> None:
@@ -61,7 +62,7 @@ def line(ax: Axes, x: ArrayLike, y: ArrayLike, colour: str = "#222222", label: s
 def label(ax: Axes, x: str, y: str, title: str = "", *, log: str = "", steps: bool = False, legend: bool = False) -> None:
     """Names of the axes; ``log`` names those that are logarithmic, "x", "y" or "xy". ``steps``: x is a step of training, on
     a scale that is linear up to one and logarithmic from there. ``legend``: of this panel's own curves."""
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     ax.set_title(title)
@@ -73,6 +74,8 @@ def label(ax: Axes, x: str, y: str, title: str = "", *, log: str = "", steps: bo
         (ax.set_xscale if which == "x" else ax.set_yscale)("log")
     if log:
         decade_ticks(ax, log)
+    if x.endswith(COUNTED) and not steps and "x" not in log:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if legend:
         ax.legend(frameon=False, fontsize=7.5)
 

@@ -84,7 +84,7 @@ def draw_profiles(results: Results) -> Figure:
 @styled
 def draw_table(results: Results) -> Figure:
     s = results.settings
-    figure, (ax,) = panels(1, across=1)
+    figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
     for k, part in enumerate(("train", "test")):
         rows = np.array([results.where(width=width, measured=False)[part] for width in s.widths]).T
         points(ax, s.widths, rows, COLOURS[k], part)

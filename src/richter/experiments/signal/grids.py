@@ -42,7 +42,7 @@ def higher(field: str, largest: bool, **where: Any) -> Callable[[Results], float
 @styled
 def draw(results: Results) -> Figure:
     rates, batches = sorted(results.distinct("lr")), sorted(results.distinct("batch"))
-    figure, axes = panels(len(rates) * len(batches), across=len(batches), width=2.6, height=1.9)
+    figure, axes = panels(len(rates) * len(batches), across=len(batches), width=2.6, height=2.1)
     for ax, (lr, batch) in zip(axes, [(lr, b) for lr in rates for b in batches], strict=True):
         chosen = results.where(lr=lr, batch=batch)
         layers = np.arange(1, chosen["alignment"].shape[-1] + 1)
@@ -50,7 +50,7 @@ def draw(results: Results) -> Figure:
         band(ax, layers, chosen["alignment"][:, 1], COLOURS[0])
         gap = np.median(chosen["test_loss"] - chosen["loss"])
         test = np.median(chosen["test_loss"])
-        label(ax, "layer", "tangent_cka", f"lr {lr:g}, batch {batch}: test loss {test:.2f}, gap {gap:.2f}")
+        label(ax, "layer", "tangent_cka", f"lr {lr:g}, batch {batch}\ntest loss {test:.2f}, gap {gap:.2f}")
     top = max(ax.get_ylim()[1] for ax in axes)
     for ax in axes:
         ax.set_ylim(0, top)

@@ -221,11 +221,11 @@ def draw(results: Results) -> Figure:
     layers = np.arange(1, results["predicted"].shape[1] + 1)
     points(left, layers, results["measured"], COLOURS[0], "measured")
     points(left, layers, results["predicted"], COLOURS[1], "Eq. 25, corrected", marker="s")
-    label(left, "layer", "relative change of tangent_cka by a step", "one step", legend=True)
+    label(left, "layer", "change of tangent_cka", "one step, relative", legend=True)
     for when, name in enumerate(("before training", "after")):
         points(right, layers, results["share"][:, when], COLOURS[when], f"{name}: moved at random")
-        line(right, layers, np.median(results["predicted_share"][:, when], 0), COLOURS[when], "y~'Ky~ / |y~|^2 tr K")
-    label(right, "layer", "share of the outputs' change along the labels", "Eq. 27", legend=True)
+        line(right, layers, np.median(results["predicted_share"][:, when], 0), COLOURS[when], "" if when else "y~'Ky~ / |y~|^2 tr K")
+    label(right, "layer", "share along the labels", "Eq. 27: of the outputs' change", legend=True)
     caption(figure, "Left: what a step does to each layer's alignment, and the corrected Eq. 25. Right: when a layer is moved at "
                     "random, more of the outputs' change is along the labels after training, as the kernel says.")
     return figure

@@ -55,11 +55,13 @@ def drawing(data: str) -> Callable[[Results], Figure]:
             r = results.where(data=data, method=method, width=width)
             band(ax, np.arange(1, 6), r["profile"], COLOURS[0], "tangent_cka of the layer")
             right = ax.twinx()
-            band(right, np.arange(2, 6), r["features"], COLOURS[1], "CKA of the features it reads", "--")
+            band(right, np.arange(2, 6), r["features"], COLOURS[1], "CKA of what it reads (right axis)", "--")
             right.set_xlabel("layer")
             right.set_ylabel("CKA of features and labels")
             label(ax, "layer", "alignment (tangent_cka)",
-                  f"{letter}: {LABELS[method]}, width {width}, test {np.median(r['accuracy']):.1%}", legend=True)
+                  f"{letter}: {LABELS[method]}, width {width}, test {np.median(r['accuracy']):.1%}")
+            if ax is axes[0]:
+                ax.legend(handles=[*ax.lines, *right.lines], frameon=False, fontsize=6.5)
         caption(figure, "Training layer by layer aligns the features of every layer with the classes (dashed), and reaches less "
                         "on test images than training end to end.")
         return figure

@@ -153,7 +153,7 @@ def table_of(data: str, number: int) -> Callable[[Results], Figure]:
     """Test accuracy by depth beside the paper's."""
     @styled
     def draw(results: Results) -> Figure:
-        figure, (ax,) = panels(1, across=1)
+        figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
         chosen = results.where(data=data, condition="base", labels="own")
         depths = sorted(chosen.distinct("depth"))
         points(ax, depths, np.array([chosen.where(depth=depth)["accuracy"] for depth in depths]).T, label="ours")

@@ -151,7 +151,7 @@ def shallow_slope(r: Results) -> float:
 
 @styled
 def draw_forward(results: Results) -> Figure:
-    figure, (ax,) = panels(1, across=1)
+    figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
     r = recursion(results)
     points(ax, r["layers"][0], r["forward"], label="recursion, opposite inputs")
     line(ax, r["layers"][0], signal.FORWARD / 2 / r["layers"][0] ** 2.0, label="(9 pi^2 / 4) / l^2")
@@ -181,7 +181,7 @@ def draw_backward(results: Results) -> Figure:
 
 @styled
 def draw_balance(results: Results) -> Figure:
-    figure, (ax,) = panels(1, across=1)
+    figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
     for k, (row, name) in enumerate(zip(recursion(results)["table"][0], ("suprema over pairs, eps = 0.1", "one pair, c = 0"),
                                         strict=True)):
         points(ax, DEPTHS, row, COLOURS[k], name)
@@ -195,12 +195,12 @@ def draw_balance(results: Results) -> Figure:
 
 @styled
 def draw_parametrisation(results: Results) -> Figure:
-    figure, (ax,) = panels(1, across=1)
+    figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
     values = [a["covariance"] for t, a in results if t.seed >= 0]
     points(ax, np.arange(len(values)), values, label="sqrt(2/N): measured")
     line(ax, [0, len(values) - 1], [1, 1], label="the same covariance")
     line(ax, [0, len(values) - 1], [2.0 ** (results.settings.layers - 1)] * 2, COLOURS[1], "2/sqrt(N), as printed")
-    label(ax, "random network", "variance of the last layer over the first", log="y", legend=True)
+    label(ax, "random network", "variance, last layer over first", log="y", legend=True)
     caption(figure, "With sqrt(2/N) the NTK parametrisation keeps the variance over layers; with the printed 2/sqrt(N) it "
                     "doubles.")
     return figure
