@@ -224,7 +224,8 @@ def draw(results: Results) -> Figure:
     label(left, "layer", "change of tangent_cka", "one step, relative", legend=True)
     for when, name in enumerate(("before training", "after")):
         points(right, layers, results["share"][:, when], COLOURS[when], f"{name}: moved at random")
-        line(right, layers, np.median(results["predicted_share"][:, when], 0), COLOURS[when], "" if when else "y~'Ky~ / |y~|^2 tr K")
+        line(right, layers, np.median(results["predicted_share"][:, when], 0), COLOURS[when],
+             "" if when else "y~'Ky~ / |y~|^2 tr K")
     label(right, "layer", "share along the labels", "Eq. 27: of the outputs' change", legend=True)
     caption(figure, "Left: what a step does to each layer's alignment, and the corrected Eq. 25. Right: when a layer is moved at "
                     "random, more of the outputs' change is along the labels after training, as the kernel says.")
