@@ -170,7 +170,7 @@ UNTRAINED = Control("untrained networks", {"subject": "untrained"})
 SHUFFLED = Control("trained on shuffled labels", {"subject": "shuffled"})
 EXCHANGED = Control("the two conditions exchanged", {"subject": "exchanged"})
 BAR, TEXT = "independent check of the recipe, depths 10 to 30, 3 seeds", "the paper's text"
-LESS = "10,000 images and 12 epochs in the place of all and 100 to 700"
+LESS = "10,000 images and 30 epochs in the place of all and 100 to 700"
 SMALL = "2,000 of 60,000 images"
 STEEP = ("the layer moves about in proportion to the depth, faster than 3/5 and than the balanced layer, whose own slope is .8 "
          "at these depths; tops are flat, and a peak in one of the first layers of the shallow network decides the fit")
@@ -209,13 +209,15 @@ CLAIMS = (
 EXPERIMENT = Experiment(
     name="signal_sweep", ref=Ref("signal", "Fig. 3"), title="in which layer alignment peaks, by depth, rate and batch size",
     smoke=Settings(),
-    paper=Settings(n=10_000, epochs=12, depths=(5, 10, 20, 30, 60), few=(10, 30), probe=200, seeds=(0, 1, 2, 3, 4)),
+    paper=Settings(n=10_000, epochs=30, depths=(5, 10, 20, 30, 60), few=(10, 30), probe=200, seeds=(0, 1, 2, 3, 4)),
     tasks=tasks, work=work, data=("mnist", "fashion_mnist", "cifar10"),
     figures={"signal_fig3": draw_depths, "signal_fig8": draw_conditions,
              "signal_table1": table_of("cifar10", 1), "signal_table2": table_of(FASHION, 2),
              "signal_table3": table_of("mnist", 3)},
     places=("Fig. 3", "Fig. 8", "Table 1", "Table 2", "Table 3"), start={"n": 256, "epochs": 1, "seeds": (0,)},
     reduced="2,000 images, depths 10 and 30, two seeds",
+    tried="12 epochs: test accuracy was .795 at the worst of 10 to 30 layers, 60 layers had hardly begun to learn, and the slope of "
+          "the peak's logarithm was 1.28 (.88 to 1.38)",
     missing={"Fig. 3": f"depths 40, 50 and 70 to 100, of MNIST and CIFAR-10 all but 10 and 30, CIFAR-10 at width 100 in the "
                        f"place of 256; {LESS}", "Fig. 8": f"depths other than 10 and 30 under b and c; {LESS}",
              "Table 1": f"depths other than 10 and 30, width 256; {LESS}",
