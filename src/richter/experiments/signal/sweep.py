@@ -216,8 +216,8 @@ EXPERIMENT = Experiment(
              "signal_table3": table_of("mnist", 3)},
     places=("Fig. 3", "Fig. 8", "Table 1", "Table 2", "Table 3"), start={"n": 256, "epochs": 1, "seeds": (0,)},
     reduced="2,000 images, depths 10 and 30, two seeds",
-    tried="12 epochs: test accuracy was .795 at the worst of 10 to 30 layers, 60 layers had hardly begun to learn, and the slope of "
-          "the peak's logarithm was 1.28 (.88 to 1.38)",
+    tried="12 epochs: test accuracy was .795 at the worst of 10 to 30 layers, 60 layers had hardly begun to learn, and the slope "
+          "of the peak's logarithm was 1.28 (.88 to 1.38)",
     missing={"Fig. 3": f"depths 40, 50 and 70 to 100, of MNIST and CIFAR-10 all but 10 and 30, CIFAR-10 at width 100 in the "
                        f"place of 256; {LESS}", "Fig. 8": f"depths other than 10 and 30 under b and c; {LESS}",
              "Table 1": f"depths other than 10 and 30, width 256; {LESS}",
