@@ -60,8 +60,8 @@ NOT_B = ("the first layer, which has 3,072 inputs and most of the weights, has t
          "others have about the same")
 NOT_A = ("units switch: at the rate of training the first order of a step no longer says what it does (signal_fig6), in the "
          "span of the eigenvectors as elsewhere")
-NOT_L = ("standardised images give outputs of size 1 to 2 at once, so that |lambda_1| is largest before training (28, then 9 and 12 "
-         "on 200 images, about 40, then 15 to 20 at smoke scale); how the paper scales its inputs is not said")
+NOT_L = ("standardised images give outputs of size 1 to 2 at once, so that |lambda_1| is largest before training (28, then 9 and "
+         "12 on 200 images; about 40, then 15 to 20 at smoke scale); how the paper scales its inputs is not said")
 EXPERIMENT = Experiment(
     name="signal_fig5", ref=Ref("signal", "Fig. 5"), title="eigenvectors of H_w, a step, and the layers",
     smoke=Settings(n=500, epochs=6, vectors=20, examples=50, seeds=(0, 1)), paper=Settings(), tasks=tasks, work=work,

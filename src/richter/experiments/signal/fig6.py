@@ -52,7 +52,8 @@ def draw(results: Results) -> Figure:
     for k, name in enumerate(sets):
         band(ax, results.tasks[0].settings.steps, -results.where(data=name)["correlation"][:, 0], COLOURS[k], NAMES[name])
     label(ax, "step", "-corr(y~, w)", steps=True, legend=True)
-    caption(figure, "At first the gradient in the outputs points against the labels; the sooner a network learns, the sooner no more.")
+    caption(figure, "At first the gradient in the outputs points against the labels; the sooner a network learns, the sooner no "
+                    "more.")
     return figure
 
 
