@@ -39,6 +39,11 @@ def behind(r: Results, data: str) -> float:
     return float(lfm(r, data, "accuracy") - end(r, data, "accuracy"))
 
 
+def taller(r: Results) -> float:
+    """LFM's largest alignment over that end to end."""
+    return float(lfm(r, "mnist_5k", "profile").max() / r.where(data="mnist_5k", method="end")["profile"][-1].max())
+
+
 def flat(r: Results, data: str) -> float:
     """How many layers come within a tenth of the profile's height of the best one."""
     return float(len(peak(lfm(r, data, "profile")).could))
@@ -88,6 +93,8 @@ END = Control("end to end in the place of LFM, and the other way round", {"subje
 SHUFFLED = Control("LFM on shuffled labels", {"subject": "shuffled"})
 RIVALS = (SHUFFLED, Control("random layers, only the last one trained", {"subject": "frozen"}))
 BAR, TEXT = "independent check of the algorithm", "the paper's text"
+FALLS = ("LFM's last hidden layer reaches .097, end to end the best one .080: with 3,500 digits alignment end to end falls once "
+         "they are fitted, from .089 to .106 after 20 epochs to .080 to .094 after 40 (three seeds); the paper has 50,000")
 CLAIMS = (
     Claim("MNIST-5k: test accuracy, as printed", lambda r: float(lfm(r, "mnist_5k", "accuracy")), Interval(low=0.84), RIVALS,
           source=BAR, over="seed", places=("Alg. 1",)),
@@ -98,12 +105,13 @@ CLAIMS = (
           places=("Alg. 1",)),
     Claim("MNIST-5k: test accuracy less that end to end", lambda r: behind(r, "mnist_5k"), Interval(high=0.01), END,
           paper="below 0", source=BAR, over="seed", places=("Fig. 16", "Alg. 1")),
-    Claim("MNIST-5k: layers within a tenth of the best alignment", lambda r: flat(r, "mnist_5k"), Interval(low=2), END,
+    Claim("MNIST-5k: layers within a tenth of the best alignment", lambda r: flat(r, "mnist_5k"), Interval(low=2), RIVALS[1],
           paper="several", source=TEXT, over="seed", places=("Fig. 16",),
-          differs={"smoke": "the last hidden layer stands out; it is the features' own CKA that is alike in several layers"}),
-    Claim("MNIST-5k: largest alignment over that end to end", lambda r: float(
-        lfm(r, "mnist_5k", "profile").max() / end(r, "mnist_5k", "profile").max()), Interval(high=1.0), END, paper="below 1",
-        source=TEXT, over="seed", places=("Fig. 16",)),
+          differs="the last hidden layer stands out (.097, the one before .050, for 256 units); it is the features' own CKA that is "
+                  "alike in several layers. End to end two layers are within a tenth of the best"),
+    Claim("MNIST-5k: largest alignment over that end to end", taller, Interval(high=1 - 1e-9),
+          Control("end to end in the place of LFM", {"subject": "end"}), paper="below 1", source=TEXT, over="seed",
+          places=("Fig. 16",), differs={"paper": FALLS}, was="<= 1, which equal heights passed; of two seeds .999"),
     Claim("CIFAR-10: test accuracy less that end to end", lambda r: behind(r, "cifar10"), Interval(high=-0.01), END,
           paper="noticeably worse", source=TEXT, over="seed", places=("Fig. 17",)),
 )
