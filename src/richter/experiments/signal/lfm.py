@@ -107,8 +107,8 @@ CLAIMS = (
           paper="below 0", source=BAR, over="seed", places=("Fig. 16", "Alg. 1")),
     Claim("MNIST-5k: layers within a tenth of the best alignment", lambda r: flat(r, "mnist_5k"), Interval(low=2), RIVALS[1],
           paper="several", source=TEXT, over="seed", places=("Fig. 16",),
-          differs="the last hidden layer stands out (.097, the one before .050, for 256 units); it is the features' own CKA that is "
-                  "alike in several layers. End to end two layers are within a tenth of the best"),
+          differs="the last hidden layer stands out (.097, the one before .050, for 256 units); it is the features' own CKA that "
+                  "is alike in several layers. End to end two layers are within a tenth of the best"),
     Claim("MNIST-5k: largest alignment over that end to end", taller, Interval(high=1 - 1e-9),
           Control("end to end in the place of LFM", {"subject": "end"}), paper="below 1", source=TEXT, over="seed",
           places=("Fig. 16",), differs={"paper": FALLS}, was="<= 1, which equal heights passed; of two seeds .999"),
