@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
 from richter.experiments.signal.growing import DEEP_RATE, Settings, tasks, work
 from richter.report.drawing import COLOURS, band, caption, depth_looks, label, line, panels, styled
 
@@ -123,10 +123,14 @@ PANELS = (("Fig. 1", "20 layers, Fashion-MNIST", "fashion_mnist", True, None),
           ("Fig. 9", "Fashion-MNIST, rate 0.05", "fashion_mnist", False, 0.05),
           ("Fig. 10", "CIFAR-10, rate 0.003", "cifar10", False, None), ("Fig. 10", "CIFAR-10, rate 0.05", "cifar10", False, 0.05))
 SMALL = "2,000 images: 160 steps in all, 48 of them in three epochs"
+SHORT = ("10 epochs of 10,000 images: 1.56. It goes on growing, in one seed to 1.4, 2.0 and 2.4 after 10, 20 and 30 epochs, while "
+         "the test accuracy stays at .42; the paper's tables have 100 to 700 epochs. A rate of 0.05 has 2.8 after ten")
+SLOW: Mapping[Scale, str] = {"smoke": SMALL, "paper": SHORT}
+NOT_GROWN: dict[str, Mapping[Scale, str]] = {"MNIST": {"smoke": SMALL}, "CIFAR-10": SLOW, "CIFAR-10, rate 0.003": SLOW}
 CLAIMS = (
     *(Claim(f"{name}: growth of the best layer's alignment", panel(growth, d, deep, lr),
             Interval(low=2.5), (UNTRAINED, SHUFFLED), source=BAR, over="seed", places=(place,),
-            differs={"smoke": SMALL} if name in ("MNIST", "CIFAR-10", "CIFAR-10, rate 0.003") else "")
+            differs=NOT_GROWN.get(name, ""))
       for place, name, d, deep, lr in PANELS),
     *(Claim(f"{name}: growth of the last layer over that of the layer that grew most",
             panel(gap, d, deep, lr), Interval(high=0.5), UNTRAINED, source=BAR, over="seed",
