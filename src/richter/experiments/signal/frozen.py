@@ -97,8 +97,8 @@ def draw_table(results: Results) -> Figure:
 UNTRAINED = Control("before the last layer is trained", {"subject": "untrained"})
 EXCHANGED = Control("the two exchanged", {"subject": "exchanged"})
 FEWER = ".858 for .919: 4,000 of 60,000 images; at smoke scale 1,000 and width 256"
-FORGOTTEN = ("the profile falls from the first layer on at either scale. The last layer is trained to the minimum of a convex loss, "
-             "which hardly knows of its initial scale any more (.858 and .856 on test images; the paper has .919 and .881)")
+FORGOTTEN = ("the profile falls from the first layer on at either scale. The last layer is trained to the minimum of a convex "
+             "loss, which hardly knows of its initial scale any more (.858 and .856 on test images; the paper has .919 and .881)")
 CLAIMS = (
     Claim("largest growth of a hidden layer's alignment, over noise scales", growth, Interval(low=1.1), UNTRAINED,
           paper="non-trivial", source="the paper's text; a tenth is visible", over="seed", places=("Fig. 18",)),
