@@ -137,7 +137,7 @@ def test_weights_that_moved_are_noticed(how: str) -> None:
     (lambda: hessian(network(5), PROBE).moments(1, exact=False), "vectors=1: the error of an estimate takes two"),
     (lambda: hessian(mlp([4, 5, 1]).double(), richter.Probe(X, X[:, :1])).fisher(vector(31)), "one class: .*an output for each"),
     (lambda: theorem_a(network(5, activation=nn.Tanh), PROBE), r"1 is a Tanh: Theorem A is about .*positively homogeneous"),
-    (lambda: theorem_a(network(), PROBE), "1 weight matrices: with no hidden layer .*says 0 = 0"),
+    (lambda: theorem_a(network(), PROBE), "the model has one weight matrix: with no hidden layer .*says 0 = 0"),
     (lambda: early_step(network(5), PROBE, 0.0), "lr=0.0: a step needs a rate above 0"),
     (lambda: natural(hessian(network(5), PROBE), 0.0), "damping=0.0: the Fisher matrix is singular"),
     (lambda: predicted_alignment({"7": 0.1}, {"0": {}}, 0.1), "no moments of layer '7'. Moments are of: 0")])
@@ -326,6 +326,16 @@ def test_eigenpairs_of_nothing_are_refused() -> None:
     for H in (hessian(nn.Linear(4, CLASSES).double(), PROBE), hessian(network(6), PROBE, torch.zeros(N, CLASSES))):
         with pytest.raises(SelectionError, match=r"H_w is 0: the outputs are linear in the trainable parameters \(no hidden"):
             H.top(2)
+
+
+def test_eigenpairs_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowded(*_: object) -> None:
+        raise ArithmeticError("500 products, and residuals of 0.01")
+
+    monkeypatch.setattr("richter.linalg.largest_eigenpairs", crowded)
+    words = r"2 eigenpairs did not come to a tolerance of 0.0001 of .*500 products, .*larger basis= than 20 vectors"
+    with pytest.raises(SelectionError, match=words):
+        hessian(network(6), PROBE).top(2)
 
 
 def test_eigenpairs_that_cannot_be_had() -> None:

@@ -16,6 +16,7 @@ from richter.linalg import (
     Sketch,
     anywhere,
     haar,
+    largest_eigenpairs,
     scatter_without_each,
     sketch,
     span_and_rest,
@@ -187,6 +188,47 @@ def test_the_largest_eigenvalue_of_a_sketch_is_a_lower_bound_with_its_residual()
     top, residual = sketch(lambda X: X @ crowded, 100, draws(0), 10).top()
     assert top < 1
     assert residual > 0.03 * top  # it says that it is not one
+
+
+# ------------------------------------------------------------------------------------------------ many eigenpairs
+
+
+@pytest.mark.parametrize(("spectrum", "k", "basis"), [
+    (torch.cat([torch.linspace(-3, 3, 60), torch.full((40,), 0.1)]), 6, 20),  # crowded: restarts
+    (torch.linspace(-1, 1, 40), 39, 40),  # the basis is all there is
+    (torch.cat([torch.tensor([5.0, -4.0, 3.0]), torch.zeros(50)]), 8, 20),  # fewer than were asked for
+    (torch.tensor([2.0] * 5 + [1.0] * 5 + [0.5] * 40), 7, 20),  # several of the same size
+], ids=["crowded", "all", "few", "multiple"])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
+def test_eigenpairs_are_those_of_dense_algebra(spectrum: Tensor, k: int, basis: int, kind: torch.dtype) -> None:
+    A, fine = with_spectrum(spectrum.double()), kind == torch.float64
+    pairs = largest_eigenpairs(lambda v: (A @ v.double()).to(kind), normal(1, len(A)).to(kind), k, basis, 1e-10 if fine else 1e-4)
+    close = 1e-8 if fine else 1e-5
+    sizes = spectrum.double().abs().sort(descending=True).values[:k]
+    torch.testing.assert_close(pairs.values.abs(), sizes, rtol=0, atol=close * sizes[0])
+    X, values = pairs.vectors.double(), pairs.values
+    torch.testing.assert_close(X @ X.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=close)
+    residuals = (X @ A - values[:, None] * X).norm(dim=1)
+    torch.testing.assert_close(pairs.residuals, residuals, rtol=0.1, atol=close * sizes[0])
+    assert residuals.max() <= (1e-8 if fine else 1e-4) * sizes[0]
+
+
+def test_eigenpairs_beside_those_of_scipy() -> None:
+    eigsh = pytest.importorskip("scipy.sparse.linalg").eigsh
+    A = semidefinite(0, 300) - semidefinite(1, 300)
+    values, _ = eigsh(A.numpy(), 12, which="LM", tol=1e-12)
+    counts: list[int] = []
+    pairs = largest_eigenpairs(lambda v: counts.append(1) or A @ v, normal(2, 300), 12, 30, 1e-11)  # type: ignore[func-returns-value]
+    np.testing.assert_allclose(pairs.values.sort().values.numpy(), np.sort(values), rtol=1e-10)
+    assert len(counts) == pairs.products + 12
+    early = largest_eigenpairs(lambda v: A @ v, normal(2, 300), 2, 200, 1e-3)
+    assert early.products < 100  # it looks before the basis is full
+
+
+def test_eigenpairs_that_do_not_come() -> None:
+    A = with_spectrum(torch.linspace(0.99, 1, 200).double())
+    with pytest.raises(ArithmeticError, match="19 products, and residuals of"):
+        largest_eigenpairs(lambda v: A @ v, normal(0, 200), 5, 10, 1e-12, rounds=4)
 
 
 # ------------------------------------------------------------------------------------------------ random rotations

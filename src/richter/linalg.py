@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +75,80 @@ def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,
     order = values.argsort(descending=True)[:most]
     order = order[values[order] > noise * values.max().clamp(min=0)]
     return values[order], vectors[:, order]
+
+
+class Eigenpairs(NamedTuple):
+    """Of largest absolute value first: ``values`` "k", ``vectors`` "k n", and |A v - lambda v| of each."""
+
+    values: Float[Tensor, " k"]
+    vectors: Float[Tensor, "k n"]
+    residuals: Float[Tensor, " k"]
+    products: int  # that they took, without those for the residuals
+
+
+def largest_eigenpairs(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], k: int, basis: int,
+                       tolerance: float, rounds: int = 100) -> Eigenpairs:
+    """The ``k`` eigenpairs of largest absolute value of a symmetric matrix given by its products: Lanczos with thick restarts
+    (Wu and Simon) when ``basis`` vectors are full. Every new vector is made orthogonal to all before by one product with them,
+    after the recurrence has taken out all but rounding; what rounding leaves is taken out at the end, by Rayleigh and Ritz on
+    the vectors that were found and their products, which also give the residuals."""
+    V, T = start.new_zeros(basis + 1, len(start)), torch.zeros(basis + 1, basis + 1, dtype=torch.float64)
+    V[0], kept, products, often = start / start.norm(), 0, 0, max(5, basis // 10)
+    for _ in range(rounds):
+        for j in range(kept, basis):
+            T[j, j + 1] = T[j + 1, j] = _next_vector(times(V[j]), V, T, j, kept)
+            products += 1
+            if j + 1 < basis and (j + 1 <= k or (j + 1 - kept) % often):
+                continue  # looking takes all eigenvalues of T
+            values, S = torch.linalg.eigh(T[:j + 1, :j + 1])
+            order = values.abs().argsort(descending=True)
+            apart = T[j, j + 1] * S[-1, order].abs()
+            if bool((apart[:k] <= tolerance * values.abs().max()).all()):
+                V = S[:, order[:k]].T.to(V) @ V[:j + 1]  # the basis is not held any longer
+                return _ritz(times, V, products)
+        keep = order[:k + (basis - k) // 2]
+        V[:len(keep)], V[len(keep)] = S[:, keep].T.to(V) @ V[:basis], V[basis]
+        last, kept = T[basis - 1, basis] * S[-1, keep], len(keep)
+        T.zero_()
+        T[range(kept), range(kept)] = values[keep]
+        T[kept, :kept] = T[:kept, kept] = last
+    raise ArithmeticError(f"{products} products, and residuals of {(apart[:k].max() / values.abs().max()).item():.1g}")
+
+
+def _next_vector(w: Float[Tensor, " n"], V: Float[Tensor, "b n"], T: Float[Tensor, "b b"], j: int, kept: int) -> float:
+    """Makes V[j + 1] of w = A V[j], sets T[j, j], and returns T[j, j + 1]. Where V already spans all that A makes of it, a random
+    vector goes on, and A does not lead there: 0."""
+    scale = w.norm().item()
+    T[j, j] = (w @ V[j]).item()
+    before = slice(0 if j == kept else j - 1, j + 1)
+    w = w - T[j, before].to(V) @ V[before]
+    w -= (V[:j + 1] @ w) @ V[:j + 1]
+    size = w.norm().item()
+    if size > 100 * torch.finfo(V.dtype).eps * scale:
+        V[j + 1] = w / size
+        return size
+    if j + 1 < V.shape[1]:
+        w = anywhere(V.shape[1], V).roll(j)
+        for _ in range(3):
+            w = w - (V[:j + 1] @ w) @ V[:j + 1]
+            w /= w.norm()
+        V[j + 1] = w
+    return 0.0
+
+
+def _ritz(times: Callable[[Tensor], Tensor], X: Float[Tensor, "k n"], products: int) -> Eigenpairs:
+    """The eigenpairs of a matrix on the span of X."""
+    X = torch.linalg.solve_triangular(torch.linalg.cholesky((X @ X.T).double()).to(X), X, upper=False)
+    AX = torch.empty_like(X)
+    for x, Ax in zip(X, AX, strict=True):
+        Ax.copy_(times(x))
+    M = (X @ AX.T).double()
+    values, S = torch.linalg.eigh((M + M.T) / 2)
+    order = values.abs().argsort(descending=True)
+    turn, values = S[:, order].T.to(X), values[order]
+    X, AX = turn @ X, turn @ AX
+    AX -= values[:, None].to(X) * X
+    return Eigenpairs(values, X, AX.norm(dim=1).double(), products)
 
 
 # ------------------------------------------------------------------------------------------------ with groups left out

@@ -114,8 +114,9 @@ def homogeneity(model: nn.Module) -> tuple[dict[str, int], int]:
                                  f"layers with positively homogeneous activations, phi(a z) = a phi(z) (ReLU, leaky ReLU, none), "
                                  f"in an nn.Sequential. H_w itself needs none of this: hessian(model, probe).")
     if depth < 2:
-        raise SelectionError(f"the model has {depth} weight matrices: with no hidden layer its outputs are linear in the "
-                             f"weights, H_w is 0, and Theorem A says 0 = 0.")
+        seen = "one weight matrix" if depth else "no weights"
+        raise SelectionError(f"the model has {seen}: with no hidden layer its outputs are linear in the weights, H_w is 0, and "
+                             f"Theorem A says 0 = 0.")
     return degrees, depth
 
 

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from richter import linalg
 from richter.core import SelectionError, parse_bytes
 from richter.core.progress import progress
 from richter.instrument.capture import Output, differentiable_twice, quiet, same_bits, unwrap
@@ -34,19 +35,11 @@ from richter.instrument.statistics.frame import NO_LABELS
 from richter.instrument.statistics.operators import HIDDEN
 from richter.instrument.stream import chunks, fitting
 from richter.instrument.subject import Subject
+from richter.linalg import Eigenpairs
 
 DENSE = 2000  # parameters up to which traces are exact
 VECTORS = 32  # random ones, for estimates of traces
 GRAPH = 6  # of an example's graph: it, that of its gradient, and what a product needs in between
-
-
-class Eigenpairs(NamedTuple):
-    """Of largest absolute value first: ``values`` "k", ``vectors`` "k p", and |H v - lambda v| of each."""
-
-    values: Float[Tensor, " k"]
-    vectors: Float[Tensor, "k p"]
-    residuals: Float[Tensor, " k"]
-    products: int  # that they took
 
 
 class Moment(NamedTuple):
@@ -175,40 +168,31 @@ class Hessian:
     # -------------------------------------------------------------------------------------------------- what is made of it
 
     def top(self, k: int = 20, *, tolerance: float = 1e-4, basis: int | None = None, seed: int = 0) -> Eigenpairs:
-        """The ``k`` eigenpairs of largest absolute value, by scipy's Lanczos: |H v - lambda v| <= ``tolerance`` |lambda_1|. The
-        basis has 2.5 k vectors unless another number is given: all memory that it takes."""
-        from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+        """The ``k`` eigenpairs of largest absolute value, by Lanczos: |H v - lambda v| <= ``tolerance`` |lambda_1|. The basis has
+        2.5 k vectors at most unless another number is given: with the k pairs and their products all memory that it takes."""
         if not (isinstance(k, int) and 1 <= k < self.size):
             raise SelectionError(f"k={k} eigenpairs of a matrix of {self.size} parameters: from 1 to {self.size - 1} can be had.")
         if basis is not None and basis <= k:
             raise SelectionError(f"basis={basis} vectors for {k} eigenpairs: Lanczos needs more vectors than pairs, 2 k or more "
                                  f"to be quick.")
-        kind = np.float32 if self.subject.itemsize == 4 and tolerance >= 1e-5 else np.float64
-        count = 0
-
-        def product(v: np.ndarray) -> np.ndarray:
-            nonlocal count
-            count += 1
-            bar.update()
-            return self(torch.from_numpy(v.astype(np.float64))).cpu().numpy().astype(kind)
-
-        start = np.random.default_rng(seed).standard_normal(self.size).astype(kind)
+        kind = torch.float32 if self.subject.itemsize == 4 and tolerance >= 1e-4 else torch.float64
+        start = torch.from_numpy(np.random.default_rng(seed).standard_normal(self.size)).to(self.subject.home, kind)
         wide = min(self.size, basis or max(20, math.ceil(2.5 * k)))
-        with self.many(), progress(title="products", total=wide) as bar:
-            A = LinearOperator((self.size, self.size), matvec=product, dtype=kind)
+
+        def product(v: Tensor) -> Tensor:
+            bar.update()
+            return self(v.double()).to(kind)
+
+        with self.many(), progress(title="products", total=wide + k) as bar:
             try:
-                values, vectors = eigsh(A, k, which="LM", v0=start, ncv=wide, tol=tolerance)
-            except ArpackError as error:
-                if product(start).any():
-                    raise
-                raise SelectionError("H_w is 0: the outputs are linear in the trainable parameters (no hidden layer, or all "
-                                     "others frozen), or their weights w are 0. No direction bends more than another.") from error
-            made = count
-            order = np.argsort(-np.abs(values))
-            values_, vectors_ = (torch.from_numpy(a).double().to(self.subject.home)
-                                 for a in (values[order], np.ascontiguousarray(vectors.T[order])))
-            residuals = torch.stack([(self(v) - x * v).norm() for x, v in zip(values_, vectors_, strict=True)])
-        return Eigenpairs(values_, vectors_, residuals, made)
+                pairs = linalg.largest_eigenpairs(product, start, k, wide, tolerance)
+            except ArithmeticError as why:
+                raise SelectionError(f"{k} eigenpairs did not come to a tolerance of {tolerance:.1g} of |lambda_1| ({why}): give "
+                                     f"a larger basis= than {wide} vectors, or a larger tolerance=.") from why
+        if not pairs.values.any():
+            raise SelectionError("H_w is 0: the outputs are linear in the trainable parameters (no hidden layer, or all others "
+                                 "frozen), or their weights w are 0. No direction bends more than another.")
+        return pairs._replace(vectors=pairs.vectors.double())
 
     def energy(self, vectors: Float[Tensor, "k p"]) -> dict[str, Float[Tensor, " k"]]:
         """{layer: the share of each vector's square that lies in it}."""
