@@ -111,7 +111,8 @@ def test_layer_by_layer_against_its_rivals() -> None:
     level = {"printed": 0.9, "cosine": 0.92, "end": 0.95, "frozen": 0.7, "shuffled": 0.1}
 
     def arrays(t: Any) -> Arrays:
-        flat = np.array([0.1, 0.1, 0.1, 0.1, 0.02]) if t.method != "end" else np.array([0.05, 0.1, 0.2, 0.1, 0.02])
+        peaked = {"end": [0.05, 0.1, 0.2, 0.1, 0.02], "frozen": [0.1, 0.06, 0.04, 0.02, 0.01]}
+        flat = np.array(peaked.get(t.method, [0.1, 0.1, 0.1, 0.1, 0.02]))
         return {"accuracy": level[t.method] / (1 if t.data == "mnist_5k" else 2), "features": np.full(4, level[t.method] - 0.1),
                 "profile": flat}
 

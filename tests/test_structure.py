@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "measures.cards": ("core",), "measures.profile": ("core",),
     # an operator outlives the measurement it would be a statistic of, so it holds its subject; nothing below imports these two
     **dict.fromkeys(("measures.hessian", "measures.curvature"), (
-        "core", "measures", "instrument.capture", "instrument.checks", "instrument.probe", "instrument.statistics",
+        "core", "linalg", "measures", "instrument.capture", "instrument.checks", "instrument.probe", "instrument.statistics",
         "instrument.stream", "instrument.subject")),
     "measures.feature_map": ("core", "linalg", "instrument.capture", "instrument.checks", "instrument.probe",
                              "instrument.statistics", "instrument.stream", "instrument.subject", "instrument.survey"),
