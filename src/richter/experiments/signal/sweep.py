@@ -172,8 +172,11 @@ EXCHANGED = Control("the two conditions exchanged", {"subject": "exchanged"})
 BAR, TEXT = "independent check of the recipe, depths 10 to 30, 3 seeds", "the paper's text"
 LESS = "10,000 images and 30 epochs in the place of all and 100 to 700"
 SMALL = "2,000 of 60,000 images"
-STEEP = ("the layer moves about in proportion to the depth, faster than 3/5 and than the balanced layer, whose own slope is .8 "
-         "at these depths; tops are flat, and a peak in one of the first layers of the shallow network decides the fit")
+STEEP = ("the layer moves about in proportion to the depth: in the median 1 of 5, 2 of 10, 6 of 20, 8 of 30 and 21 of 60,"
+         " faster than 3/5 and than the balanced layer, whose own slope is .8 at these depths; tops are flat, and a peak in one of the first "
+         "layers of the shallow networks decides the fit")
+NO_SHIFT = ("-.24 and -.35 in the median of five seeds, which reach from -.77 to .25: within what flat tops leave open. It depends on "
+            "how long is trained: after 12 epochs, where lower rates and larger batches had learned less, it was .35 and .28")
 CLAIMS = (
     Claim("growth of the best layer's alignment, smallest over depths, Fashion-MNIST", lambda r: growth(r, FASHION),
           Interval(low=2.5), (UNTRAINED, SHUFFLED), source=BAR, over="seed", places=("Fig. 3",)),
@@ -186,14 +189,14 @@ CLAIMS = (
           Interval(low=1), UNTRAINED, source=BAR, over="seed", places=("Fig. 3",)),
     Claim("slope of the log of that layer on log depth, Fashion-MNIST", slope, Interval(0.5, 0.7),
           (UNTRAINED, Control("the balanced layer of the theory at these depths", {"subject": "theory"})), paper="3/5",
-          source="the paper's line, to 0.1", over="seed", places=("Fig. 3",), differs={"smoke": STEEP}),
+          source="the paper's line, to 0.1", over="seed", places=("Fig. 3",), differs=STEEP),
     Claim("misfit of C times the balanced layer, less that of the better of a constant layer and a constant share of depth",
           advantage, Interval(high=-0.02), (Control("a constant layer", {"law": "constant"}),
                                             Control("a constant share of the depth", {"law": "proportional"})),
-          source="a formula must beat its best simple rival, visibly", over="seed", places=("Fig. 3",), differs={"smoke": STEEP}),
+          source="a formula must beat its best simple rival, visibly", over="seed", places=("Fig. 3",), differs=STEEP),
     *(Claim(f"{what}: log of the layer that grew most over the base one's, mean over depths", reading(shift, c),
             Interval(low=0.05), UNTRAINED, paper="a clear upward shift", source=TEXT, over="seed", places=("Fig. 8",),
-            differs={"smoke": f"{SMALL}, two seeds: up in one and down in the other, on flat tops"})
+            differs={"smoke": f"{SMALL}, two seeds: up in one and down in the other, on flat tops", "paper": NO_SHIFT})
       for c, what in (("slow", "a quarter of the learning rate"), ("large", "batches of 512"))),
     *(Claim(f"{what}: test accuracy lost, mean over depths", reading(poorer, c), Interval(low=0.0), EXCHANGED,
             paper="poorer performance", source=TEXT, over="seed", places=("Fig. 8",))
@@ -203,8 +206,9 @@ CLAIMS = (
           source=BAR, over="seed", places=("Table 2",), differs={"smoke": SMALL}),
     *(Claim(f"{place}: the paper's test accuracy less ours, largest over depths", reading(short, d), Interval(high=0.02),
             UNTRAINED, paper="0", source="the table, to 2 points", over="seed", places=(place,),
-            differs=f"{LESS}; at smoke scale 2,000 images")
-      for place, d in (("Table 1", "cifar10"), ("Table 2", FASHION), ("Table 3", "mnist"))),
+            differs=f"{ours}: {LESS}; at smoke scale 2,000 images")
+      for place, d, ours in (("Table 1", "cifar10", ".20 less"), ("Table 2", FASHION, ".13 less at 60 layers"),
+                             ("Table 3", "mnist", ".03 less"))),
 )
 EXPERIMENT = Experiment(
     name="signal_sweep", ref=Ref("signal", "Fig. 3"), title="in which layer alignment peaks, by depth, rate and batch size",
