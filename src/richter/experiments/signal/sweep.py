@@ -175,8 +175,9 @@ SMALL = "2,000 of 60,000 images"
 STEEP = ("the layer moves about in proportion to the depth: in the median 1 of 5, 2 of 10, 6 of 20, 8 of 30 and 21 of 60,"
          " faster than 3/5 and than the balanced layer, whose own slope is .8 at these depths; tops are flat, and a peak in "
          "one of the first layers of the shallow networks decides the fit")
-NO_SHIFT = ("-.24 and -.35 in the median of five seeds, which reach from -.77 to .25: within what flat tops leave open. It"
-            " depends on how long is trained: after 12 epochs, where lower rates and larger batches had learned less, it was .35 and .28")
+NO_SHIFT = ("-.24 and -.35 in the median of five seeds, which reach from -.77 to .25: within what flat tops leave open. "
+            "It depends on how long is trained: after 12 epochs, where lower rates and larger batches had learned less, "
+            "it was .35 and .28")
 CLAIMS = (
     Claim("growth of the best layer's alignment, smallest over depths, Fashion-MNIST", lambda r: growth(r, FASHION),
           Interval(low=2.5), (UNTRAINED, SHUFFLED), source=BAR, over="seed", places=("Fig. 3",)),
