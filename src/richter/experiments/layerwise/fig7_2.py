@@ -1,0 +1,127 @@
+"""Figure 7.2 of [layerwise]: learning rate and weight decay change accuracy and the number of features together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from richter.core import Interval, Ref
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.layerwise.evolution import CLASSES, Settings, tasks, work
+from richter.experiments.layerwise.metrics import metric_panels
+from richter.experiments.layerwise.reading import flatness, rank_correlation, read_at, when
+from richter.measures.features import MINIMUM
+from richter.report.drawing import caption, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Knob = Literal["lr", "decay"]
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def along(r: Results, knob: Knob) -> Results:
+    """The trainings that differ in this knob, from its smallest value on, the other one as in the base."""
+    other: Knob = "decay" if knob == "lr" else "lr"
+    chosen = r.where(**{other: getattr(r.tasks[0], other)})
+    order = np.argsort([getattr(t, knob) for t in chosen.tasks])
+    rows = list(chosen)
+    return Results(r.settings, [rows[i][0] for i in order], [rows[i][1] for i in order])
+
+
+def following(knob: Knob, name: str = "kappa_cka") -> Callable[[Results], float]:
+    """The rank correlation along the knob of kappa, or of another number, with the test error."""
+    def value(r: Results) -> float:
+        chosen = when(along(r, knob))
+        values = chosen["loss_fit" if r.settings.subject == "training" else name]
+        return rank_correlation(np.roll(values, 1) if r.settings.subject == "shifted" else values, 1 - chosen["accuracy"])
+    return value
+
+
+def better(knob: Knob) -> Callable[[Results], float]:
+    """Kappa's rank correlation less the larger of two rivals': training loss and norm of the weights."""
+    return lambda r: following(knob)(r) - max(following(knob, "loss_fit")(r), following(knob, "norm")(r))
+
+
+def kappa(r: Results, knob: Knob, place: int) -> float:
+    """Of one of the values of the knob, in their order; of the other end, where ends are exchanged."""
+    values = read_at(along(r, knob), "kappa_cka")
+    return float(values[::-1][place] if r.settings.subject == "exchanged" else values[place])
+
+
+def above_lowest(r: Results) -> float:
+    """Kappa of the rate with the best test accuracy, less that of the lowest rate; of the highest, where ends are exchanged."""
+    chosen = along(r, "lr")
+    values = read_at(chosen, "kappa_cka")
+    return float(values[when(chosen)["accuracy"].argmax()] - values[-1 if r.settings.subject == "exchanged" else 0])
+
+
+def change(name: str, knob: Knob) -> Callable[[Results], float]:
+    """What the largest value of the knob has more than the smallest."""
+    def value(r: Results) -> float:
+        chosen = along(r, knob)
+        values = flatness(chosen) if name == "flatness" else read_at(chosen, name)
+        return float(values[-1] - values[0]) * (-1 if r.settings.subject == "exchanged" else 1)
+    return value
+
+
+# ------------------------------------------------------------------------------------------------ drawing
+
+
+@styled
+def draw(results: Results) -> Figure:
+    figure, axes = panels(6, across=3)
+    for row, knob, name, words in ((axes[:3], "lr", "a", "rate"), (axes[3:], "decay", "b", "decay")):
+        chosen = when(along(results, knob))  # type: ignore[arg-type]
+        metric_panels(row, {f"{words} {v:g}": chosen.where(**{knob: v}) for v in chosen.distinct(knob)}, CLASSES)
+        for ax, part in zip(row, ("(i)", "(ii)", "(iii)"), strict=True):
+            ax.set_title(f"{name} {part}: by {'learning rate' if knob == 'lr' else 'weight decay'}")
+    caption(figure, "Low learning rates leave the target spread over more features and kappa (in square brackets) high, with a "
+                    "lower test accuracy (in parentheses); weight decay changes less. Median and range of "
+                    f"{len(results.distinct('seed'))} seeds.")
+    return figure
+
+
+TEXT = "the text of Sec. 7.3"
+VISIBLY = f"{TEXT}; visibly: by 0.02"
+UNTRAINED = Control("untrained networks", {"subject": "untrained"})
+EXCHANGED = Control("both ends of the knob exchanged", {"subject": "exchanged"})
+SHIFTED = Control("kappa of another value beside each error", {"subject": "shifted"})
+TRAINING = Control("the training loss in the place of kappa", {"subject": "training"})
+BEAT = "a measure must beat its best simple rival, visibly"
+PAPER = Settings(rates=(0.016, 0.001, 0.004, 0.048), decays=(1e-3, 0.0, 1e-2), seeds=tuple(range(5)))
+EXPERIMENT = Experiment(
+    name="layerwise_fig7_2", ref=Ref("layerwise", "Fig. 7.2"), title="learning rate and weight decay, accuracy and features",
+    smoke=replace(PAPER, sizes=(1_000,), steps=150, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, tasks=tasks,
+    figures={"layerwise_fig7_2": draw}, data=("fashion_mnist",), start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)},
+    reduced="1,000 images, 150 steps, one seed",
+    missing={"Fig. 7.2": "CIFAR-100 (a), which cannot be had here, CIFAR-10 (b), a ResNet-18 of full width, and the paper's rates "
+                         "and decays, which its text does not give: these are 2,000 images of Fashion-MNIST of 16 x 16 pixels, an "
+                         "eighth of the width, 500 steps, in which a decay below 1e-3 moves no weight by more than 4 %"},
+    claims=(
+        Claim("a: kappa of the lowest learning rate", lambda r: kappa(r, "lr", 0), Interval(low=MINIMUM),
+              Control("the highest rate", {"subject": "exchanged"}), paper="above 0.1", source=TEXT, over="seed"),
+        Claim("a: kappa of the base learning rate, that of the best of chapter 2's trainings here",
+              lambda r: float(read_at(r, "kappa_cka")[0]), Interval(high=MINIMUM), UNTRAINED, paper="below 0.1", source=TEXT,
+              over="seed"),
+        Claim("a: kappa of the rate with the best test accuracy, less that of the lowest rate", above_lowest, Interval(high=-0.02),
+              (UNTRAINED, EXCHANGED), paper="tightest", source=VISIBLY, over="seed"),
+        Claim("a: rank correlation of kappa with the test error over learning rates", following("lr"), Interval(low=0.75),
+              SHIFTED, paper="the best has the tightest", source=f"{TEXT}; of four rates at most one pair of neighbours is "
+              "exchanged", over="seed"),
+        Claim("a: the same, less that of the better of two rivals, training loss and norm of the weights", better("lr"),
+              Interval(low=0.02), TRAINING, source=BEAT, over="seed"),
+        Claim("b: kappa of the largest weight decay less that without", change("kappa_cka", "decay"), Interval(high=-0.02),
+              (UNTRAINED, EXCHANGED), paper="tighter", source=VISIBLY, over="seed"),
+        Claim("b: test accuracy of the largest weight decay less that without", change("accuracy", "decay"), Interval(low=0.02),
+              (UNTRAINED, EXCHANGED), paper="better", source=VISIBLY, over="seed"),
+        Claim("b: share of features 2 to 10 over which their intensity is spread, largest weight decay less none",
+              change("flatness", "decay"), Interval(low=0.02), (UNTRAINED, EXCHANGED), paper="flatter", source=VISIBLY,
+              over="seed"),
+        Claim("b: kappa without weight decay", lambda r: kappa(r, "decay", 0), Interval(high=MINIMUM), UNTRAINED,
+              paper="below 0.1", source=TEXT, over="seed"),
+    ))
