@@ -13,6 +13,7 @@ from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.layerwise.evolution import CLASSES, Settings, tasks, work
 from richter.experiments.layerwise.metrics import metric_panels
+from richter.experiments.layerwise.pictures import outside, seeds
 from richter.experiments.layerwise.reading import rank_correlation, read_at, strength_top, when
 from richter.measures.features import MINIMUM
 from richter.report.drawing import caption, label, line, panels, points, styled
@@ -74,18 +75,18 @@ def draw(results: Results) -> Figure:
     sizes, by_size = sorted(results.distinct("n")), when(results)
     for ax, name, y, title in ((axes[0], "error", "test error", "a (i): error"), (axes[1], "loss", "test loss", "a (ii): loss"),
                                (axes[2], "kappa_cka", "kappa", "a (iii): distance from the minimum")):
-        rows = np.stack([1 - c["accuracy"] if name == "error" else c[name] for c in map(lambda n: by_size.where(n=n), sizes)], 1)
+        rows = np.stack([1 - c["accuracy"] if name == "error" else c[name] for c in (by_size.where(n=n) for n in sizes)], 1)
         points(ax, sizes, rows)
         line(ax, sizes, np.median(rows, 0), "#b0b0b0")
         if name == "kappa_cka":
             line(ax, sizes, [MINIMUM] * len(sizes), style=":", label="border of the minimum feature regime")
         label(ax, "training images", y, title, log="xy", legend=name == "kappa_cka")
-    metric_panels(axes[3:], {f"{n:,} images": by_size.where(n=n) for n in sizes}, CLASSES)
+    metric_panels(axes[3:], {f"{n:,} images": by_size.where(n=n) for n in sizes}, CLASSES, legend=False)
+    outside(axes[5])
     for ax, title in zip(axes[3:], ("b (i)", "b (ii)", "b (iii)"), strict=True):
         ax.set_title(title)
     caption(figure, "With more images error, loss and kappa fall, and quality, utilisation and intensity gather in the first ten "
-                    "features (dotted). In parentheses the test accuracy, in square brackets kappa. Median and range of "
-                    f"{len(results.distinct('seed'))} seeds.")
+                    f"features (dotted). In parentheses the test accuracy, in square brackets kappa. {seeds(results)}")
     return figure
 
 
@@ -97,9 +98,10 @@ SHIFTED = Control("kappa of another size beside each error", {"subject": "shifte
 TRAINING = Control("the training loss in the place of kappa", {"subject": "training"})
 PAPER = Settings(sizes=(3_600, 1_500, 600, 250, 100), least=12, seeds=tuple(range(5)))
 EXPERIMENT = Experiment(
-    name="layerwise_fig7_1", ref=Ref("layerwise", "Fig. 7.1"), title="with more images fewer features, and a faster falling error",
-    smoke=replace(PAPER, sizes=(2_000, 1_000, 400, 200, 100), steps=150, least=1, n_test=1_000, seeds=(0,)), paper=PAPER, work=work,
-    tasks=tasks, figures={"layerwise_fig7_1": draw}, data=("fashion_mnist",), start={"steps": 1, "least": 1, "sizes": (100, 50, 40), "n_test": 200, "seeds": (0,)},
+    name="layerwise_fig7_1", ref=Ref("layerwise", "Fig. 7.1"), title="with more images fewer features and a faster falling error",
+    smoke=replace(PAPER, sizes=(2_000, 1_000, 400, 200, 100), steps=150, least=1, n_test=1_000, seeds=(0,)), paper=PAPER,
+    work=work, tasks=tasks, figures={"layerwise_fig7_1": draw}, data=("fashion_mnist",),
+    start={"steps": 1, "least": 1, "sizes": (100, 50, 40), "n_test": 200, "seeds": (0,)},
     reduced="100 to 2,000 images, 150 steps, one seed",
     missing={"Fig. 7.1": "CIFAR-10, up to 50,000 images and a ResNet-18 of full width: these are 100 to 3,600 images of "
                          "Fashion-MNIST of 16 x 16 pixels and an eighth of the width, 500 steps or 12 epochs, no augmentation"},

@@ -1,4 +1,4 @@
-"""What claims and drawings of chapter 7 of [layerwise] read out of trainings (`evolution.work`): numbers by look, correlations."""
+"""What claims and drawings of chapter 7 of [layerwise] read out of trainings (`evolution.work`): numbers, correlations."""
 
 from __future__ import annotations
 
@@ -38,3 +38,23 @@ def strength_top(r: Results) -> NDArray[np.float64]:
     """The share of the first C features in all intensity but that of the first, which is nearly constant."""
     rho = read_at(r, "intensity")[:, 1:]
     return rho[:, :CLASSES - 1].sum(1) / rho.sum(1)
+
+
+def of_features(r: Results, a: str, b: str, seed: int = 0) -> float:
+    """The rank correlation over the features of one network of two of quality, utilisation and intensity: after training, before
+    it where untrained networks are the subject, with features in a random order of one of them where that is."""
+    x, y = read_at(r, a)[0], read_at(r, b)[0]
+    strong = read_at(r, "intensity")[0] > 0
+    x, y = x[strong], y[strong]
+    return rank_correlation(x, np.random.default_rng(seed).permutation(y) if r.settings.subject == "shuffled" else y)
+
+
+def gained(r: Results, a: str, b: str) -> float:
+    """What that correlation gained by training."""
+    before, after = (of_features(when_only(r, look), a, b) for look in (0, 0 if r.settings.subject == "untrained" else -1))
+    return after - before
+
+
+def when_only(r: Results, look: int) -> Results:
+    """One look, as if there were no other."""
+    return Results(r.settings, r.tasks, [{name: rows[look][None] for name, rows in arrays.items()} for _, arrays in r])

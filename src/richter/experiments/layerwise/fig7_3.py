@@ -1,0 +1,116 @@
+"""Figures 7.3 and 7.7 of [layerwise]: batch normalisation makes VGG-16 more accurate with fewer features; strong features are
+better and used more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import Interval, Ref
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.layerwise.evolution import CLASSES, Settings, tasks, work
+from richter.experiments.layerwise.metrics import metric_panels
+from richter.experiments.layerwise.pictures import outside, seeds, single_features
+from richter.experiments.layerwise.reading import flatness, gained, of_features, read_at, when
+from richter.measures.features import MINIMUM
+from richter.report.drawing import caption, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def more(number: Callable[[Results], NDArray[np.float64]]) -> Callable[[Results], float]:
+    """What the network with normalisation has more than that without."""
+    def value(r: Results) -> float:
+        with_norm, without = (number(r.where(network=name))[0] for name in ("vgg", "vgg, no norm"))
+        return float(with_norm - without) * (-1 if r.settings.subject == "exchanged" else 1)
+    return value
+
+
+def number(name: str) -> Callable[[Results], NDArray[np.float64]]:
+    return lambda r: read_at(r, name)
+
+
+def gap(r: Results) -> NDArray[np.float64]:
+    """log10 of the intensity of feature C over that of the next."""
+    rho = read_at(r, "intensity")
+    return np.log10(rho[:, CLASSES - 1] / rho[:, CLASSES])
+
+
+def normalised(r: Results) -> Results:
+    """That with normalisation, which the thesis draws."""
+    return r.where(network="vgg")
+
+
+def correlated(a: str, b: str) -> Callable[[Results], float]:
+    return lambda r: of_features(normalised(r), a, b)
+
+
+def learned(a: str, b: str) -> Callable[[Results], float]:
+    """What that correlation gained by training."""
+    return lambda r: gained(normalised(r), a, b)
+
+
+# ------------------------------------------------------------------------------------------------ drawings
+
+
+@styled
+def draw3(results: Results) -> Figure:
+    figure, axes = panels(3, across=3)
+    names = {"vgg": "with normalisation", "vgg, no norm": "without"}
+    metric_panels(axes, {words: when(results.where(network=name)) for name, words in names.items()}, CLASSES,
+                  legend=False)
+    outside(axes[2])
+    caption(figure, "VGG-16 with and without batch normalisation: in parentheses the test accuracy, in square brackets kappa. "
+                    f"{seeds(results)}")
+    return figure
+
+
+@styled
+def draw7(results: Results) -> Figure:
+    figure, axes = panels(3, across=3)
+    single_features(axes, normalised(results))
+    caption(figure, "Single features of VGG-16 with batch normalisation, the strongest first, between epochs: those that are "
+                    f"strong are used more, and are better. {seeds(results, 'Median')}")
+    return figure
+
+
+TEXT, TEXT7 = "the text of Sec. 7.3", "the text of Sec. 7.4.1"
+VISIBLY = f"{TEXT}; visibly: by 0.02"
+UNTRAINED = Control("untrained networks", {"subject": "untrained"})
+EXCHANGED = Control("both networks exchanged", {"subject": "exchanged"})
+SHUFFLED = Control("features in a random order", {"subject": "shuffled"})
+PAIRS = (("quality", "utilisation"), ("quality", "intensity"))
+PAPER = Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=560, watched=(1, 3), seeds=tuple(range(5)))
+LESS = ("a VGG-16 of full width and 200 epochs: these are 2,000 images of Fashion-MNIST in the place of CIFAR-10, an eighth of "
+        "the width, nine epochs, initial weights of the variance 2 / fan-in")
+EXPERIMENT = Experiment(
+    name="layerwise_fig7_3", ref=Ref("layerwise", "Fig. 7.3"), title="batch normalisation, accuracy and features",
+    smoke=replace(PAPER, sizes=(1_000,), steps=188, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, tasks=tasks,
+    places=("Fig. 7.3", "Fig. 7.7"), figures={"layerwise_fig7_3": draw3, "layerwise_fig7_7": draw7}, data=("fashion_mnist",),
+    start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)}, reduced="1,000 images, six epochs, one seed",
+    missing={"Fig. 7.3": f"b, CIFAR-100, which cannot be had here; {LESS}", "Fig. 7.7": LESS},
+    claims=(
+        Claim("a: kappa with normalisation less that without", more(number("kappa_cka")), Interval(high=-0.02), UNTRAINED,
+              paper="tighter", source=VISIBLY, over="seed"),
+        Claim("a: test accuracy with normalisation less that without", more(number("accuracy")), Interval(low=0.02),
+              UNTRAINED, paper="better", source=VISIBLY, over="seed"),
+        Claim("a: kappa with normalisation", lambda r: float(number("kappa_cka")(normalised(r))[0]), Interval(high=MINIMUM),
+              UNTRAINED, paper="below 0.1", source=TEXT, over="seed"),
+        Claim("a: share of features 2 to 10 over which their intensity is spread, with less without normalisation",
+              more(flatness), Interval(low=0.02), EXCHANGED, paper="flatter", source=VISIBLY, over="seed"),
+        Claim("a: log10 of the intensity of feature 10 over that of feature 11, with less without normalisation", more(gap),
+              Interval(low=0.02), EXCHANGED, paper="a wider gap", source=VISIBLY, over="seed"),
+        *(Claim(f"rank correlation of {a} and {b} over features", correlated(a, b),
+                Interval(low=0.5), SHUFFLED, paper="a clear correlation", source=f"{TEXT7}; 0.5 is commonly called strong",
+                over="seed", places=("Fig. 7.7",)) for a, b in PAIRS),
+        *(Claim(f"the same, {a} and {b}, less that of the untrained network", learned(a, b),
+                Interval(low=0.02), UNTRAINED, paper="from learning", source=f"{TEXT7}; visibly", over="seed",
+                places=("Fig. 7.7",)) for a, b in PAIRS),
+    ))

@@ -1,0 +1,223 @@
+"""Figures 7.4 to 7.6 and C.3 of [layerwise], and b of Figure 7.7: features of a ResNet and of a fully connected network between
+epochs, on photographs and on digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import Interval, Ref
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.layerwise.evolution import CLASSES, Data, Network, Settings, tasks_by_architecture, work
+from richter.experiments.layerwise.metrics import metric_panels
+from richter.experiments.layerwise.pictures import SHOWN, by_epoch, first_features, outside, seeds, single_features
+from richter.experiments.layerwise.reading import gained, of_features, read_at, when
+from richter.measures.features import MINIMUM
+from richter.report.drawing import caption, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EARLY = 5  # the epoch after which, by the text, the fully connected network uses more features
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def chosen(r: Results, network: Network, slow: bool = False, data: Data = "cifar10") -> Results:
+    """One training, of each seed that there is; that of the other network, where they are exchanged."""
+    if r.settings.subject == "exchanged":
+        network = "fcn" if network == "resnet" else "resnet"
+    if r.settings.subject == "photographs":
+        data = "cifar10"
+    rates = r.distinct("lr")
+    return r.where(network=network, lr=min(rates) if slow else max(rates), data=data)
+
+
+def final(name: str, network: Network, slow: bool = False, data: Data = "cifar10") -> Callable[[Results], float]:
+    return lambda r: float(read_at(chosen(r, network, slow, data), name)[0])
+
+
+def curve(r: Results, name: str, network: Network, slow: bool = False) -> NDArray[np.float64]:
+    """By look; that of the untrained network at every look, where that is the subject."""
+    values = chosen(r, network, slow)[name][0]
+    return np.repeat(values[:1], len(values), 0) if r.settings.subject == "untrained" else values
+
+
+def tighter(slow: bool = False) -> Callable[[Results], float]:
+    """Kappa of the fully connected network less that of the ResNet, after training."""
+    return lambda r: float(curve(r, "kappa_cka", "fcn", slow)[-1] - curve(r, "kappa_cka", "resnet", slow)[-1])
+
+
+def both_sides(r: Results) -> float:
+    """How far the ResNet is inside the minimum feature regime, or the fully connected network outside, whichever is less."""
+    return min(MINIMUM - final("kappa_cka", "resnet")(r), final("kappa_cka", "fcn")(r) - MINIMUM)
+
+
+def harder(r: Results) -> float:
+    """Kappa of the fully connected network on photographs less that on digits, beyond what it is before training."""
+    gains = chosen(r, "fcn")["kappa_cka"][0] - chosen(r, "fcn", data="mnist")["kappa_cka"][0]
+    return float(gains[0 if r.settings.subject == "untrained" else -1] - gains[0])
+
+
+def at_once(r: Results) -> float:
+    """What the share of the learned function in the first C features of the ResNet gains in the first epoch."""
+    used = curve(r, "utilisation_top", "resnet")
+    return float(used[1] - used[0])
+
+
+def deviation(r: Results) -> float:
+    """Of the fully connected network: that share after training, less the largest that it had."""
+    used = curve(r, "utilisation_top", "fcn")
+    return float(used[-1] - used.max())
+
+
+def early(r: Results, network: Network) -> int:
+    """The look after epoch 5, or the last before it."""
+    return int(np.searchsorted(chosen(r, network)["epoch"][0], EARLY, side="right")) - 1
+
+
+def others(r: Results) -> float:
+    """What features 11 to 20 of the fully connected network gain of the learned function after epoch 5."""
+    used = curve(r, "utilisation", "fcn")[:, CLASSES:SHOWN].sum(1)
+    return float(used[-1] - used[early(r, "fcn")])
+
+
+def apart(r: Results) -> float:
+    """What training accuracy gains over test accuracy after epoch 5, in the fully connected network."""
+    more = curve(r, "accuracy_fit", "fcn") - curve(r, "accuracy", "fcn")
+    return float(more[-1] - more[early(r, "fcn")])
+
+
+def correlated(a: str, b: str) -> Callable[[Results], float]:
+    return lambda r: of_features(chosen(r, "resnet"), a, b)
+
+
+def learned(a: str, b: str) -> Callable[[Results], float]:
+    """What that correlation gained by training."""
+    return lambda r: gained(chosen(r, "resnet"), a, b)
+
+
+# ------------------------------------------------------------------------------------------------ drawings
+
+
+@styled
+def draw4(results: Results) -> Figure:
+    figure, axes = panels(6, across=3)
+    by_epoch(axes[:3], chosen(results, "resnet"), "a, ResNet")
+    by_epoch(axes[3:], chosen(results, "fcn"), "b, fully connected")
+    caption(figure, "Between epochs both networks gather the learned function in the first ten features (dotted), which the "
+                    "ResNet keeps to more strictly. In parentheses the test accuracy, in square brackets kappa. "
+                    f"{seeds(results)}")
+    return figure
+
+
+def evolving(results: Results, slow: bool) -> Figure:
+    figure, axes = panels(8, across=4)
+    first_features(axes[:4], chosen(results, "resnet", slow), "a, ResNet")
+    first_features(axes[4:], chosen(results, "fcn", slow), "b, fully connected")
+    return figure
+
+
+@styled
+def draw5(results: Results) -> Figure:
+    figure = evolving(results, slow=False)
+    caption(figure, "The first twenty features by epoch: the first ten (dark to light) part from the others (grey) in quality, "
+                    f"in utilisation and in intensity. {seeds(results, 'Median')}")
+    return figure
+
+
+@styled
+def draw_slow(results: Results) -> Figure:
+    figure = evolving(results, slow=True)
+    caption(figure, "At a lower learning rate the first ten features (dark to light) part from the others (grey) later and less. "
+                    f"{seeds(results, 'Median')}")
+    return figure
+
+
+@styled
+def draw6(results: Results) -> Figure:
+    figure, axes = panels(3, across=3)
+    sets: tuple[tuple[str, Data], ...] = (("digits", "mnist"), ("photographs", "cifar10"))
+    cases = {name: when(chosen(results, "fcn", data=data)) for name, data in sets}
+    metric_panels(axes, {**cases, "digits, untrained": when(chosen(results, "fcn", data="mnist"), 0)}, CLASSES, legend=False)
+    outside(axes[2])
+    caption(figure, "A fully connected network needs ten features for digits, and is further from that for photographs. In "
+                    f"parentheses the test accuracy, in square brackets kappa. {seeds(results)}")
+    return figure
+
+
+@styled
+def draw7(results: Results) -> Figure:
+    figure, axes = panels(3, across=3)
+    single_features(axes, chosen(results, "resnet"))
+    caption(figure, "Single features of the ResNet, the strongest first, between epochs: those that are strong are used more, "
+                    f"and are better. {seeds(results, 'Median')}")
+    return figure
+
+
+TEXT, TEXT7 = "the text of Sec. 7.4", "the text of Sec. 7.4.1"
+VISIBLY = f"{TEXT}; visibly: by 0.02"
+DEFINED = "independent check of the recipe for MNIST, 2 seeds"
+UNTRAINED = Control("untrained networks", {"subject": "untrained"})
+EXCHANGED = Control("the ResNet and the fully connected network exchanged", {"subject": "exchanged"})
+SHUFFLED = Control("features in a random order", {"subject": "shuffled"})
+PAIRS = (("quality", "utilisation"), ("quality", "intensity"))
+PAPER = Settings(networks=("resnet", "fcn"), sets=("cifar10", "mnist"), rates=(0.02, 0.004), steps=1375,
+                 watched=(1, 2, 3, 5, 8, 12, 16, 19), seeds=tuple(range(5)))
+LESS = ("50,000 images, a ResNet-18 of full width, 200 epochs: these are 2,000 of 16 x 16 pixels, an eighth of the width, "
+        "22 epochs, no augmentation")
+EXPERIMENT = Experiment(
+    name="layerwise_fig7_4", ref=Ref("layerwise", "Fig. 7.4"), title="features of a ResNet and of an MLP between epochs",
+    smoke=replace(PAPER, sizes=(500,), steps=313, n_test=1_000, watched=(1, 3, 5, 10, 15), seeds=(0,)), paper=PAPER, work=work,
+    tasks=tasks_by_architecture, places=("Fig. 7.4", "Fig. 7.5", "Fig. 7.6", "Fig. 7.7", "Fig. C.3"),
+    figures={"layerwise_fig7_4": draw4, "layerwise_fig7_5": draw5, "layerwise_fig7_6": draw6, "layerwise_fig7_7_b": draw7,
+             "layerwise_figc_3": draw_slow},
+    data=("cifar10", "mnist"), start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)},
+    reduced="500 images, 20 epochs, one seed",
+    missing={"Fig. 7.4": LESS, "Fig. 7.5": f"the Gaussian filter; {LESS}", "Fig. C.3": f"the paper's lower rate, which it does "
+             f"not give: this is a fifth; {LESS}", "Fig. 7.6": "60,000 images: these are 2,000 of 16 x 16 pixels, 22 epochs",
+             "Fig. 7.7": f"b, CIFAR-100, which cannot be had here: the ResNet is that of Fig. 7.4, on CIFAR-10; {LESS}"},
+    claims=(
+        Claim("a: kappa of the ResNet after training", final("kappa_cka", "resnet"), Interval(high=MINIMUM), UNTRAINED,
+              paper="below 0.1", source=TEXT, over="seed"),
+        Claim("the lesser of 0.1 less kappa of the ResNet and kappa of the fully connected network less 0.1", both_sides,
+              Interval(low=0.0), (UNTRAINED, EXCHANGED), paper="above 0", source=TEXT, over="seed"),
+        Claim("kappa of the fully connected network less that of the ResNet", tighter(), Interval(low=0.02),
+              (UNTRAINED, EXCHANGED), paper="above 0", source=VISIBLY, over="seed"),
+        Claim("a: gain of the learned function's share in the first ten features in one epoch", at_once, Interval(low=0.02),
+              UNTRAINED, paper="concentrates after just one epoch", source=VISIBLY, over="seed"),
+        Claim("b: learned function's share in the first ten features after training, less the largest that it had", deviation,
+              Interval(high=-0.02), UNTRAINED, paper="deviates after epoch 5", source=VISIBLY, over="seed"),
+        Claim("a: learned function's share in the first ten features of the ResNet", final("utilisation_top", "resnet"),
+              Interval(low=0.95), UNTRAINED, paper="restricted to the first 10", source=f"{TEXT}: nearly 1", over="seed",
+              places=("Fig. 7.5",)),
+        Claim("b: what features 11 to 20 gain of the learned function after epoch 5", others, Interval(low=0.02), UNTRAINED,
+              paper="they gain utilisation", source=VISIBLY, over="seed", places=("Fig. 7.5",)),
+        Claim("b: what training accuracy gains over test accuracy after epoch 5", apart, Interval(low=0.02), UNTRAINED,
+              paper="they begin to diverge", source=VISIBLY, over="seed", places=("Fig. 7.5",)),
+        Claim("at a lower rate: kappa of the ResNet", final("kappa_cka", "resnet", slow=True), Interval(high=MINIMUM), UNTRAINED,
+              paper="below 0.1", source="the caption of Fig. C.3", over="seed", places=("Fig. C.3",)),
+        Claim("at a lower rate: kappa of the fully connected network less that of the ResNet", tighter(slow=True),
+              Interval(low=0.02), UNTRAINED, paper="above 0", source="the caption of Fig. C.3; visibly: by 0.02", over="seed",
+              places=("Fig. C.3",)),
+        Claim("digits: kappa", final("kappa_cka", "fcn", data="mnist"), Interval(high=MINIMUM), UNTRAINED, paper="below 0.1",
+              source=f"{TEXT}; {DEFINED}", over="seed", places=("Fig. 7.6",)),
+        Claim("digits: effective number of strong features", final("deff_intensity", "fcn", data="mnist"), Interval(10, 14),
+              UNTRAINED, paper="10", source=DEFINED, over="seed", places=("Fig. 7.6",)),
+        Claim("digits: effective number of used features, on the fitting sample", final("deff_utilisation", "fcn", data="mnist"),
+              Interval(9.5, 11.5), UNTRAINED, paper="10", source=DEFINED, over="seed", places=("Fig. 7.6",)),
+        Claim("kappa on photographs less that on digits, beyond what it is before training", harder, Interval(low=0.02),
+              (UNTRAINED, Control("photographs in the place of digits", {"subject": "photographs"})), paper="above 0",
+              source=VISIBLY, over="seed", places=("Fig. 7.6",)),
+        *(Claim(f"b: rank correlation of {a} and {b} over features of the ResNet",
+                correlated(a, b), Interval(low=0.5), SHUFFLED,
+                paper="a clear correlation", source=f"{TEXT7}; 0.5 is commonly called strong", over="seed",
+                places=("Fig. 7.7",)) for a, b in PAIRS),
+        *(Claim(f"b: the same, {a} and {b}, less that of the untrained network",
+                learned(a, b), Interval(low=0.02), UNTRAINED, paper="from learning",
+                source=f"{TEXT7}; visibly", over="seed", places=("Fig. 7.7",)) for a, b in PAIRS),
+    ))
