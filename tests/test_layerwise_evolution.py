@@ -103,7 +103,8 @@ def test_weights_of_vgg_keep_the_variance_of_what_goes_through() -> None:
 
 
 def made(trainings: list[Task], subject: str = "trained", **arrays: Callable[[Task], Any]) -> Results:
-    return Results(replace(SMALL, subject=subject), trainings, [{k: np.asarray(f(t)) for k, f in arrays.items()} for t in trainings])
+    returned = [{k: np.asarray(f(t)) for k, f in arrays.items()} for t in trainings]
+    return Results(replace(SMALL, subject=subject), trainings, returned)
 
 
 def learning_curve(subject: str, steeper: float) -> Results:
@@ -130,6 +131,9 @@ def test_what_a_curve_says_of_its_ends() -> None:
     r = learning_curve("trained", 2.0)
     assert fig7_1.better(r) == pytest.approx(1.0)  # the norm does not vary: it says nothing
     assert fig7_1.ends(r) == (66, 5400)
+    assert fig7_1.both_sides(r) == pytest.approx(0.1 * (66 / 600) ** -0.2 - 0.1)
+    assert fig7_1.both_sides(learning_curve("exchanged", 2.0)) == pytest.approx(0.1 * 9 ** -0.4 - 0.1)
+    assert fig7_1.both_sides(learning_curve("untrained", 2.0)) == pytest.approx(-0.5)
     assert fig7_1.kappa(r, 600) == pytest.approx(0.1)
     assert fig7_1.kappa(learning_curve("untrained", 2.0), 600) == 0.6
     gain = fig7_1.growing(lambda q: reading.read_at(q, "quality_top"))
@@ -146,6 +150,7 @@ def test_a_knob_is_read_from_its_smallest_value_on() -> None:
     assert fig7_2.following("lr")(r) == pytest.approx(1.0)
     assert fig7_2.better("lr")(r) == pytest.approx(1.0)
     assert fig7_2.above_lowest(r) == pytest.approx(-0.2)
+    assert fig7_2.both_sides(r) == pytest.approx(-0.1)  # of the best rate kappa is 0.2
     assert fig7_2.change("accuracy", "decay")(r) == pytest.approx(0.01)
     assert fig7_2.kappa(r, "lr", 0) == pytest.approx(0.4)
 
@@ -206,7 +211,8 @@ def test_rivals_of_what_is_read_between_epochs() -> None:
 @pytest.mark.parametrize("name", ["layerwise_fig7_1", "layerwise_fig7_2", "layerwise_fig7_3", "layerwise_fig7_4"])
 def test_drawings_of_one_seed_and_of_two(name: str) -> None:
     e = experiments.get(name)
-    s = replace(e.paper, steps=1, least=1, sizes=(40, 30, 20)[:len(e.paper.sizes)], n_test=60, width=1 / 16, hidden=24, watched=(1,))
+    sizes = (40, 30, 20)[:len(e.paper.sizes)]
+    s = replace(e.paper, steps=1, least=1, sizes=sizes, n_test=60, width=1 / 16, hidden=24, watched=(1,))
     for seeds in ((0,), (0, 1)):
         trainings = e.tasks(replace(s, seeds=seeds))
         results = Results(s, trainings, [{k: np.asarray(v) for k, v in work(t, RUN).items()} for t in trainings])

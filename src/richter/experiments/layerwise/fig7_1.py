@@ -41,6 +41,12 @@ def kappa(r: Results, n: int) -> float:
     return float(read_at(r.where(n=n), "kappa_cka")[0])
 
 
+def both_sides(r: Results) -> float:
+    """How far the smallest size is outside the minimum feature regime, or the largest inside, whichever is less."""
+    few, many = ends(r)
+    return min(kappa(r, few) - MINIMUM, MINIMUM - kappa(r, many))
+
+
 def ends(r: Results) -> tuple[int, int]:
     """The smallest and the largest size; the largest and the smallest, where they are exchanged."""
     sizes = sorted(r.distinct("n"))
@@ -96,6 +102,10 @@ UNTRAINED = Control("untrained networks", {"subject": "untrained"})
 EXCHANGED = Control("small and large sizes exchanged", {"subject": "exchanged"})
 SHIFTED = Control("kappa of another size beside each error", {"subject": "shifted"})
 TRAINING = Control("the training loss in the place of kappa", {"subject": "training"})
+SHORT = ("150 steps show the 2,000 images of the largest size less than three times, and the 100 of the smallest 48 times: "
+         "kappa falls with training too. After 500 steps 1,500 images gave 0.05 and 100 images 0.12 (one seed)")
+PHASE = ("the larger sizes are seen fewer times in the same 150 steps, and are not learned by heart as the smaller ones are: "
+         "their errors are too large")
 PAPER = Settings(sizes=(3_600, 1_500, 600, 250, 100), least=12, seeds=tuple(range(5)))
 EXPERIMENT = Experiment(
     name="layerwise_fig7_1", ref=Ref("layerwise", "Fig. 7.1"), title="with more images fewer features and a faster falling error",
@@ -111,21 +121,21 @@ EXPERIMENT = Experiment(
               paper="both fall", source=f"{TEXT}; of five sizes at most one pair of neighbours is exchanged", over="seed"),
         Claim("the same, less that of the better of two rivals, training loss and norm of the weights", better,
               Interval(low=0.02), TRAINING, source="a measure must beat its best simple rival, visibly", over="seed"),
-        Claim("kappa at the largest size", lambda r: kappa(r, ends(r)[1]), Interval(high=MINIMUM), (UNTRAINED, EXCHANGED),
-              paper="below 0.1", source=TEXT, over="seed"),
-        Claim("kappa at the smallest size", lambda r: kappa(r, ends(r)[0]), Interval(low=MINIMUM), EXCHANGED, paper="above 0.1",
-              source=TEXT, over="seed"),
+        Claim("kappa at the largest size", lambda r: kappa(r, ends(r)[1]), Interval(high=MINIMUM), UNTRAINED,
+              paper="below 0.1", source=TEXT, over="seed", differs={"smoke": SHORT}),
+        Claim("the lesser of kappa at the smallest size less 0.1, and 0.1 less kappa at the largest", both_sides,
+              Interval(low=0.0), (UNTRAINED, EXCHANGED), paper="above 0", source=TEXT, over="seed", differs={"smoke": SHORT}),
         Claim("exponent of the error at the larger sizes over that at the smaller ones",
               lambda r: faster(r, lambda q: 1 - when(q)["accuracy"]), Interval(low=1.1),
-              (Control("one power law through all sizes", {"subject": "single"}), EXCHANGED), paper="a faster power law",
-              source=f"{TEXT}; visibly: by a tenth", over="seed"),
+              Control("one power law through all sizes", {"subject": "single"}), paper="a faster power law",
+              source=f"{TEXT}; visibly: by a tenth", over="seed", differs={"smoke": PHASE}),
         Claim("exponent of the loss at the larger sizes over that at the smaller ones",
               lambda r: faster(r, lambda q: when(q)["loss"]), Interval(low=1.1),
-              (Control("one power law through all sizes", {"subject": "single"}), EXCHANGED), paper="a faster power law",
-              source=f"{TEXT}; visibly: by a tenth", over="seed"),
+              Control("one power law through all sizes", {"subject": "single"}), paper="a faster power law",
+              source=f"{TEXT}; visibly: by a tenth", over="seed", differs={"smoke": PHASE}),
         *(Claim(f"share of {name} in the first ten features, largest less smallest size", growing(number), Interval(low=0.02),
-                (UNTRAINED, EXCHANGED), paper="greater concentration", source=VISIBLY, over="seed")
-          for name, number in (("the target", lambda r: read_at(r, "quality_top")),
-                               ("the learned function", lambda r: read_at(r, "utilisation_top")),
-                               ("intensity", strength_top))),
+                UNTRAINED, paper="greater concentration", source=VISIBLY, over="seed", differs=why)
+          for name, number, why in (("the target", lambda r: read_at(r, "quality_top"), {}),
+                                    ("the learned function", lambda r: read_at(r, "utilisation_top"), {"smoke": SHORT}),
+                                    ("intensity", strength_top, {"smoke": SHORT}))),
     ))

@@ -49,9 +49,8 @@ def better(knob: Knob) -> Callable[[Results], float]:
 
 
 def kappa(r: Results, knob: Knob, place: int) -> float:
-    """Of one of the values of the knob, in their order; of the other end, where ends are exchanged."""
-    values = read_at(along(r, knob), "kappa_cka")
-    return float(values[::-1][place] if r.settings.subject == "exchanged" else values[place])
+    """Of one of the values of the knob, in their order."""
+    return float(read_at(along(r, knob), "kappa_cka")[place])
 
 
 def above_lowest(r: Results) -> float:
@@ -61,12 +60,18 @@ def above_lowest(r: Results) -> float:
     return float(values[when(chosen)["accuracy"].argmax()] - values[0])
 
 
+def both_sides(r: Results) -> float:
+    """How far the lowest rate is outside the minimum feature regime, or the best rate inside, whichever is less."""
+    lowest = kappa(r, "lr", 0)
+    return min(lowest - MINIMUM, MINIMUM - (lowest + above_lowest(r)))
+
+
 def change(name: str, knob: Knob) -> Callable[[Results], float]:
     """What the largest value of the knob has more than the smallest."""
     def value(r: Results) -> float:
         chosen = along(r, knob)
         values = flatness(chosen) if name == "flatness" else read_at(chosen, name)
-        return float(values[-1] - values[0]) * (-1 if r.settings.subject == "exchanged" else 1)
+        return float(values[-1] - values[0])
     return value
 
 
@@ -90,7 +95,6 @@ def draw(results: Results) -> Figure:
 TEXT = "the text of Sec. 7.3"
 VISIBLY = f"{TEXT}; visibly: by 0.02"
 UNTRAINED = Control("untrained networks", {"subject": "untrained"})
-EXCHANGED = Control("both ends of the knob exchanged", {"subject": "exchanged"})
 SHIFTED = Control("kappa of another value beside each error", {"subject": "shifted"})
 TRAINING = Control("the training loss in the place of kappa", {"subject": "training"})
 BEAT = "a measure must beat its best simple rival, visibly"
@@ -105,8 +109,8 @@ EXPERIMENT = Experiment(
                          "rates and decays, which its text does not give: these are 2,000 images of Fashion-MNIST of 16 x 16 "
                          "pixels, an eighth of the width, 500 steps, in which only large decays change the weights"},
     claims=(
-        Claim("a: kappa of the lowest learning rate", lambda r: kappa(r, "lr", 0), Interval(low=MINIMUM),
-              Control("the highest rate", {"subject": "exchanged"}), paper="above 0.1", source=TEXT, over="seed"),
+        Claim("a: the lesser of kappa of the lowest rate less 0.1, and 0.1 less kappa of the rate with the best test accuracy",
+              both_sides, Interval(low=0.0), UNTRAINED, paper="above 0", source=TEXT, over="seed"),
         Claim("a: kappa of the base learning rate",
               lambda r: float(read_at(r, "kappa_cka")[0]), Interval(high=MINIMUM), UNTRAINED, paper="below 0.1", source=TEXT,
               over="seed"),
@@ -118,11 +122,11 @@ EXPERIMENT = Experiment(
         Claim("a: the same, less that of the better of two rivals, training loss and norm of the weights", better("lr"),
               Interval(low=0.02), TRAINING, source=BEAT, over="seed"),
         Claim("b: kappa of the largest weight decay less that without", change("kappa_cka", "decay"), Interval(high=-0.02),
-              (UNTRAINED, EXCHANGED), paper="tighter", source=VISIBLY, over="seed"),
+              UNTRAINED, paper="tighter", source=VISIBLY, over="seed"),
         Claim("b: test accuracy of the largest weight decay less that without", change("accuracy", "decay"), Interval(low=0.02),
-              (UNTRAINED, EXCHANGED), paper="better", source=VISIBLY, over="seed"),
+              UNTRAINED, paper="better", source=VISIBLY, over="seed"),
         Claim("b: share of features 2 to 10 over which their intensity is spread, largest weight decay less none",
-              change("flatness", "decay"), Interval(low=0.02), (UNTRAINED, EXCHANGED), paper="flatter", source=VISIBLY,
+              change("flatness", "decay"), Interval(low=0.02), UNTRAINED, paper="flatter", source=VISIBLY,
               over="seed"),
         Claim("b: kappa without weight decay", lambda r: kappa(r, "decay", 0), Interval(high=MINIMUM), UNTRAINED,
               paper="below 0.1", source=TEXT, over="seed"),

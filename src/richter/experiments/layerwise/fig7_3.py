@@ -29,7 +29,7 @@ def more(number: Callable[[Results], NDArray[np.float64]]) -> Callable[[Results]
     """What the network with normalisation has more than that without."""
     def value(r: Results) -> float:
         with_norm, without = (number(r.where(network=name))[0] for name in ("vgg", "vgg, no norm"))
-        return float(with_norm - without) * (-1 if r.settings.subject == "exchanged" else 1)
+        return float(with_norm - without)
     return value
 
 
@@ -84,33 +84,39 @@ def draw7(results: Results) -> Figure:
 TEXT, TEXT7 = "the text of Sec. 7.3", "the text of Sec. 7.4.1"
 VISIBLY = f"{TEXT}; visibly: by 0.02"
 UNTRAINED = Control("untrained networks", {"subject": "untrained"})
-EXCHANGED = Control("both networks exchanged", {"subject": "exchanged"})
 SHUFFLED = Control("features in a random order", {"subject": "shuffled"})
 PAIRS = (("quality", "utilisation"), ("quality", "intensity"))
-PAPER = Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=560, watched=(1, 3), seeds=tuple(range(5)))
+WEIGHTS = ("the network without normalisation does as well from initial weights of the variance 2 / fan-in. From torch's own, "
+           "smaller ones it does not train at all in four epochs: its outputs are constant, and it has no kappa to compare")
+NARROW = ("625 steps do not lead the narrow network to the minimum: kappa is 0.54 in a run of six epochs, 0.45 in one of 20, and "
+          "would go on falling")
+BEFORE = ("strong features of the untrained network are the better ones already: 0.83 and 0.86 before training, 0.63 and 0.69 "
+          "after it. The correlation of the thesis is there, but it is not learned")
+PAPER = Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=1_250, watched=(1, 3, 8, 14), seeds=tuple(range(5)))
 LESS = ("a VGG-16 of full width and 200 epochs: these are 2,000 images of Fashion-MNIST in the place of CIFAR-10, an eighth of "
-        "the width, nine epochs, initial weights of the variance 2 / fan-in")
+        "the width, 20 epochs, initial weights of the variance 2 / fan-in")
 EXPERIMENT = Experiment(
     name="layerwise_fig7_3", ref=Ref("layerwise", "Fig. 7.3"), title="batch normalisation, accuracy and features",
-    smoke=replace(PAPER, sizes=(1_000,), steps=188, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, tasks=tasks,
+    smoke=replace(PAPER, sizes=(1_000,), steps=625, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, tasks=tasks,
     places=("Fig. 7.3", "Fig. 7.7"), figures={"layerwise_fig7_3": draw3, "layerwise_fig7_7": draw7}, data=("fashion_mnist",),
-    start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)}, reduced="1,000 images, six epochs, one seed",
+    start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)}, reduced="1,000 images, one seed",
     missing={"Fig. 7.3": f"b, CIFAR-100, which cannot be had here; {LESS}", "Fig. 7.7": LESS},
     claims=(
         Claim("a: kappa with normalisation less that without", more(number("kappa_cka")), Interval(high=-0.02), UNTRAINED,
-              paper="tighter", source=VISIBLY, over="seed"),
+              paper="tighter", source=VISIBLY, over="seed", differs={"smoke": WEIGHTS}),
         Claim("a: test accuracy with normalisation less that without", more(number("accuracy")), Interval(low=0.02),
-              UNTRAINED, paper="better", source=VISIBLY, over="seed"),
+              UNTRAINED, paper="better", source=VISIBLY, over="seed", differs={"smoke": WEIGHTS}),
         Claim("a: kappa with normalisation", lambda r: float(number("kappa_cka")(normalised(r))[0]), Interval(high=MINIMUM),
-              UNTRAINED, paper="below 0.1", source=TEXT, over="seed"),
+              UNTRAINED, paper="below 0.1", source=TEXT, over="seed", differs={"smoke": NARROW}),
         Claim("a: share of features 2 to 10 over which their intensity is spread, with less without normalisation",
-              more(flatness), Interval(low=0.02), EXCHANGED, paper="flatter", source=VISIBLY, over="seed"),
+              more(flatness), Interval(low=0.02), UNTRAINED, paper="flatter", source=VISIBLY, over="seed",
+              differs={"smoke": WEIGHTS}),
         Claim("a: log10 of the intensity of feature 10 over that of feature 11, with less without normalisation", more(gap),
-              Interval(low=0.02), EXCHANGED, paper="a wider gap", source=VISIBLY, over="seed"),
+              Interval(low=0.02), UNTRAINED, paper="a wider gap", source=VISIBLY, over="seed", differs={"smoke": WEIGHTS}),
         *(Claim(f"rank correlation of {a} and {b} over features", correlated(a, b),
                 Interval(low=0.5), SHUFFLED, paper="a clear correlation", source=f"{TEXT7}; 0.5 is commonly called strong",
                 over="seed", places=("Fig. 7.7",)) for a, b in PAIRS),
         *(Claim(f"the same, {a} and {b}, less that of the untrained network", learned(a, b),
                 Interval(low=0.02), UNTRAINED, paper="from learning", source=f"{TEXT7}; visibly", over="seed",
-                places=("Fig. 7.7",)) for a, b in PAIRS),
+                places=("Fig. 7.7",), differs={"smoke": BEFORE}) for a, b in PAIRS),
     ))

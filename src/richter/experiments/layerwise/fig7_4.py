@@ -166,48 +166,59 @@ UNTRAINED = Control("untrained networks", {"subject": "untrained"})
 EXCHANGED = Control("the ResNet and the fully connected network exchanged", {"subject": "exchanged"})
 SHUFFLED = Control("features in a random order", {"subject": "shuffled"})
 PAIRS = (("quality", "utilisation"), ("quality", "intensity"))
+SHORT = ("750 steps on 1,000 images are too few: 1,375 steps on 2,000 led the same ResNet to kappa 0.06 and a share of 0.997 "
+         "(one seed)")
+LITTLE = ("it falls, by 0.015. How much depends on the number of images and steps: with 500 images and 313 steps it fell by "
+          "0.086, from its largest value at epoch 3")
+SLOW = ("at a fifth of the rate 750 steps hardly change the ResNet: kappa goes from 0.62 to 0.50, and the fully connected "
+        "network, which is not as deep, is faster")
+FEWER = "750 steps on 1,000 images; the recipe that has these bars takes 3,125 on 4,000"
+BEFORE = ("strong features of the untrained network are the better ones already: 0.59 and 0.61 before training, 0.57 and 0.56 "
+          "after it. The correlation of the thesis is there, but it is not learned")
 PAPER = Settings(networks=("resnet", "fcn"), sets=("cifar10", "mnist"), rates=(0.02, 0.004), steps=1375,
                  watched=(1, 2, 3, 5, 8, 12, 16, 19), seeds=tuple(range(5)))
 LESS = ("50,000 images, a ResNet-18 of full width, 200 epochs: these are 2,000 of 16 x 16 pixels, an eighth of the width, "
         "22 epochs, no augmentation")
 EXPERIMENT = Experiment(
     name="layerwise_fig7_4", ref=Ref("layerwise", "Fig. 7.4"), title="features of a ResNet and of an MLP between epochs",
-    smoke=replace(PAPER, sizes=(500,), steps=313, n_test=1_000, watched=(1, 3, 5, 10, 15), seeds=(0,)), paper=PAPER, work=work,
+    smoke=replace(PAPER, sizes=(1_000,), steps=750, n_test=1_000, watched=(1, 3, 5, 10, 18), seeds=(0,)), paper=PAPER, work=work,
     tasks=tasks_by_architecture, places=("Fig. 7.4", "Fig. 7.5", "Fig. 7.6", "Fig. 7.7", "Fig. C.3"),
     figures={"layerwise_fig7_4": draw4, "layerwise_fig7_5": draw5, "layerwise_fig7_6": draw6, "layerwise_fig7_7_b": draw7,
              "layerwise_figc_3": draw_slow},
     data=("cifar10", "mnist"), start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)},
-    reduced="500 images, 20 epochs, one seed",
+    reduced="1,000 images, 24 epochs, one seed",
     missing={"Fig. 7.4": LESS, "Fig. 7.5": f"the Gaussian filter; {LESS}", "Fig. C.3": f"the paper's lower rate, which it does "
              f"not give: this is a fifth; {LESS}", "Fig. 7.6": "60,000 images: these are 2,000 of 16 x 16 pixels, 22 epochs",
              "Fig. 7.7": f"b, CIFAR-100, which cannot be had here: the ResNet is that of Fig. 7.4, on CIFAR-10; {LESS}"},
+    tried="at the small scale 500 images and 313 steps, with kappa 0.28 of the ResNet and 0.41 of the fully connected network",
     claims=(
         Claim("a: kappa of the ResNet after training", final("kappa_cka", "resnet"), Interval(high=MINIMUM), UNTRAINED,
-              paper="below 0.1", source=TEXT, over="seed"),
+              paper="below 0.1", source=TEXT, over="seed", differs={"smoke": SHORT}),
         Claim("the lesser of 0.1 less kappa of the ResNet and kappa of the fully connected network less 0.1", both_sides,
-              Interval(low=0.0), (UNTRAINED, EXCHANGED), paper="above 0", source=TEXT, over="seed"),
+              Interval(low=0.0), (UNTRAINED, EXCHANGED), paper="above 0", source=TEXT, over="seed", differs={"smoke": SHORT}),
         Claim("kappa of the fully connected network less that of the ResNet", tighter(), Interval(low=0.02),
               (UNTRAINED, EXCHANGED), paper="above 0", source=VISIBLY, over="seed"),
         Claim("a: gain of the learned function's share in the first ten features in one epoch", at_once, Interval(low=0.02),
               UNTRAINED, paper="concentrates after just one epoch", source=VISIBLY, over="seed"),
         Claim("b: learned function's share in the first ten features after training, less the largest that it had", deviation,
-              Interval(high=-0.02), UNTRAINED, paper="deviates after epoch 5", source=VISIBLY, over="seed"),
+              Interval(high=-0.02), UNTRAINED, paper="deviates after epoch 5", source=VISIBLY, over="seed",
+              differs={"smoke": LITTLE}),
         Claim("a: learned function's share in the first ten features of the ResNet", final("utilisation_top", "resnet"),
               Interval(low=0.95), UNTRAINED, paper="restricted to the first 10", source=f"{TEXT}: nearly 1", over="seed",
-              places=("Fig. 7.5",)),
+              places=("Fig. 7.5",), differs={"smoke": SHORT}),
         Claim("b: what features 11 to 20 gain of the learned function after epoch 5", others, Interval(low=0.02), UNTRAINED,
               paper="they gain utilisation", source=VISIBLY, over="seed", places=("Fig. 7.5",)),
         Claim("b: what training accuracy gains over test accuracy after epoch 5", apart, Interval(low=0.02), UNTRAINED,
               paper="they begin to diverge", source=VISIBLY, over="seed", places=("Fig. 7.5",)),
         Claim("at a lower rate: kappa of the ResNet", final("kappa_cka", "resnet", slow=True), Interval(high=MINIMUM), UNTRAINED,
-              paper="below 0.1", source="the caption of Fig. C.3", over="seed", places=("Fig. C.3",)),
+              paper="below 0.1", source="the caption of Fig. C.3", over="seed", places=("Fig. C.3",), differs={"smoke": SLOW}),
         Claim("at a lower rate: kappa of the fully connected network less that of the ResNet", tighter(slow=True),
               Interval(low=0.02), UNTRAINED, paper="above 0", source="the caption of Fig. C.3; visibly: by 0.02", over="seed",
-              places=("Fig. C.3",)),
+              places=("Fig. C.3",), differs={"smoke": SLOW}),
         Claim("digits: kappa", final("kappa_cka", "fcn", data="mnist"), Interval(high=MINIMUM), UNTRAINED, paper="below 0.1",
-              source=f"{TEXT}; {DEFINED}", over="seed", places=("Fig. 7.6",)),
+              source=f"{TEXT}; {DEFINED}", over="seed", places=("Fig. 7.6",), differs={"smoke": FEWER}),
         Claim("digits: effective number of strong features", final("deff_intensity", "fcn", data="mnist"), Interval(10, 14),
-              UNTRAINED, paper="10", source=DEFINED, over="seed", places=("Fig. 7.6",)),
+              UNTRAINED, paper="10", source=DEFINED, over="seed", places=("Fig. 7.6",), differs={"smoke": FEWER}),
         Claim("digits: effective number of used features, on the fitting sample", final("deff_utilisation", "fcn", data="mnist"),
               Interval(9.5, 11.5), UNTRAINED, paper="10", source=DEFINED, over="seed", places=("Fig. 7.6",)),
         Claim("kappa on photographs less that on digits, beyond what it is before training", harder, Interval(low=0.02),
@@ -219,5 +230,5 @@ EXPERIMENT = Experiment(
                 places=("Fig. 7.7",)) for a, b in PAIRS),
         *(Claim(f"b: the same, {a} and {b}, less that of the untrained network",
                 learned(a, b), Interval(low=0.02), UNTRAINED, paper="from learning",
-                source=f"{TEXT7}; visibly", over="seed", places=("Fig. 7.7",)) for a, b in PAIRS),
+                source=f"{TEXT7}; visibly", over="seed", places=("Fig. 7.7",), differs={"smoke": BEFORE}) for a, b in PAIRS),
     ))
