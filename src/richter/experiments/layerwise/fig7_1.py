@@ -134,8 +134,9 @@ EXPERIMENT = Experiment(
               Control("one power law through all sizes", {"subject": "single"}), paper="a faster power law",
               source=f"{TEXT}; visibly: by a tenth", over="seed", differs={"smoke": PHASE}),
         *(Claim(f"share of {name} in the first ten features, largest less smallest size", growing(number), Interval(low=0.02),
-                UNTRAINED, paper="greater concentration", source=VISIBLY, over="seed", differs=why)
-          for name, number, why in (("the target", lambda r: read_at(r, "quality_top"), {}),
-                                    ("the learned function", lambda r: read_at(r, "utilisation_top"), {"smoke": SHORT}),
-                                    ("intensity", strength_top, {"smoke": SHORT}))),
+                UNTRAINED, paper="greater concentration", source=VISIBLY, over="seed",
+                differs={"smoke": why} if why else "")
+          for name, number, why in (("the target", lambda r: read_at(r, "quality_top"), ""),
+                                    ("the learned function", lambda r: read_at(r, "utilisation_top"), SHORT),
+                                    ("intensity", strength_top, SHORT))),
     ))
