@@ -98,6 +98,13 @@ UNTRAINED = Control("untrained networks", {"subject": "untrained"})
 SHIFTED = Control("kappa of another value beside each error", {"subject": "shifted"})
 TRAINING = Control("the training loss in the place of kappa", {"subject": "training"})
 BEAT = "a measure must beat its best simple rival, visibly"
+SHORT = ("150 steps on 1,000 images are too few: kappa 0.13 at the base rate, of 500 steps on 2,000 images 0.09, without weight "
+         "decay 0.12 and 0.07 (one seed)")
+LARGEST = ("kappa and test error fall together up to the base rate. The largest rate has as small a kappa (0.13) as the base, "
+           "and as large an error as the smallest: in 150 steps it has not come to rest, as the training loss tells")
+NEARLY = "it is better by 0.019, of 1,000 test images and one seed"
+EVEN = ("features 2 to 10 keep their proportions: in 150 steps weight decay makes all of them stronger, relative to the first, "
+        "and none of them more than another")
 PAPER = Settings(rates=(0.016, 0.001, 0.004, 0.048), decays=(1e-3, 0.0, 1e-2), seeds=tuple(range(5)))
 EXPERIMENT = Experiment(
     name="layerwise_fig7_2", ref=Ref("layerwise", "Fig. 7.2"), title="learning rate and weight decay, accuracy and features",
@@ -110,24 +117,24 @@ EXPERIMENT = Experiment(
                          "pixels, an eighth of the width, 500 steps, in which only large decays change the weights"},
     claims=(
         Claim("a: the lesser of kappa of the lowest rate less 0.1, and 0.1 less kappa of the rate with the best test accuracy",
-              both_sides, Interval(low=0.0), UNTRAINED, paper="above 0", source=TEXT, over="seed"),
+              both_sides, Interval(low=0.0), UNTRAINED, paper="above 0", source=TEXT, over="seed", differs={"smoke": SHORT}),
         Claim("a: kappa of the base learning rate",
               lambda r: float(read_at(r, "kappa_cka")[0]), Interval(high=MINIMUM), UNTRAINED, paper="below 0.1", source=TEXT,
-              over="seed"),
+              over="seed", differs={"smoke": SHORT}),
         Claim("a: kappa of the rate with the best test accuracy, less that of the lowest rate", above_lowest,
               Interval(high=-0.02), UNTRAINED, paper="tightest", source=VISIBLY, over="seed"),
         Claim("a: rank correlation of kappa with the test error over learning rates", following("lr"), Interval(low=0.75),
               SHIFTED, paper="the best has the tightest", source=f"{TEXT}; of four rates at most one pair of neighbours is "
-              "exchanged", over="seed"),
+              "exchanged", over="seed", differs={"smoke": LARGEST}),
         Claim("a: the same, less that of the better of two rivals, training loss and norm of the weights", better("lr"),
-              Interval(low=0.02), TRAINING, source=BEAT, over="seed"),
+              Interval(low=0.02), TRAINING, source=BEAT, over="seed", differs={"smoke": LARGEST}),
         Claim("b: kappa of the largest weight decay less that without", change("kappa_cka", "decay"), Interval(high=-0.02),
               UNTRAINED, paper="tighter", source=VISIBLY, over="seed"),
         Claim("b: test accuracy of the largest weight decay less that without", change("accuracy", "decay"), Interval(low=0.02),
-              UNTRAINED, paper="better", source=VISIBLY, over="seed"),
+              UNTRAINED, paper="better", source=VISIBLY, over="seed", differs={"smoke": NEARLY}),
         Claim("b: share of features 2 to 10 over which their intensity is spread, largest weight decay less none",
               change("flatness", "decay"), Interval(low=0.02), UNTRAINED, paper="flatter", source=VISIBLY,
-              over="seed"),
+              over="seed", differs={"smoke": EVEN}),
         Claim("b: kappa without weight decay", lambda r: kappa(r, "decay", 0), Interval(high=MINIMUM), UNTRAINED,
-              paper="below 0.1", source=TEXT, over="seed"),
+              paper="below 0.1", source=TEXT, over="seed", differs={"smoke": SHORT}),
     ))
