@@ -85,14 +85,14 @@ def draw(results: Results) -> Figure:
         points(ax, sizes, rows)
         line(ax, sizes, np.median(rows, 0), "#b0b0b0")
         if name == "kappa_cka":
-            line(ax, sizes, [MINIMUM] * len(sizes), style=":", label="border of the minimum feature regime")
-        label(ax, "training images", y, title, log="xy", legend=name == "kappa_cka")
+            line(ax, sizes, [MINIMUM] * len(sizes), style=":")
+        label(ax, "training images", y, title, log="xy")
     metric_panels(axes[3:], {f"{n:,} images": by_size.where(n=n) for n in sizes}, CLASSES, legend=False)
     outside(axes[5])
     for ax, title in zip(axes[3:], ("b (i)", "b (ii)", "b (iii)"), strict=True):
         ax.set_title(title)
-    caption(figure, "With more images error, loss and kappa fall, and quality, utilisation and intensity gather in the first ten "
-                    f"features (dotted). In parentheses the test accuracy, in square brackets kappa. {seeds(results)}")
+    caption(figure, "Test error, loss and kappa fall and rise together, and with more images more of the target is in the first "
+                    f"ten features (dotted). Below the dotted line of a (iii) is the minimum feature regime. In parentheses the test accuracy, in square brackets kappa. {seeds(results)}")
     return figure
 
 
