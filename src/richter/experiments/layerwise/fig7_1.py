@@ -92,7 +92,8 @@ def draw(results: Results) -> Figure:
     for ax, title in zip(axes[3:], ("b (i)", "b (ii)", "b (iii)"), strict=True):
         ax.set_title(title)
     caption(figure, "Test error, loss and kappa fall and rise together, and with more images more of the target is in the first "
-                    f"ten features (dotted). Below the dotted line of a (iii) is the minimum feature regime. In parentheses the test accuracy, in square brackets kappa. {seeds(results)}")
+                    "ten features (dotted). Below the dotted line of a (iii) is the minimum feature regime. "
+                    f"In parentheses the test accuracy, in square brackets kappa. {seeds(results)}")
     return figure
 
 
