@@ -203,6 +203,7 @@ def draw_curves(results: Results) -> Figure:
         looks = [a["features"] for _, a in results.where(setting=name)]
         common = sorted(set.intersection(*({*rows[:, 0]} for rows in looks)))
         band(axes[5], common, [np.interp(common, rows[:, 0], rows[:, 1]) for rows in looks], COLOURS[i % len(COLOURS)], name)
+    axes[5].set_xlim(0.8, 3e4)  # room for the names
     label(axes[5], "epoch", "kappa", "distance from as few features as could be", log="x", legend=True)
     seeds = len(results.distinct("seed"))
     caption(figure, f"Only the default has a delay between training and test accuracy; over it, kappa falls. From a richer start "
