@@ -39,8 +39,8 @@ PLAIN = Richness()
 @dataclass(frozen=True)
 class Settings:
     """Four layers, ReLU, torch's initial weights, momentum 0.9, no weight decay but for random labels, whose rate falls to a
-    fifth after ``every`` epochs. ``rich``, ``lazy``, ``linear`` and ``bad`` are what claims take for them; ``trained``: False looks at
-    the network before training; ``sorted_by``: how the networks that moved are told from those that did not."""
+    fifth after ``every`` epochs. ``rich``, ``lazy``, ``linear`` and ``bad`` are what claims take for them; ``trained``: False
+    looks at the network before training; ``sorted_by``: how the networks that moved are told from those that did not."""
 
     n: int = 5000
     width: int = 256
@@ -190,8 +190,8 @@ EXPERIMENT = Experiment(
     figures={"layerwise_fig6_3": draw_features, "layerwise_fig6_1": draw_map}, data=("mnist",),
     start={"n": 100, "random_n": 100, "epochs": 1, "random_epochs": 1, "seeds": (0,)},
     reduced="5,000 images of 10,000; 1 seed of 5",
-    tried="random labels of 2,000 images with a rate that falls every 30 epochs, which ends at kappa 0.07 on the training images; "
-          "the mean over outputs in the loss, a fifth of the rate: plain training then ends at kappa 0.16",
+    tried="random labels of 2,000 images with a rate that falls every 30 epochs, which ends at kappa 0.07 on the training "
+          "images; the mean over outputs in the loss, a fifth of the rate: plain training then ends at kappa 0.16",
     missing={"Fig. 6.1": "a scheme: drawn here from measured networks"},
     claims=(
         Claim("targets / 100: kappa", number("lazy"), Interval(low=0.4), AS_RICH, source=BAR, paper="extended",
