@@ -115,6 +115,21 @@ def test_the_example_of_alignment_over_layers(capsys: pytest.CaptureFixture[str]
     assert names["right"] > 0.9
 
 
+@pytest.mark.long
+def test_the_example_of_late_generalisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    """Large weights are late, small ones are not; what the page shows is what comes out, up to the machine."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in blocks("docs/grokking.md"):
+        exec(code, names)
+    late, rich = (names["delay_of"](names[name]) for name in ("late", "rich"))
+    assert (late.state, rich.state) == ("ended", "together")
+    assert late.delay > 1000
+    shown, written = capsys.readouterr().out, (ROOT / "docs/grokking.md").read_text()
+    assert all(line in written for line in shown.splitlines()[-4:])  # theory: the same everywhere
+
+
 def test_the_example_of_features(capsys: pytest.CaptureFixture[str]) -> None:
     """As few features as classes with all layers, many with the last alone; and both answer right."""
     names: dict[str, Any] = {}

@@ -77,9 +77,11 @@ def test_sparse_gradients_are_refused() -> None:
 
 def test_the_examples_of_the_document_run() -> None:
     text = (Path(__file__).parent.parent / "docs/controls.md").read_text()
-    fixed, adaptive = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    fixed, adaptive, scales = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(fixed.replace("range(600)", "range(10)"), names)
     assert [g["speed"] for g in names["optimiser"].param_groups] == [500.0, 0.002, 0.002]
     exec(adaptive.replace("range(500)", "range(11)"), names)
     assert str(names["optimiser"].history[:3]) in text
+    exec(scales.replace("range(200)", "range(5)"), names)
+    assert names["model"](names["x"]).abs().max() > 0

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from richter.models.gpt import Block
+
+
+class ReluBlock(Block):
+    """The block of ``GPT`` with the ReLU of the original work, with which all classes get features of like strength."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, T, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(n, T, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, T, d))
+        return x + self.out(F.relu(self.fc(self.norm2(x))))
 
 
 class ModularTransformer(nn.Module):
@@ -20,7 +31,7 @@ class ModularTransformer(nn.Module):
     def __init__(self, p: int, d: int, depth: int, heads: int) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(p + 2, d), nn.Embedding(4, d)
-        self.blocks = nn.Sequential(*(Block(d, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(ReluBlock(d, heads) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, p, bias=False)
 
     def forward(self, ids: Int[Tensor, "n T"]) -> Float[Tensor, "n p"]:
