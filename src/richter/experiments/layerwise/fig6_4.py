@@ -172,8 +172,8 @@ def draw(results: Results) -> Figure:
         line(ax, [p, p], [1e-3 if ax is axes[5] else 0, 1], "#999999", style=":")
         label(ax, "feature", y, title, log="xy" if ax is axes[5] else "x", legend=True)
     seeds = len(results.distinct("seed"))
-    caption(figure, "Long after the training pairs are known, the test accuracy rises; then the first features hold nearly all of "
-                    "the target and of the function. In brackets kappa; before: training solved, after: test solved. "
+    caption(figure, "Long after the training pairs are known, the test accuracy rises; then the first features hold nearly all "
+                    "of the target and of the function. In brackets kappa; before: training solved, after: test solved. "
                     f"{f'Median and range of {seeds} seeds' if seeds > 1 else 'One seed'}.")
     return figure
 
@@ -185,7 +185,8 @@ EXPERIMENT = Experiment(
     name="layerwise_fig6_4", ref=Ref("layerwise", "Fig. 6.4"),
     title="features of a transformer on modular division, before and after it generalises", smoke=Settings(share=0.85),
     paper=Settings(more=300, seeds=(0, 1, 2, 3, 4)), work=work, tasks=tasks, figures={"layerwise_fig6_4": draw},
-    start={"steps": 1, "seeds": (0,)}, reduced="1 seed of 5; 85 % of the pairs, not 75, with which it generalises sooner; training stops where the test is solved",
+    start={"steps": 1, "seeds": (0,)},
+    reduced="1 seed of 5; 85 % of the pairs, not 75, with which it generalises sooner; training stops where the test is solved",
     missing={"Fig. 6.4": "the thesis' prime and width, which it does not give; here p = 23 and d = 96"},
     tried="p = 13 and d = 64, which did not generalise within 3,000 steps; GELU in the place of ReLU, which generalises by a few "
           "frequencies of the group: 13 strong features, kappa 0.28",
