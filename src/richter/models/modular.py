@@ -11,7 +11,7 @@ from richter.models.gpt import Block
 
 
 class ReluBlock(Block):
-    """The block of ``GPT`` with the ReLU of the original work, with which all classes get features of like strength."""
+    """The block of ``GPT`` with a ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
         n, T, d = x.shape
@@ -31,6 +31,8 @@ class ModularTransformer(nn.Module):
     def __init__(self, p: int, d: int, depth: int, heads: int) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(p + 2, d), nn.Embedding(4, d)
+        for table in (self.token, self.position):
+            nn.init.normal_(table.weight, std=d ** -0.5)  # vectors of length 1: torch's own, sqrt(d) long, drown what blocks add
         self.blocks = nn.Sequential(*(ReluBlock(d, heads) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, p, bias=False)
 

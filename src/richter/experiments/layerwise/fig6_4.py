@@ -33,8 +33,9 @@ CURVES = ("quality", "utilisation", "intensity")
 @dataclass(frozen=True)
 class Settings:
     """AdamW on cross-entropy, batches of ``batch`` pairs, no more than there are. Every so many steps accuracies and features are
-    looked at; ``before`` is when training is solved, ``after`` when the test is, and training stops ``more`` steps later.
-    ``exchanged``: claims take the one for the other."""
+    looked at, kappa on the test pairs, all else on the training pairs, because the test pairs are hardly more than the features.
+    ``before`` is when training is solved, ``after`` when the test is, and training stops ``more`` steps later. ``exchanged``:
+    claims take the one for the other."""
 
     p: int = 23
     d: int = 96
@@ -75,7 +76,6 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = modular_arithmetic(s.p, t.seed, operation="divide", share=s.share)
     (x, y), (x_test, y_test) = parts = (data.tokens, data.labels), (data.tokens_test, data.labels_test)
-    everything = torch.cat([x, x_test]), torch.cat([y, y_test])
     model, draw = modular_transformer(s.p, s.d, seed=t.seed), torch.Generator().manual_seed(t.seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=s.lr, betas=(0.9, 0.98), weight_decay=s.decay, fused=True)
     curves, moments, last = list[tuple[float, ...]](), dict[Moment, FeatureAnalysis](), s.steps
@@ -84,7 +84,8 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
             with torch.no_grad():
                 train, test = ((model(a).argmax(1) == b).double().mean().item() for a, b in parts)
             run.scalars(step, train_accuracy=train, test_accuracy=test)
-            now = features(model, *everything, s.p)
+            now, kappa = features(model, x, y, s.p), features(model, x_test, y_test, s.p).kappa_cka
+            now = replace(now, kappa_cka=kappa)
             curves.append((step, train, test, *(getattr(now, name) for name in NUMBERS)))
             if train >= SOLVED:
                 moments.setdefault("before", now)
@@ -136,10 +137,6 @@ def few(r: Results) -> float:
     return 1 / ratio if r.settings.exchanged else ratio
 
 
-def fall(r: Results) -> float:
-    return at("kappa_cka", "before")(r) - at("kappa_cka", "after")(r)
-
-
 # ------------------------------------------------------------------------------------------------ pictures
 
 
@@ -183,13 +180,14 @@ EARLIER = Control("before generalisation in the place of after", {"exchanged": T
 LATER = Control("after generalisation in the place of before", {"exchanged": True})
 EXPERIMENT = Experiment(
     name="layerwise_fig6_4", ref=Ref("layerwise", "Fig. 6.4"),
-    title="features of a transformer on modular division, before and after it generalises", smoke=Settings(share=0.85),
+    title="features of a transformer on modular division, before and after it generalises", smoke=Settings(),
     paper=Settings(more=300, seeds=(0, 1, 2, 3, 4)), work=work, tasks=tasks, figures={"layerwise_fig6_4": draw},
     start={"steps": 1, "seeds": (0,)},
-    reduced="1 seed of 5; 85 % of the pairs, not 75, with which it generalises sooner; training stops where the test is solved",
+    reduced="1 seed of 5; training stops where the test is solved",
     missing={"Fig. 6.4": "the thesis' prime and width, which it does not give; here p = 23 and d = 96"},
-    tried="p = 13 and d = 64, which did not generalise within 3,000 steps; GELU in the place of ReLU, which generalises by a few "
-          "frequencies of the group: 13 strong features, kappa 0.28",
+    tried="p = 13 and d = 64, which did not generalise within 3,000 steps; GELU in the place of ReLU and embeddings of "
+          "variance 1, which generalise by a few frequencies of the group: 13 strong features, kappa 0.28; ReLU with these "
+          "embeddings, which does not generalise within 2,400 steps",
     claims=(
         Claim("step at which the training accuracy is 0.99", lambda r: float(only(r)["curves"][solved(r), 0]), Interval(high=150),
               Control("the step at which the test accuracy is", {"exchanged": True}), source=BAR, paper="before step 200",
@@ -198,12 +196,12 @@ EXPERIMENT = Experiment(
               source=BAR, paper="at chance", over="seed"),
         Claim("best test accuracy by step 3,000", best_test, Interval(low=0.95),
               Control("by the step at which training is solved", {"exchanged": True}), source=BAR, paper="1", over="seed"),
-        Claim("kappa after, of all pairs", at("kappa_cka", "after"), Interval(high=0.15), EARLIER, source=BAR,
+        Claim("kappa before, on test pairs", at("kappa_cka", "before"), Interval(low=0.15), LATER, source=BAR, paper="extended",
+              over="seed"),
+        Claim("kappa after, on test pairs", at("kappa_cka", "after"), Interval(high=0.15), EARLIER, source=BAR,
               paper="minimum", over="seed"),
         Claim("share of the target in the first 23 features after", at("quality_top", "after"), Interval(low=0.9), EARLIER,
               source=BAR, paper="1", over="seed"),
-        Claim("fall of kappa from before to after", fall, Interval(low=0), EARLIER, source="extended before, minimum after",
-              paper="extended to minimum", over="seed"),
         Claim("strong features (D_eff of the intensities) after, as a share of those before", few, Interval(high=1), EARLIER,
               source="the thesis: from more features than classes to as few", paper="fewer", over="seed"),
     ))
