@@ -1,5 +1,5 @@
-"""What the claims about lazy, rich and late networks read out of results that are made by hand: they hold where the picture of the
-thesis is there, and not where it is not."""
+"""What the claims about lazy, rich and late networks read out of results that are made by hand: they hold where the picture of
+the thesis is there, and not where it is not."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ CURVES = ("quality", "utilisation", "intensity")
 class Settings:
     """AdamW on cross-entropy, batches of ``batch`` pairs, no more than there are. Every so many steps accuracies and features are
     looked at, on the training pairs, on which they are fitted (the test pairs are hardly more than the features), kappa also on
-    all pairs. ``before`` is when training is solved, ``after`` when the test is, and training stops ``more`` steps later. ``exchanged``:
-    claims take the one for the other."""
+    all pairs. ``before`` is when training is solved, ``after`` when the test is, and training stops ``more`` steps later.
+    ``exchanged``: claims take the one for the other."""
 
     p: int = 23
     d: int = 96
