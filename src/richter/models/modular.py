@@ -36,9 +36,13 @@ class ModularTransformer(nn.Module):
         self.blocks = nn.Sequential(*(ReluBlock(d, heads) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, p, bias=False)
 
-    def forward(self, ids: Int[Tensor, "n T"]) -> Float[Tensor, "n p"]:
+    def features(self, ids: Int[Tensor, "n T"]) -> Float[Tensor, "n d"]:
+        """What the read-out reads."""
         x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
-        return self.head(self.norm(self.blocks(x)[:, -1]))
+        return self.norm(self.blocks(x)[:, -1])
+
+    def forward(self, ids: Int[Tensor, "n T"]) -> Float[Tensor, "n p"]:
+        return self.head(self.features(ids))
 
 
 def modular_transformer(p: int, d: int = 128, depth: int = 2, heads: int = 4, seed: int = 0) -> ModularTransformer:

@@ -17,6 +17,7 @@ from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.measures.features import FeatureAnalysis, analyse
 from richter.models import modular_transformer
+from richter.models.modular import ModularTransformer
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
 from richter.runs import Writer
 from richter.tasks import modular_arithmetic
@@ -60,16 +61,10 @@ def tasks(s: Settings) -> list[Task]:
     return [Task(replace(s, seeds=(), exchanged=False), seed) for seed in s.seeds]
 
 
-def features(model: torch.nn.Module, x: Tensor, y: Tensor, p: int) -> FeatureAnalysis:
-    """Of what the read-out reads at the last position."""
-    reads: list[Tensor] = []
-    handle = model.get_submodule("head").register_forward_pre_hook(lambda _, given: reads.append(given[0]))
-    try:
-        with torch.no_grad():
-            f = model(x)
-    finally:
-        handle.remove()
-    return analyse(reads[0], F.one_hot(y, p).float(), f)
+@torch.no_grad()
+def features(model: ModularTransformer, x: Tensor, y: Tensor, p: int) -> FeatureAnalysis:
+    h = model.features(x)
+    return analyse(h, F.one_hot(y, p).float(), model.head(h))
 
 
 def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
