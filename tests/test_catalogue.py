@@ -47,7 +47,7 @@ def name(entry: dict) -> str:
 
 @pytest.mark.parametrize("entry", PLACES, ids=name)
 def test_an_entry_is_complete(entry: dict) -> None:
-    assert {"paper", "place", "title", "data"} <= set(entry) <= {"paper", "place", "title", "data", "parts"}
+    assert {"paper", "place", "title", "data"} <= set(entry) <= {"paper", "place", "title", "data", "parts", "nothing"}
     assert entry["paper"] in REFERENCES
     assert 0 < len(entry["title"]) <= 100
     assert entry["title"].endswith(".")
@@ -55,6 +55,7 @@ def test_an_entry_is_complete(entry: dict) -> None:
         assert all(isinstance(x, str) and x for x in names)
         assert len(set(names)) == len(names)
     assert entry.get("parts", ["one"]), "leave parts out rather than empty"
+    assert "nothing" not in entry or (not entry["data"] and entry["nothing"].endswith("."))
 
 
 def test_places_are_unique_and_papers_stay_together() -> None:

@@ -343,7 +343,11 @@ def test_every_changed_verdict_is_explained() -> None:
 def test_the_page_counts_everything() -> None:
     text = page([FIG1], {("nfa_tiny", "paper"): record()})
     assert f"| reproduced | {ledger.VERDICTS['reproduced']} | 1 |" in text
-    assert f"| no experiment yet |  | {len(ledger.catalogue()) - 1} |" in text
+    diagrams = [c for c in ledger.catalogue() if "nothing" in c]
+    assert f"| no experiment yet |  | {len(ledger.catalogue()) - len(diagrams) - 1} |" in text
+    assert f"| nothing to measure | {ledger.VERDICTS['nothing to measure']} | {len(diagrams)} |" in text
+    for c in diagrams:
+        assert f"| {c['place']} | {c['title']} | nothing to measure | {c['nothing']} |" in text
     assert "CPU-minutes spent on the records: 1.5." in text
     extra = page([tiny.EXPERIMENT], {})
     assert "| Fig. 99 | Sums of whole numbers. |" in extra

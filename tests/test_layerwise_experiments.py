@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from richter.core.chains import evaluated
 from richter.experiments.frame import Results
-from richter.experiments.layerwise import metrics
+from richter.experiments.layerwise import fig2_3, fig3_5, metrics, props, table2_2
 from richter.experiments.layerwise.metrics import Recipe, fit, indicators, numbers, read, right
 from richter.measures import collapse, features
-from richter.models import mlp, resnet18, vgg19
+from richter.models import mlp, resnet18, vgg16
 from richter.report.drawing import caption, faults, panels
 
 
@@ -30,7 +30,7 @@ class Unwritten:
 RUN: Any = Unwritten()
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), *mlp([3072, 12, 8, 5], seed=0)),
-    "resnet": lambda: resnet18(5, width=1 / 16), "vgg": lambda: vgg19(5, width=1 / 16)}
+    "resnet": lambda: resnet18(5, width=1 / 16), "vgg": lambda: vgg16(5, width=1 / 16)}
 
 
 def images(n: int = 30) -> tuple[Tensor, Tensor]:
@@ -137,3 +137,53 @@ def test_the_drawing_has_a_curve_for_each_case_and_says_accuracy_and_kappa() -> 
     words = [text.get_text() for text in axes[2].get_legend().get_texts()]
     assert words == [f"{name} ({100 * rows['accuracy']:.1f} %) [{rows['kappa_cka']:.2g}]" for name in both]
     assert all(len(ax.lines) == 3 for ax in axes)  # two curves, and the line at five features
+
+
+def test_a_share_of_the_labels_is_wrong() -> None:
+    y = torch.arange(1000) % 10
+    for share in (0.0, 0.1, 1.0):
+        mixed = fig3_5.noisy(y, share, 3)
+        assert torch.equal(mixed.bincount(), y.bincount())
+        assert ((mixed != y).double().mean() - 0.9 * share).abs() < 0.03
+    assert not torch.equal(fig3_5.noisy(y, 1.0, 3), fig3_5.noisy(y, 1.0, 4))
+
+
+def test_the_last_layer_of_least_squares() -> None:
+    """Beside many steps of descent on all of it, in float64."""
+    model, (x, y) = NETWORKS["mlp"]().double(), images(60)
+    x, targets = x.double(), indicators(y, 5).double()
+    fig2_3.solve(model, x, targets, 0.01)
+    Phi, last = read(model, x)[0], metrics.readout(model)
+    penalty = 0.01 * Phi.square().sum(1).mean()
+    W, b = (p.detach().clone().requires_grad_() for p in (last.weight, last.bias))
+    loss = metrics.squared(Phi @ W.T + b, targets) + penalty * W.square().sum() / 2
+    for gradient in torch.autograd.grad(loss, (W, b)):
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-12, rtol=0)
+
+
+def test_the_constant_among_features() -> None:
+    draw = torch.Generator().manual_seed(0)
+    Phi = torch.randn(500, 6, generator=draw) + 20
+    a = features.analyse(Phi, torch.zeros(500, 1) + 1, Phi[:, :1])
+    strongest, second = np.asarray(fig2_3.constants(Phi))
+    assert strongest == pytest.approx(a.constant, abs=1e-9)
+    assert second < 0.05 < 0.99 < strongest
+
+
+def test_features_of_minimum_projection_have_that_operator() -> None:
+    C, y = 4, np.arange(20) % 4
+    Phi = props.made("minimum", y, C, 9, (0.7, 1.3), np.random.default_rng(0))
+    P = np.equal.outer(y, y) / 5  # onto functions that are constant on classes
+    np.testing.assert_allclose(Phi @ Phi.T / 20, 0.7 / 20 + 1.3 * P, atol=1e-12)
+
+
+def test_images_of_the_first_classes_in_the_size_of_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(n: int, n_test: int, seed: int) -> table2_2.Split:
+        return table2_2.Split(torch.rand(n, 1, 28, 28), torch.arange(n) % 10, torch.rand(n_test, 1, 28, 28),
+                              torch.arange(n_test) % 10)
+    monkeypatch.setitem(table2_2.SETS, "mnist", drawn)
+    s = table2_2.Settings(per_class=3, n_test=20)
+    for model, size in (("resnet18", 16), ("vgg16", 32)):
+        data = table2_2.images(table2_2.Task(s, table2_2.Cell(model, "mnist", 3), 0))
+        assert data.x.shape == (9, 1, size, size)
+        assert set(data.y.tolist()) == set(data.y_test.tolist()) == {0, 1, 2}

@@ -57,7 +57,10 @@ def test_the_page_is_whole(checked: tuple[dict[str, Any], Path]) -> None:
     assert "The record is stale" not in text
     old = {**record, "modules": {}}
     assert "The record is stale; changed since: tiny.py." in html.html([E], {("nfa_tiny", "smoke"): old}, store)
-    assert f"{len(ledger.catalogue()) - 1} no experiment yet" in text
+    diagrams = [c for c in ledger.catalogue() if "nothing" in c]
+    assert f"{len(ledger.catalogue()) - len(diagrams) - 1} no experiment yet" in text
+    assert f"{len(diagrams)} nothing to measure" in text
+    assert all(c["nothing"] in text for c in diagrams)
     assert text.count("results without an experiment yet") == len({c["paper"] for c in ledger.catalogue()})
     for paper in ("nfa", "rapid", "signal", "layerwise"):
         assert f'<section id="{paper}">' in text

@@ -71,8 +71,9 @@ def _legend(rows: list[Place]) -> Markup:
 
 
 def _paper(paper: str, rows: list[Place], known: Mapping[str, Experiment], shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
-    """Its results with an experiment one by one, the others in a list."""
-    done, open_ = [p for p in rows if p.experiments], [p for p in rows if not p.experiments]
+    """Its results with an experiment, and those that need none, one by one, the others in a list."""
+    open_ = [p for p in rows if p.verdict == "no experiment yet"]
+    done = [p for p in rows if p not in open_]
     rest = tag("details", tag("summary", f"{len(open_)} results without an experiment yet"),
                table(["place", "what it shows"], [[p.place, p.title] for p in open_])) if open_ else ""
     return tag("section", tag("h2", f"{paper}: {reference(paper)['title']}"),

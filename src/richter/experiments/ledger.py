@@ -25,6 +25,7 @@ VERDICTS = {  # and what they say; only the first is said of the paper's data, p
     TOO_FEW: f"every number is in its bar, from fewer than {ENOUGH} seeds, which decide nothing",
     "differs": "a claim does not hold",
     "not run": "there is an experiment, but no record of it, or no claim of this place's own",
+    "nothing to measure": "a diagram, a plan or a list: there is nothing that could be true or false of a network",
     "no experiment yet": ""}
 
 
@@ -98,12 +99,15 @@ def places(experiments: Iterable[Experiment], kept: Records) -> list[Place]:
     for e in experiments:
         for place in e.covers:
             owners.setdefault((e.ref.paper, place), []).append(e)
-    listed = [(c["paper"], c["place"], c["title"]) for c in catalogue()]
+    entries = catalogue()
+    listed = [(c["paper"], c["place"], c["title"]) for c in entries]
+    nothing = {(c["paper"], c["place"]): c["nothing"] for c in entries if "nothing" in c}
     extra = [(paper, place, f"{mine[0].title[0].upper()}{mine[0].title[1:]}.") for (paper, place), mine in owners.items()
              if (paper, place) not in {(p, q) for p, q, _ in listed}]
     order = list(dict.fromkeys(p for p, _, _ in [*listed, *extra]))
     everything = sorted([*listed, *extra], key=lambda entry: order.index(entry[0]))
-    return [_judged(paper, place, title, owners.get((paper, place), []), kept) for paper, place, title in everything]
+    return [Place(paper, place, title, "nothing to measure", remarks=(nothing[paper, place],)) if (paper, place) in nothing else
+            _judged(paper, place, title, owners.get((paper, place), []), kept) for paper, place, title in everything]
 
 
 def changed(rows: Iterable[Place]) -> list[tuple[Place, str, str]]:

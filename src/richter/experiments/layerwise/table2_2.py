@@ -1,0 +1,214 @@
+"""Table 2.2 and Figs 2.4 and 2.5 of [layerwise]: ResNets and VGG networks use as many features as there are classes, and the
+means of these point to the corners of a simplex."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from richter.core import Interval, Ref
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.layerwise.metrics import Recipe, fit, indicators, metric_panels, numbers, read
+from richter.models import resnet18, vgg16
+from richter.report.drawing import COLOURS, caption, label, panels, styled
+from richter.runs import Writer
+from richter.tasks import augment, cifar10, mnist
+from richter.tasks.images import Split
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "vgg16": vgg16}
+SETS = {"mnist": mnist, "cifar10": cifar10}
+SHOWN = 3  # classes of Fig. 2.5
+PLANE = 40  # examples of a class that are drawn there
+
+
+class Cell(NamedTuple):
+    """A row of the table, or a curve of Fig. 2.4: the first so many classes."""
+
+    model: str
+    data: str
+    classes: int = 10
+
+
+TABLE = tuple(Cell(model, data) for data in ("mnist", "cifar10") for model in ("resnet18", "vgg16"))
+FEWER = tuple(Cell("resnet18", "mnist", classes) for classes in (3, 5))
+PAPER = {  # D_eff(rho), D_eff(Q^), kappa
+    ("resnet18", "mnist"): (10.1, 10.0, 4.4e-3), ("vgg16", "mnist"): (10.0, 10.0, 1.8e-2),
+    ("resnet18", "cifar10"): (10.4, 10.0, 3.1e-3), ("vgg16", "cifar10"): (10.0, 10.0, 1.1e-3)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Networks of an eighth of the width; ResNets see means of four pixels, 16 x 16. A short training has a larger weight decay,
+    5e-3 for 1e-3. ``subject``: the networks that claims are about, trained or not. ``per_class``: images."""
+
+    cells: tuple[Cell, ...] = TABLE + FEWER
+    per_class: int = 100
+    n_test: int = 1000
+    width: float = 0.125
+    lr: float = 0.05
+    decay: float = 5e-3
+    epochs: int = 14
+    photographs: int = 2  # times the images and the epochs for photographs, which are learned more slowly
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    subject: Literal["", "_untrained"] = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    settings: Settings
+    cell: Cell
+    seed: int
+
+
+def tasks(s: Settings) -> list[Task]:
+    return [Task(replace(s, cells=(), seeds=(), subject=""), cell, seed) for cell in s.cells for seed in s.seeds]
+
+
+def images(t: Task) -> Split:
+    """32 x 32 for VGG networks, which halve their size five times; 16 x 16 for ResNets. Only the first classes."""
+    s, c = t.settings, t.cell
+    more = s.photographs if c.data == "cifar10" else 1
+    data = SETS[c.data](10 * s.per_class * more, s.n_test, seed=t.seed)
+
+    def sized(x: Tensor) -> Tensor:
+        x = augment.pad(x, (32 - x.shape[-1]) // 2, x.min().item())
+        return x if c.model == "vgg16" else F.avg_pool2d(x, 2)
+
+    rows, rows_test = data.y < c.classes, data.y_test < c.classes
+    return Split(sized(data.x[rows]), data.y[rows], sized(data.x_test[rows_test]), data.y_test[rows_test])
+
+
+def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+    s, c, data = t.settings, t.cell, images(t)
+    model = MODELS[c.model](c.classes, data.x.shape[1], s.width, t.seed)
+    y, y_test = indicators(data.y, c.classes), indicators(data.y_test, c.classes)
+    start = numbers(model, data.x, y, data.x_test, y_test)
+    count = s.epochs * (s.photographs if c.data == "cifar10" else 1)
+    fit(model, data.x, y, Recipe(s.lr, s.decay, count, every=max(1, 5 * count // 7), batch=32), run, seed=t.seed)
+    rows = numbers(model, data.x, y, data.x_test, y_test)
+    return {**rows, **{f"{k}_untrained": v for k, v in start.items() if np.ndim(v) == 0},
+            **(plane(model, data) if c.classes == SHOWN else {})}
+
+
+def plane(model: nn.Module, data: Split) -> dict[str, NDArray[np.float64]]:
+    """Features in the plane of three class means, some of each class; the means themselves; the largest |cos + 1/2|."""
+    Phi = read(model, data.x)[0].double()
+    means = torch.stack([Phi[data.y == k].mean(0) for k in range(SHOWN)])
+    m = means - means.mean(0)
+    axes = torch.linalg.svd(m, full_matrices=False)[2][:2]
+    chosen = torch.stack([(Phi[data.y == k][:PLANE] - means.mean(0)) @ axes.T for k in range(SHOWN)])
+    return {"plane": chosen.numpy(force=True), "corners": (m @ axes.T).numpy(force=True)}
+
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def number(r: Results, name: str, cell: Cell) -> float:
+    """NaN where a cell was not run."""
+    return float(np.median([arrays[f"{name}{r.settings.subject}"] for _, arrays in r.where(cell=cell)] or [np.nan]))
+
+
+def widest(r: Results, name: str, cells: tuple[Cell, ...], from_classes: bool = False) -> float:
+    """The largest over cells; of effective dimensions the largest |D_eff / C - 1|."""
+    return max(abs(number(r, name, c) / c.classes - 1) if from_classes else number(r, name, c) for c in cells)
+
+
+NUMBERS = (*FEWER, TABLE[0])  # by classes: 3, 5, 10
+UNTRAINED = Control("untrained networks", {"subject": "_untrained"})
+DEFINITION = "Definition 2: 0.1"
+NEAR, ISSUE = Interval(high=0.15), "D_eff about C (Eq. 2.7): within 15 %, as 9.5 to 11.5 for ten classes"
+FIG, SKETCH = ("Fig. 2.4",), ("Fig. 2.5",)
+CLAIMS = (
+    Claim("kappa on the fitting sample, largest over the four rows", lambda r: widest(r, "kappa_cka_fit", TABLE),
+          Interval(high=0.1), UNTRAINED, paper="below 0.1; .0011 to .018", source=DEFINITION, over="seed"),
+    Claim("digits: kappa on held-out images, larger of both networks", lambda r: widest(r, "kappa_cka", TABLE[:2]),
+          Interval(high=0.1), UNTRAINED, paper="below 0.1", source=DEFINITION, over="seed"),
+    Claim("largest |D_eff(Q^)/10 - 1| over the four rows, on the fitting sample",
+          lambda r: widest(r, "deff_utilisation_fit", TABLE, True), NEAR, UNTRAINED, paper="10.0 each", source=ISSUE,
+          over="seed"),
+    Claim("largest |D_eff(rho)/10 - 1| over the four rows", lambda r: widest(r, "deff_intensity_fit", TABLE, True),
+          NEAR, UNTRAINED, paper="10.0 to 10.4", source=ISSUE, over="seed"),
+    Claim("3, 5 and 10 classes: largest kappa on the fitting sample", lambda r: widest(r, "kappa_cka_fit", NUMBERS),
+          Interval(high=0.1), UNTRAINED, paper="below 0.1 for 10, 20, 100 classes", source=DEFINITION, over="seed", places=FIG),
+    Claim("3, 5 and 10 classes: largest |D_eff(Q^)/C - 1|, on the fitting sample",
+          lambda r: widest(r, "deff_utilisation_fit", NUMBERS, True), NEAR, UNTRAINED, paper="C features are used", source=ISSUE,
+          over="seed", places=FIG),
+    Claim("3, 5 and 10 classes: smallest share of the learned function in the first C features",
+          lambda r: min(number(r, "utilisation_top_fit", c) for c in NUMBERS), Interval(low=0.95), UNTRAINED, paper="about 1",
+          source="about 1: within 5 %", over="seed", places=FIG),
+    Claim("three classes: nc1, the spread within classes over that between them", lambda r: number(r, "nc1", FEWER[0]),
+          Interval(high=0.1), UNTRAINED, paper="dots at the tips of arrows", source="a tenth of the distances", over="seed",
+          places=SKETCH),
+    Claim("three classes: nc2_angle, deviations of the cosines from -1/2",
+          lambda r: number(r, "nc2_angle", FEWER[0]), Interval(high=0.07 * 6**0.5), UNTRAINED, paper="a simplex",
+          source="independent check: .06 and .07 for a pair of classes, of which the matrix has six", over="seed", places=SKETCH),
+)
+
+
+@styled
+def draw_table(results: Results) -> Figure:
+    """Each number of the table as a point, the printed ones as bars."""
+    figure, axes = panels(3, across=3)
+    cells = [c for c in TABLE if c in results.distinct("cell")]
+    names = ("deff_intensity_fit", "deff_utilisation_fit", "kappa_cka_fit")
+    words = ("D_eff(rho)", "D_eff(Q^), fitting sample", "kappa, fitting sample")
+    for k, (ax, name, y) in enumerate(zip(axes, names, words, strict=True)):
+        for i, c in enumerate(cells):
+            values = results.where(cell=c)[name]
+            ax.plot(np.full(len(values), i), values, "o", color=COLOURS[0], markersize=3.5, label=None if i else "here")
+            ax.plot([i], [PAPER[c.model, c.data][k]], "_", color=COLOURS[1], markersize=14, label=None if i else "printed")
+        ax.set_xticks(range(len(cells)), [f"{c.model[:-2]}\n{c.data}" for c in cells], fontsize=6.5)
+        label(ax, "network, data", y, log="y" if k == 2 else "", legend=not k)
+        if k < 2:
+            ax.set_ylim(0, max(20.0, ax.get_ylim()[1]))
+    caption(figure, "Every network has about ten strong features and uses ten: small networks and short trainings here, "
+                    "the printed ones of full size.")
+    return figure
+
+
+@styled
+def draw_classes(results: Results) -> Figure:
+    figure, axes = panels(3, across=3)
+    metric_panels(axes, {f"C = {c.classes}": results.where(cell=c) for c in NUMBERS}, mark="_fit")
+    caption(figure, "As many features are strong and used as there are classes: 3, 5 and 10 classes of digits, in the place of "
+                    "10, 20 and 100 of CIFAR-100. In parentheses test accuracy, in brackets kappa; on the fitting sample.")
+    return figure
+
+
+@styled
+def draw_collapse(results: Results) -> Figure:
+    """Features of three classes in the plane of their means."""
+    figure, (ax,) = panels(1, across=1)
+    (arrays, *_) = [arrays for _, arrays in results.where(cell=FEWER[0])]
+    for k in range(SHOWN):
+        ax.plot(*arrays["plane"][k].T, "o", color=COLOURS[k], markersize=2.5, label=f"digit {k}")
+        ax.annotate("", arrays["corners"][k], (0, 0), arrowprops={"arrowstyle": "->", "color": COLOURS[k], "linewidth": 1.4})
+    ax.set_aspect("equal")
+    label(ax, "first axis of the plane of class means", "second axis", legend=True)
+    caption(figure, "Features of a trained ResNet gather at the means of their classes (arrows from the mean of all), which "
+                    "point to the corners of a triangle. One seed, fitting sample.")
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="layerwise_table2_2", ref=Ref("layerwise", "Table 2.2"), title="as many features as classes",
+    smoke=Settings(photographs=1, seeds=(0,)), paper=Settings(), work=work, tasks=tasks,
+    places=("Table 2.2", "Fig. 2.4", "Fig. 2.5"), data=("mnist", "cifar10"),
+    figures={"layerwise_table2_2": draw_table, "layerwise_fig2_4": draw_classes, "layerwise_fig2_5": draw_collapse},
+    start={"per_class": 10, "n_test": 100, "epochs": 0, "width": 1 / 16, "seeds": (0,)},
+    reduced="one seed for 5, half the photographs and epochs",
+    missing={"Table 2.2": "CIFAR-100, which cannot be had here; full width (an eighth), all images (1,000 or 2,000), 200 epochs "
+                          "(14 or 28), augmentation, weight decay 1e-3 (5e-3 for the short training), 32 x 32 pixels for ResNets",
+             "Fig. 2.4": "CIFAR-100 with 10, 20 and 100 classes, which cannot be had here: 3, 5 and 10 digits of MNIST stand for "
+                         "them"},
+    claims=CLAIMS)
