@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from richter.core.chains import evaluated
 from richter.experiments.frame import Results
-from richter.experiments.layerwise import fig2_3, fig3_5, metrics, props, table2_2
+from richter.experiments.layerwise import classes, fig2_3, fig3_5, metrics, props
 from richter.experiments.layerwise.metrics import Recipe, fit, indicators, numbers, read, right
 from richter.measures import collapse, features
 from richter.models import mlp, resnet18, vgg16
@@ -178,12 +178,12 @@ def test_features_of_minimum_projection_have_that_operator() -> None:
 
 
 def test_images_of_the_first_classes_in_the_size_of_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(n: int, n_test: int, seed: int) -> table2_2.Split:
-        return table2_2.Split(torch.rand(n, 1, 28, 28), torch.arange(n) % 10, torch.rand(n_test, 1, 28, 28),
+    def drawn(n: int, n_test: int, seed: int) -> classes.Split:
+        return classes.Split(torch.rand(n, 1, 28, 28), torch.arange(n) % 10, torch.rand(n_test, 1, 28, 28),
                               torch.arange(n_test) % 10)
-    monkeypatch.setitem(table2_2.SETS, "mnist", drawn)
-    s = table2_2.Settings(per_class=3, n_test=20)
+    monkeypatch.setitem(classes.SETS, "mnist", drawn)
+    s = classes.Settings(per_class=3, n_test=20)
     for model, size in (("resnet18", 16), ("vgg16", 32)):
-        data = table2_2.images(table2_2.Task(s, table2_2.Cell(model, "mnist", 3), 0))
+        data = classes.images(classes.Task(s, classes.Cell(model, "mnist", 3), 0))
         assert data.x.shape == (9, 1, size, size)
         assert set(data.y.tolist()) == set(data.y_test.tolist()) == {0, 1, 2}

@@ -83,7 +83,7 @@ CLAIMS = (
     Claim("regression: kappa, larger of fitting and held-out sample", kappa, Interval(high=0.02), (LAST, NONE, TEN),
           paper="minimum feature regime", source="independent check of the recipe, one seed", over="seed"),
     Claim("regression: used features, D_eff(Q^) on the fitting sample",
-          lambda r: number(r, "deff_utilisation_fit", r.settings.one), Interval(high=2.0), (LAST, TEN), paper="2", source=TEXT,
+          lambda r: number(r, "deff_utilisation_fit", r.settings.one), Interval(high=2.0), TEN, paper="2", source=TEXT,
           over="seed"),
     Claim("regression: strong features, plain D_eff(rho)", lambda r: number(r, "strong", r.settings.one), Interval(high=2.0),
           TEN, paper="2", source=TEXT, over="seed"),
