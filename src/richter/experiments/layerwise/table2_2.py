@@ -22,8 +22,7 @@ PAPER = {  # D_eff(rho), D_eff(Q^), kappa
 
 
 def number(r: Results, name: str, cell: Cell) -> float:
-    """NaN where a cell was not run."""
-    return float(np.median([arrays[f"{name}{r.settings.subject}"] for _, arrays in r.where(cell=cell)] or [np.nan]))
+    return float(np.median(r.where(cell=cell)[f"{name}{r.settings.subject}"]))
 
 
 def widest(r: Results, name: str, cells: tuple[Cell, ...], from_classes: bool = False) -> float:
