@@ -71,7 +71,7 @@ def test_rates_at_great_depth() -> None:
         layers = np.unique((np.geomspace(low, high, 30) + 1e-9).astype(int))
         slopes.append(np.polyfit(np.log(layers), np.log(ahead[layers - 1]), 1)[0])
     # The curve bends: its slope at l is -2 + 3 log(l)/l + O(1/l), from -1.36 at 10 to -1.85 at 100, so that a line through it
-    # depends on the layers it is drawn through, in the second digit. These are those of the independent check.
+    # depends on the layers it is drawn through, in the second digit. The check does not say which; these give its numbers.
     np.testing.assert_allclose(slopes, [-1.659, -1.936, -1.991, -1.9999], atol=1e-3)
     local = [np.log(ahead[k] / ahead[k - 2]) / np.log((k + 1) / (k - 1)) for k in (10**3, 10**4, 10**5)]
     rest = [(slope + 2 - 3 * np.log(k) / k) * k for slope, k in zip(local, (10**3, 10**4, 10**5), strict=True)]

@@ -42,7 +42,13 @@ def _agree(f: Tensor, other: Tensor) -> bool:
 
 
 def _relative(f: Tensor, other: Tensor) -> float:
-    return float((f.detach() - other.detach()).norm() / (other.detach().norm() + 1e-300))
+    """|f - other| / |other|, for numbers of any size; 0 where both are the same, also NaN or infinite."""
+    f, other = f.detach(), other.detach()
+    same = (f == other) | (f.isnan() & other.isnan())
+    apart, size = torch.where(same, 0, f - other), float(other.abs().max()) if other.numel() else 0.0
+    if bool(same.all()):
+        return 0.0
+    return float((apart / size).norm() / (other / size).norm()) if size else math.inf
 
 
 def _first_apart(plain: Pass, gradients: list[Tensor], others: list[Tensor]) -> int | None:
