@@ -43,7 +43,7 @@ class Settings:
     others: float = 0.4
     eps: float = 0.2
     judged: Literal["slo", "equal", "sgd", "adam"] = "slo"
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
