@@ -81,7 +81,7 @@ def test_code_of_the_registry_changes_what_is_read_from_disk(package: Path) -> N
 
 
 @pytest.mark.parametrize(("path", "users"), [
-    ("models/vgg.py", {"nfa_fig2c", "signal_fig6"}), ("models/gpt.py", {"nfa_fig2d", "doctor_basics"}),
+    ("models/vgg.py", {"nfa_fig2c", "signal_fig6"}), ("models/gpt.py", {"nfa_fig2d", "doctor_basics", "layerwise_fig6_4"}),
     ("theory/early_time.py", {"nfa_fig7", "nfa_prop3"}),
     ("tasks/text.py", {"nfa_fig2d", "doctor_basics"}), ("controls/slo.py", {"nfa_fig4", "nfa_fig12", "nfa_fig17", "nfa_slo"}),
     ("learners/rfm.py", {"fact_modular", "fact_parity", "rfm_networks", "rfm_tables"})])
