@@ -13,7 +13,7 @@ from torch import Tensor
 
 from richter import kernels, learners
 from richter.core import SelectionError
-from richter.core.arrays import like, to_tensor
+from richter.core.arrays import fingerprint, like, to_tensor
 from richter.kernels import dynamics, infinite
 from richter.models import mlp
 from richter.theory import early_time, ofe
@@ -115,3 +115,12 @@ def test_what_holds_no_numbers_is_named() -> None:
 def test_an_empty_argument_is_no_tensor() -> None:
     assert isinstance(like(torch.zeros(2), ()), np.ndarray)
     assert isinstance(like(torch.zeros(2), [[], torch.zeros(1)]), np.ndarray)
+
+
+def test_a_fingerprint_is_of_every_tensor_inside() -> None:
+    a, b = torch.arange(6.0), torch.arange(6.0) + 1
+    nested = {"ids": a, "more": (b, [a, torch.tensor(3)])}
+    assert fingerprint(nested) == fingerprint({"ids": a.clone(), "more": (b.clone(), [a.clone(), torch.tensor(3)])})
+    others = ({**nested, "more": (b, [b, torch.tensor(3)])}, {**nested, "more": (b, [a, torch.tensor(4)])}, a, b,
+              a.reshape(2, 3), a.double(), (a, b), (b, a))
+    assert len({fingerprint(x) for x in (nested, *others)}) == 1 + len(others)

@@ -214,7 +214,7 @@ def test_eigenpairs_are_those_of_dense_algebra(spectrum: Tensor, k: int, basis: 
 
 
 def test_eigenpairs_beside_those_of_scipy() -> None:
-    eigsh = pytest.importorskip("scipy.sparse.linalg").eigsh
+    from scipy.sparse.linalg import eigsh
     A = semidefinite(0, 300) - semidefinite(1, 300)
     values, _ = eigsh(A.numpy(), 12, which="LM", tol=1e-12)
     counts: list[int] = []

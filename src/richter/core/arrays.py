@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,20 @@ def as_tensors(x: Any, dtype: torch.dtype) -> Any:
     if isinstance(x, dict):
         return {k: as_tensors(v, dtype) for k, v in x.items()}
     return tuple(as_tensors(v, dtype) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+def fingerprint(x: Any) -> str:
+    """By which the tensors inside ``x`` are known again: a digest of their bytes, shapes and kinds, in hexadecimal."""
+    digest = hashlib.sha256()
+    for t in _tensors(x):
+        digest.update(repr((t.shape, t.dtype)).encode())
+        digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list, Mapping)):
+        for part in x.values() if isinstance(x, Mapping) else x:
+            yield from _tensors(part)

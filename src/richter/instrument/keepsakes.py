@@ -6,9 +6,8 @@ Both are bounded: Gram matrices of ``keep_features`` rows (at most MOST), pictur
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from richter.core import WHOLE, SelectionError
+from richter.core.arrays import fingerprint
 from richter.core.likeness import GRAM, INPUTS
 from richter.instrument.capture import Output, select
 from richter.instrument.probe import Probe
@@ -50,8 +50,8 @@ class Keepsakes:
         assert self._reader is not None
         y = self.whole.y
         classes = None if y is None or y.dim() != 1 or y.is_floating_point() else y[self.rows].tolist()
-        return {"examples": _digest(select(self.whole.x, self.rows)), "rows": sum(self._reader.counts()), "classes": classes,
-                "layers": self._reader.names}
+        return {"examples": fingerprint(select(self.whole.x, self.rows))[:32], "rows": sum(self._reader.counts()),
+                "classes": classes, "layers": self._reader.names}
 
     def take(self, known: Collection[str] = ()) -> Arrays:
         """Centred Gram matrices by layer; the inputs too, if no array of their name is ``known``."""
@@ -122,16 +122,6 @@ def grams(reader: Reader, size: int, over: Any = None) -> Float[Tensor, "layer n
 def _symmetric(K: Tensor) -> Tensor:
     """To the last bit: half of it is kept."""
     return (K + K.T) / 2
-
-
-def _digest(x: Any) -> str:
-    """Of inputs, by their bytes and shapes."""
-    mark = hashlib.sha256()
-    for part in x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else (x,):
-        if isinstance(part, Tensor):
-            mark.update(f"{part.dtype} {tuple(part.shape)} ".encode())
-            mark.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return mark.hexdigest()[:32]
 
 
 def _pictures(x: Any, shape: bool | tuple[int, ...]) -> NDArray[np.uint8]:

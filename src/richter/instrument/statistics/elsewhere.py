@@ -8,16 +8,12 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from richter.core import SelectionError
+from richter.core.arrays import fingerprint
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.statistics.frame import NO_INITIAL, Gathering, Group, Missing, Place, Remembered, Simple, Statistic
 from richter.instrument.statistics.passes import gathered
@@ -149,17 +145,5 @@ def _print_of(subject: Subject) -> int:
     """A number by which the examples of the probe are known again; it fits into a float64."""
     key = ("print of the probe", subject.origin)
     if key not in subject.kept:
-        digest = hashlib.sha256()
-        for t in _tensors((subject.x, subject.probe.y)):
-            digest.update(repr((t.shape, t.dtype)).encode())
-            digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        subject.kept[key] = int(digest.hexdigest()[:12], 16)
+        subject.kept[key] = int(fingerprint((subject.x, subject.probe.y))[:12], 16)
     return int(subject.kept[key])
-
-
-def _tensors(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, (tuple, list, Mapping)):
-        for part in x.values() if isinstance(x, Mapping) else x:
-            yield from _tensors(part)
