@@ -258,6 +258,13 @@ def test_bad_input(call: Any, sentence: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("one", [2.0, 2, torch.tensor(2.0), np.float64(2.0)])
+def test_one_number_is_one_time(one: Any) -> None:
+    theory = OFE(gram(), normal(6), 0.1)
+    np.testing.assert_array_equal(theory.loss(one), theory.loss([2.0]))
+    np.testing.assert_array_equal(ofe.simulate(gram(), normal(6), 0.1, one)[0], ofe.simulate(gram(), normal(6), 0.1, [2.0])[0])
+
+
 # ------------------------------------------------------------------------------------------------ generalised
 
 

@@ -118,6 +118,11 @@ def test_backward_loss_and_expansion() -> None:
     assert abs(signal.backward_expansion(0.5, L) - true) < abs(printed - true) / 4
 
 
+def test_the_expansion_at_both_ends() -> None:
+    """Nothing comes back to the first layer, everything to the last, at whatever depth."""
+    np.testing.assert_array_equal(signal.backward_expansion([0.0, 1.0], 50), [0.0, 1.0])
+
+
 def test_the_smallest_network_with_a_balance() -> None:
     assert signal.balanced_layer(2) == 1.0  # (1 - 0) / 2 = g'(0) = 1/2
     assert abs(signal.balanced_layer(2, -1.0, -1.0) - 2) < 2e-3  # opposite inputs: nothing comes back to the first layer, g' = 0
@@ -131,6 +136,8 @@ def test_the_smallest_network_with_a_balance() -> None:
     (lambda: signal.correlations([0.1, math.nan], 3), "c1 contains NaN or Inf"),
     (lambda: signal.gradients(0.0, 0), "depth=0; a whole number, at least 1, is needed"),
     (lambda: signal.exponent([10, 10]), "at least two different depths make a slope"),
+    (lambda: signal.backward_expansion([0.5, 1.5], 10), "of alpha from 0.5 to 1.5 and depth from 10: alpha is"),
+    (lambda: signal.backward_expansion(0.5, 0), "and depth from 0: alpha is a share of the layers, from 0 to 1"),
     (lambda: signal.correlations(0.0, 3, slope=math.inf), "slope=inf: a finite number is needed, 0 for ReLU"),
 ])
 def test_what_is_refused(call: object, sentence: str) -> None:

@@ -15,6 +15,8 @@ from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.core.arrays import like as like  # for the theories, which all give back the kind of array they are given
 
+Times = float | Sequence[float] | Array  # one number is one time
+
 
 def read(**given: tuple[ArrayLike, str]) -> list[Tensor]:
     """``X, y = read(X=(X, "n d"), y=(y, "n"))``: real, finite, not empty, and axes of one name of one length."""
@@ -70,8 +72,10 @@ def evolution(K0: ArrayLike, y: ArrayLike, gamma: float, lr: float, f0: ArrayLik
     return K, y_, D
 
 
-def times_from_zero(t: Sequence[float] | Array) -> Float[Tensor, " t"]:
-    (times,) = read(t=(t if isinstance(t, (Tensor, np.ndarray)) else list(t), "t"))
+def times_from_zero(t: Times) -> Float[Tensor, " t"]:
+    """Times as a tensor [t]."""
+    given = to_tensor(t if isinstance(t, (Tensor, np.ndarray, float, int)) else list(t), "t")
+    (times,) = read(t=(given.reshape(1) if given.dim() == 0 else given, "t"))
     if (times < 0).any():
         raise SelectionError(f"t contains {times.min().item():g}: the flow starts at 0. Give times from 0 on.")
     return times

@@ -9,7 +9,7 @@ in H_w = sum_i w_i d^2 F_i / dtheta^2, makes the gradient Psi w move as that of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike
-from richter.theory.arrays import like, read, times_from_zero
+from richter.theory.arrays import Times, like, read, times_from_zero
 from richter.theory.flows import flow
 
 
@@ -58,7 +58,7 @@ class GeneralisedFeatureEvolution:
         for name, operator in (("velocity", self.velocity), ("adjustment", self.adjustment)):
             _product(operator, name, start, start.Psi)
 
-    def simulate(self, t: Sequence[float] | Array) -> tuple[Array, Array]:
+    def simulate(self, t: Times) -> tuple[Array, Array]:
         """(F [t, n], Psi [t, p, n]) by integrating the flow."""
         start = self._start()
 

@@ -11,7 +11,6 @@ The paper has C and the ends of the flow; the solution at all times is ours. No 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,7 +23,7 @@ from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.kernels.dynamics import decompose
 from richter.kernels.dynamics import effective_gamma as effective_gamma  # also known as a part of this theory
-from richter.theory.arrays import column, evolution, like, normal, times_from_zero
+from richter.theory.arrays import Times, column, evolution, like, normal, times_from_zero
 from richter.theory.flows import flow
 from richter.theory.frame import Theory
 from richter.theory.gofe import GeneralisedFeatureEvolution as GeneralisedFeatureEvolution
@@ -54,24 +53,24 @@ class OptimalFeatureEvolution:
     def __post_init__(self) -> None:
         self._modes  # noqa: B018  what is no kernel, or has no labels, is refused here
 
-    def predict(self, t: Sequence[float] | Array) -> tuple[Array, Array]:
+    def predict(self, t: Times) -> tuple[Array, Array]:
         """(residual [t, n], K [t, n, n])."""
         return self.residual(t), self.kernel(t)
 
-    def residual(self, t: Sequence[float] | Array) -> Array:
+    def residual(self, t: Times) -> Array:
         """D(t) = f - y [t, n]."""
         return like(self._coefficients(t) @ self._modes.v.T, self.K0)
 
-    def kernel(self, t: Sequence[float] | Array) -> Array:
+    def kernel(self, t: Times) -> Array:
         """K(t) [t, n, n]."""
         D = self._coefficients(t) @ self._modes.v.T
         return like(self._modes.C - self.gamma * D[:, :, None] * D[:, None, :], self.K0)
 
-    def loss(self, t: Sequence[float] | Array) -> Array:
+    def loss(self, t: Times) -> Array:
         """|D(t)|^2 [t]."""
         return like(self._coefficients(t).square().sum(1), self.K0)
 
-    def alignment(self, t: Sequence[float] | Array) -> Array:
+    def alignment(self, t: Times) -> Array:
         """A(K(t), y) [t] = y^T K y / (|K| |y|^2). It need not rise to its end: it may pass above and return."""
         return like(self._alignment(self._coefficients(t)), self.K0)
 
@@ -106,7 +105,7 @@ class OptimalFeatureEvolution:
 
     # -------------------------------------------------------------------------------------------- phases and approximations
 
-    def early_loss(self, t: Sequence[float] | Array) -> Array:
+    def early_loss(self, t: Times) -> Array:
         """|e^(-lr K0 t) D(0)|^2 [t]: the loss as long as the kernel has not moved."""
         decay = torch.exp(-2 * self.lr * self._times(t)[:, None] * self._modes.first)
         return like(decay @ self._modes.on_k0, self.K0)
@@ -122,7 +121,7 @@ class OptimalFeatureEvolution:
         size, top = K.norm(), y @ K @ y
         return ((moved / size - top * grown / size**3) / y.square().sum()).item()
 
-    def late_loss(self, t: Sequence[float] | Array) -> Array:
+    def late_loss(self, t: Times) -> Array:
         """sum_k d_k^2 e^(-2 lr c_k t) / N(infinity) [t]: the loss once the kernel has arrived and is frozen at C. It needs labels
         that K0 reaches."""
         if not self._modes.rest:
@@ -156,7 +155,7 @@ class OptimalFeatureEvolution:
             low, high = (middle, high) if ahead(middle) > 0 else (low, middle)
         return high
 
-    def diagonal_alignment(self, t: Sequence[float] | Array) -> Array:
+    def diagonal_alignment(self, t: Times) -> Array:
         """A(t) [t] if K(t) were diagonal in the eigenvectors of C, its diagonal A_k a logistic function of time: an approximation
         that is off at first and right at the end.  [Eqs. (32), (35), corrected]"""
         c, v, gap = self._modes.c, self._modes.v, self.gamma * self._modes.d.square()  # c - A(0)
@@ -166,7 +165,7 @@ class OptimalFeatureEvolution:
         power = (v.T @ self._modes.y).square()
         return like((A @ power) / (A.norm(dim=1) * self._modes.y.square().sum()), self.K0)
 
-    def simulate(self, t: Sequence[float] | Array) -> tuple[Array, Array]:
+    def simulate(self, t: Times) -> tuple[Array, Array]:
         """(residual [t, n], K [t, n, n]) by integrating the flow of D and Psi."""
         return simulate(self.K0, self.y, self.gamma, t, self.lr, self.f0)
 
@@ -176,10 +175,10 @@ class OptimalFeatureEvolution:
     def _modes(self) -> _Modes:
         return _Modes.make(*evolution(self.K0, self.y, self.gamma, self.lr, self.f0), self.gamma)
 
-    def _times(self, t: Sequence[float] | Array) -> Float[Tensor, " t"]:
+    def _times(self, t: Times) -> Float[Tensor, " t"]:
         return times_from_zero(t).to(self._modes.c.device)
 
-    def _coefficients(self, t: Sequence[float] | Array) -> Float[Tensor, "t m"]:
+    def _coefficients(self, t: Times) -> Float[Tensor, "t m"]:
         return self._modes.at(self._times(t), self.lr, self.doubling)
 
     def _alignment(self, d: Float[Tensor, "t m"]) -> Float[Tensor, " t"]:
@@ -277,13 +276,13 @@ def _unreached(first: Float[Tensor, " n"], U: Float[Tensor, "n n"], D: Float[Ten
     return c, torch.cat([basis @ w, U[:, idle]], 1)[:, order], torch.cat([d, torch.zeros_like(D[idle])])[order]
 
 
-def predict(K0: ArrayLike, y: ArrayLike, gamma: float, t: Sequence[float] | Array, lr: float = 1.0,
+def predict(K0: ArrayLike, y: ArrayLike, gamma: float, t: Times, lr: float = 1.0,
             f0: ArrayLike | None = None, *, doubling: float = 2.0) -> tuple[Array, Array]:
     """(residual [t, n], K [t, n, n]) of ``OptimalFeatureEvolution``."""
     return OptimalFeatureEvolution(K0, y, gamma, lr, f0, doubling=doubling).predict(t)
 
 
-def scalar(psi0: float, delta0: float, gamma: float, t: Sequence[float] | Array, lr: float = 1.0, *,
+def scalar(psi0: float, delta0: float, gamma: float, t: Times, lr: float = 1.0, *,
            prefactor: float | None = None) -> tuple[Array, Array]:
     """One example and one feature: u = D^2 and v = psi^2 [t], both logistic.  [Eq. (27), corrected]
 
@@ -302,7 +301,7 @@ def scalar(psi0: float, delta0: float, gamma: float, t: Sequence[float] | Array,
 # ------------------------------------------------------------------------------------------------ simulate
 
 
-def simulate(K0: ArrayLike, y: ArrayLike, gamma: float, t: Sequence[float] | Array, lr: float = 1.0,
+def simulate(K0: ArrayLike, y: ArrayLike, gamma: float, t: Times, lr: float = 1.0,
              f0: ArrayLike | None = None) -> tuple[Array, Array]:
     """(residual [t, n], K [t, n, n]) by integrating D' = -lr Psi^T Psi D and Psi' = gamma lr Psi D D^T from a root Psi of K0."""
     K, _, D = evolution(K0, y, gamma, lr, f0)

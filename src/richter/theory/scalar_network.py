@@ -12,7 +12,6 @@ Eq. 6.12 is printed with the rate 4 R / Z, which belongs to a loss without its 1
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
-from richter.theory.arrays import like, normal, read, times_from_zero, whole
+from richter.theory.arrays import Times, like, normal, read, times_from_zero, whole
 from richter.theory.flows import flow
 from richter.theory.frame import Theory
 
@@ -80,22 +79,22 @@ class ScalarNetwork:
         return ScalarNetwork(like(torch.cat([a, a]), self.a0), like(torch.cat([b, -b]), self.a0), self.target, self.scale,
                              self.variance, rate=self.rate)
 
-    def predict(self, t: Sequence[float] | Array) -> tuple[Array, Array, Array]:
+    def predict(self, t: Times) -> tuple[Array, Array, Array]:
         """(a [p, t], b [p, t], gamma [t]) at these times.  [Eqs. 6.10-6.12, corrected]"""
         gamma = self._gamma(t)
         a, b = self._start.at(gamma)
         return like(a, self.a0), like(b, self.a0), like(gamma, self.a0)
 
-    def slope(self, t: Sequence[float] | Array) -> Array:
+    def slope(self, t: Times) -> Array:
         """theta [t] = ((Sigma_0 + S_0) gamma - (Sigma_0 - S_0) / gamma) / 2, so that f(x) = theta x."""
         gamma = self._gamma(t)
         return like(_times(self._start.plus, gamma) / 2 - _times(self._start.minus, 1 / gamma) / 2, self.a0)
 
-    def loss(self, t: Sequence[float] | Array) -> Array:
+    def loss(self, t: Times) -> Array:
         """v (theta - S)^2 / 2 [t]."""
         return like(self.variance * (to_tensor(self.slope(t)) - self.target).square() / 2, self.a0)
 
-    def modes(self, t: Sequence[float] | Array) -> Modes:
+    def modes(self, t: Times) -> Modes:
         """The parts of the slope that come from units aligned at the start (a_i b_i S > 0), and from the others."""
         a, b = self._start.at(self._gamma(t))
         chosen = to_tensor(self.aligned).bool().to(a.device)
@@ -130,7 +129,7 @@ class ScalarNetwork:
         change = max(self.gamma_plus, 1 / self.gamma_plus if self.gamma_plus else math.inf)
         return "lazy" if change <= LAZY else "rich" if change >= RICH else "between"
 
-    def simulate(self, t: Sequence[float] | Array) -> tuple[Array, Array, Array]:
+    def simulate(self, t: Times) -> tuple[Array, Array, Array]:
         """(a [p, t], b [p, t], gamma [t]) by integrating the gradient flow of all weights."""
         return simulate(self.a0, self.b0, self.target, self.scale, t, self.variance)
 
@@ -145,7 +144,7 @@ class ScalarNetwork:
     def _R(self) -> float:
         return math.hypot(math.sqrt(self._start.plus) * math.sqrt(self._start.minus), self.target)
 
-    def _gamma(self, t: Sequence[float] | Array) -> Float[Tensor, " t"]:
+    def _gamma(self, t: Times) -> Float[Tensor, " t"]:
         """Eq. 6.12, corrected; in sums of positive terms, so that it keeps its digits where S is far above the weights. From a
         target below zero it is the inverse of that from -S with b -> -b, which exchanges the sums."""
         times = times_from_zero(t).to(self._start.a.device) * (self.rate * self.variance / self.scale)
@@ -195,7 +194,7 @@ def _read(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, variance: f
     return read(a0=(a0, "p"), b0=(b0, "p"))
 
 
-def predict(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Sequence[float] | Array, variance: float = 1.0, *,
+def predict(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times, variance: float = 1.0, *,
             rate: float = 2.0) -> tuple[Array, Array, Array]:
     """(a [p, t], b [p, t], gamma [t]) of ``ScalarNetwork``."""
     return ScalarNetwork(a0, b0, target, scale, variance, rate=rate).predict(t)
@@ -204,7 +203,7 @@ def predict(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Sequen
 # ------------------------------------------------------------------------------------------------ simulate
 
 
-def simulate(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Sequence[float] | Array, variance: float = 1.0
+def simulate(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times, variance: float = 1.0
              ) -> tuple[Array, Array, Array]:
     """(a [p, t], b [p, t], gamma [t]) by integrating a' = -dL/da and b' = -dL/db; gamma is the growth of sum (a + b)^2, or,
     where that is zero, the inverse of that of sum (a - b)^2."""

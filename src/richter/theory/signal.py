@@ -69,10 +69,13 @@ def backward_loss(c1: ArrayLike, depth: int, *, slope: float = 0.0) -> Array:
 
 
 def backward_expansion(alpha: ArrayLike, depth: ArrayLike, *, kappa: float = KAPPA) -> Array:
-    """alpha^3 + kappa alpha^3 (1/alpha - 1) log(L) / L: I^b at the layer alpha L of L, up to O(1/L).  [signal, Thm. 2, by Lemma 2
+    """alpha^3 + kappa alpha^2 (1 - alpha) log(L) / L: I^b at the layer alpha L of L, up to O(1/L).  [signal, Thm. 2, by Lemma 2
     with its sign and constant corrected: log b_l = log b_inf - a log l - kappa log(l) / l + O(1/l)]"""
     a, L = to_tensor(alpha, "alpha"), to_tensor(depth, "depth")
-    return like(a**3 + kappa * a**3 * (1 / a - 1) * L.log() / L, alpha)
+    if not ((a >= 0) & (a <= 1)).all() or not (L >= 1).all():
+        raise SelectionError(f"backward_expansion of alpha from {a.min().item():g} to {a.max().item():g} and depth from "
+                             f"{L.min().item():g}: alpha is a share of the layers, from 0 to 1, of a depth from 1 on.")
+    return like(a**3 + kappa * a**2 * (1 - a) * L.log() / L, alpha)
 
 
 def balanced_layer(depth: int, forward: float = 0.0, backward: float = 0.0, *, slope: float = 0.0) -> float:
