@@ -13,6 +13,7 @@ from richter.core.catalogue import Catalogue, Facts, parts
 from richter.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from richter.measures.fact import nfc_power  # noqa: F401
     from richter.measures.measure import Measure, quotient, resolve  # noqa: F401
 
 CATALOGUE: Catalogue[Measure] = Catalogue(__name__, "MEASURES", "measure")
@@ -41,4 +42,4 @@ def facts() -> dict[str, Facts]:
 
 
 __getattr__, __dir__, __all__ = lazy_names(
-    __name__, dict.fromkeys(("Measure", "quotient", "resolve"), "measure"), parts(__name__))
+    __name__, {**dict.fromkeys(("Measure", "quotient", "resolve"), "measure"), "nfc_power": "fact"}, parts(__name__))

@@ -10,6 +10,7 @@ with grad_h through this layer alone and sums over positions; before convergence
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -17,9 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import Interval, Mark, Ref, Remark
+from richter.core import Card, Interval, Mark, Ref, Remark, SelectionError
 from richter.instrument.cotangents import loss_gradient
 from richter.instrument.statistics import AGOP, MATRIX, NFM, WEIGHT_DECAY, WEIGHT_GRADIENT, FeatureMatrix, OfWeight
+from richter.measures.cards import CORRELATIONS
 from richter.measures.measure import Measure, quotient
 
 CONVERGED = 0.1  # |dL/dW + lambda W| / |lambda W| up to which nothing is said
@@ -66,8 +68,8 @@ def fact_stationarity(W: Float[Tensor, "o i"], G: Float[Tensor, "o i"], decay: f
     return quotient((W + G / decay).norm().item(), W.norm().item()) if decay else math.nan
 
 
-def nfc_sqrt(F: FeatureMatrix, G: FeatureMatrix) -> float:
-    """The cosine of W^T W and AGOP^(1/2), the power of the neural feature ansatz that some networks obey better.  [fact; rfm]"""
+def power_correlation(F: FeatureMatrix, G: FeatureMatrix, exponent: float) -> float:
+    """The cosine of W^T W and AGOP^exponent, the powers of the neural feature ansatz.  [fact; rfm]"""
     if G.halves is not None or G.K is None:
         return math.nan
     W = F.factor.W
@@ -75,8 +77,28 @@ def nfc_sqrt(F: FeatureMatrix, G: FeatureMatrix) -> float:
     nfm, agop = B @ B.T, B @ G.K @ B.T
     values, vectors = torch.linalg.eigh((agop + agop.T) / 2)
     least = len(values) * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)  # below it is rounding, whose root is not small
-    root = (vectors * torch.where(values > least, values, 0.0).sqrt()) @ vectors.T
+    root = (vectors * torch.where(values > least, values, 0.0).pow(exponent)) @ vectors.T
     return quotient((nfm * root).sum().item(), (nfm.norm() * root.norm()).item())
+
+
+def nfc_sqrt(F: FeatureMatrix, G: FeatureMatrix) -> float:
+    """The cosine of W^T W and AGOP^(1/2), the power of the neural feature ansatz that some networks obey better.  [fact; rfm]"""
+    return power_correlation(F, G, 0.5)
+
+
+def nfc_power(exponent: float) -> Measure:
+    """The measure ``nfc_power_<exponent>``: the cosine of W^T W and AGOP^exponent, which is 1 in ``nfc`` and 1/2 in ``nfc_sqrt``.
+    Its value is 1 for 1/L in the first of L layers of a balanced deep linear network, for 1/(L - 1) in the second, ...
+
+    >>> richter.measure(model, probe, ["nfc", richter.measures.nfc_power(1 / 3)])
+    """
+    if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not (math.isfinite(exponent) and exponent > 0):
+        raise SelectionError(f"exponent={exponent!r}: a power of the AGOP above 0 is needed, e.g. 1/3 for three layers.")
+    power = f"power {exponent:.3g} of the AGOP"
+    card = Card(f"with the {power}", f"The feature correlation with the {power}.",
+                rich="up", panel=CORRELATIONS, range=Interval(0.0, 1.0), whole=True)
+    return Measure(f"nfc_power_{exponent:.6g}", functools.partial(power_correlation, exponent=float(exponent)), (NFM, AGOP),
+                   ref=Ref("layerwise", "Sec. 3.5"), bounds=Interval(0.0, 1.0), remark=sketched, card=card)
 
 
 NO_DECAY = "weight_decay is 0, and FACT holds with weight decay only: say what the network was trained with, Probe(weight_decay=)"

@@ -48,6 +48,39 @@ def network(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, layer: int
     return W_, X_, y_
 
 
+def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covariance: ArrayLike | None = None
+                  ) -> tuple[list[Tensor], Float[Tensor, "d c"], Float[Tensor, "d d"] | None]:
+    """The weights of a linear network f(x) = x^T W_1 W_2 ... W_L, each [d_in, d_out], with E[x y^T] [d, c] and E[x x^T] [d, d]
+    (None: whitened inputs). Not all weights are zero."""
+    (C,) = read(correlation=(correlation, "d c"))
+    W = [read(**{f"W{i + 1}": (w, "d_in d_out")})[0].to(C.device) for i, w in enumerate(weights)]
+    sizes = [len(C), *(w.shape[1] for w in W)]
+    if not W or [len(w) for w in W] != sizes[:-1] or sizes[-1] != C.shape[1]:
+        raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_in, d_out] and correlation {tuple(C.shape)} [d, c] do "
+                             f"not make a network x^T W_1 ... W_L: each layer reads what the one before it writes.")
+    if sum(not w.any() for w in W) > 1:
+        raise SelectionError("two layers or more are zero: the flow starts at a saddle, which no gradient leaves, and nothing is "
+                             "ever learned. Start from small weights.")
+    if covariance is None:
+        return W, C, None
+    _, S = read(correlation=(C, "d c"), covariance=(covariance, "d d"))
+    if (S - S.T).norm() > 1e-10 * S.norm() or torch.linalg.eigvalsh(S)[0] < -1e-10 * S.norm():
+        raise SelectionError("covariance is not symmetric, or has an eigenvalue below 0: E[x x^T] of the inputs is needed.")
+    return W, C, (S + S.T) / 2
+
+
+def per_mode(**given: ArrayLike) -> list[Float[Tensor, " m"]]:
+    """Numbers of modes [m], all of one length; a single number is that of every mode."""
+    tensors = {name: to_tensor(value, name) for name, value in given.items()}
+    modes = next((t.shape[0] for t in tensors.values() if t.dim() == 1), 1)
+    return read(**{name: (t.expand(modes) if t.dim() == 0 else t, "m") for name, t in tensors.items()})
+
+
+def first_array(*given: ArrayLike) -> ArrayLike:
+    """The first tensor of several arguments, which may be single numbers; the first of all where there is none."""
+    return next((g for g in given if isinstance(g, Tensor)), given[0])
+
+
 def column(y: ArrayLike) -> Tensor:
     """Labels [n, 1] as [n]; of any other shape as they are."""
     t = to_tensor(y, "y")

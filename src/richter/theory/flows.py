@@ -1,11 +1,11 @@
 """Follow a flow dy/dt = velocity(y), e.g. gradient flow, from a start to given times: scipy's Runge-Kutta method of order eight,
-which chooses its steps so that the error stays within a tolerance."""
+which chooses its steps so that the error stays within a tolerance; or, as gradient descent does, in steps of one length."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import RichterError, SelectionError
+from richter.core.progress import progress
 
 State = TypeVar("State")  # an array, a tensor, or a list of them
+Method = Literal["flow", "descent"]
 FINEST = 100 * np.finfo(np.float64).eps  # the smallest relative tolerance that makes sense in float64
 
 
@@ -56,6 +58,37 @@ def flow(velocity: Callable[[State], State], start: State, times: Sequence[float
         raise FlowError(f"the flow cannot be followed to t = {wanted[-1]:.4g}: {done.message} Ask for earlier times, or for less "
                         f"precision (rtol, atol).")
     return [_unpacked(done.y[:, i], start) for i in number]
+
+
+def descend(velocity: Callable[[State], State], start: State, times: Sequence[float], lr: float) -> list[State]:
+    """The states after round(t / ``lr``) steps y <- y + lr velocity(y) from ``start``: gradient descent with the rate ``lr``, of
+    which the flow is the limit."""
+    if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
+        raise SelectionError(f"lr={lr!r}: the length of a step, above 0, is needed.")
+    wanted = np.asarray(times, dtype=np.float64)
+    if wanted.ndim != 1 or not len(wanted) or not np.isfinite(wanted).all() or (wanted < 0).any():
+        raise SelectionError(f"times={list(times)!r}: finite times from 0 on are needed.")
+    numbers = np.rint(wanted / lr).astype(int)
+    needed = set(numbers.tolist())
+    kept, y = {0: _unpacked(_packed(start), start)}, _packed(start)
+    for step in progress(range(1, numbers.max() + 1), title="descent", unit="step"):
+        with np.errstate(over="ignore", invalid="ignore"):  # said below, as an error
+            y = y + lr * _packed(velocity(_unpacked(y, start)))
+        if not np.isfinite(y).all():
+            raise FlowError(f"descent left the finite numbers in step {step}: lr={lr:g} is too large. Take a smaller one.")
+        if step in needed:
+            kept[step] = _unpacked(y, start)
+    return [kept[number] for number in numbers.tolist()]
+
+
+def follow(velocity: Callable[[State], State], start: State, times: Sequence[float], method: Method = "flow",
+           lr: float | None = None) -> list[State]:
+    """``flow`` in full precision, or ``descend`` with steps of ``lr``: what ``simulate`` of a theory does."""
+    if method not in ("flow", "descent"):
+        raise SelectionError(f"method={method!r}: \"flow\" (integrated) or \"descent\" (steps of lr) is needed.")
+    if (method == "descent") != (lr is not None):
+        raise SelectionError(f"method={method!r} with lr={lr!r}: descent takes steps of lr, e.g. 1e-3; the flow chooses its own.")
+    return flow(velocity, start, times, rtol=1e-12, atol=1e-14) if lr is None else descend(velocity, start, times, lr)
 
 
 def _one_way(times: NDArray[np.float64]) -> bool:

@@ -1,0 +1,116 @@
+"""Modes that grow by feedback, each alone: what diagonal and linear networks are made of.  [layerwise, Sec. 3.4, Thm. 1]
+
+A mode has weights a and b (numbers, or vectors over hidden units), a strength theta = a . b and a target S:
+    a' = v b (S - theta),   b' = v a (S - theta).
+Every a + b grows by sqrt(gamma), every a - b shrinks by it: theta = (plus gamma - minus / gamma) / 2 with
+plus = |a(0) + b(0)|^2 / 2 and minus = |a(0) - b(0)|^2 / 2. gamma is that of Theorem 1; with a(0) = b(0), minus = 0 and theta is
+the sigmoid of Eq. 3.9. Time runs backward too: when theta was or will be a given share of S has a closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import SelectionError
+
+Reach = Callable[[Tensor], Tensor]  # x [m] -> the times [m] at which modes have the share 1 / (1 + e^-x) of their targets
+
+
+@dataclass(frozen=True)
+class Growth:
+    """All modes at once; ``variance`` = v. ``rate`` is the 2 of the time constant 2 v R, there to be perturbed."""
+
+    plus: Float[Tensor, " m"]
+    minus: Float[Tensor, " m"]
+    target: Float[Tensor, " m"]
+    variance: Float[Tensor, " m"]
+    rate: float = 2.0
+
+    @classmethod
+    def start(cls, a: Float[Tensor, "m p"], b: Float[Tensor, "m p"], target: Float[Tensor, " m"], variance: Float[Tensor, " m"],
+              rate: float = 2.0) -> Growth:
+        plus, minus = ((a + sign * b).square().sum(1) / 2 for sign in (1, -1))
+        return cls(plus, minus, target, variance, rate)
+
+    def gamma(self, t: Float[Tensor, " t"]) -> Float[Tensor, "m t"]:
+        """Eq. 6.12, corrected, in sums of positive terms; toward a target below zero it is the inverse of that toward -S with
+        b -> -b, which exchanges ``plus`` and ``minus``."""
+        grows, shrinks, S, R = (z[:, None] for z in self._upward)
+        time = self.rate * self.variance[:, None] * t
+        E = torch.exp(-R * time)
+        moved = torch.where(R > 0, -torch.expm1(-R * time) / R, time)  # (1 - E) / R
+        gap = torch.where(R > 0, grows * shrinks / (R + S), 0.0)  # R - S
+        gamma = (1 + E + (shrinks + S) * moved) / (2 * E + (gap + grows) * moved)
+        return torch.where(self.target[:, None] < 0, 1 / gamma, gamma)
+
+    def strength(self, t: Float[Tensor, " t"]) -> Float[Tensor, "m t"]:
+        """theta at these times."""
+        gamma = self.gamma(t)
+        return times(self.plus[:, None], gamma) / 2 - times(self.minus[:, None], 1 / gamma) / 2
+
+    def reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """When theta = S / (1 + e^-x): below 0 if that was before the start, NaN if no such moment is on the curve, infinite if
+        it never comes (no target, or a start from which every growth ends at zero)."""
+        grows, shrinks, S, R = self._upward
+        x = x.to(S.device)
+        theta, left = S * torch.sigmoid(x), S * torch.sigmoid(-x)
+        r = torch.hypot((grows * shrinks).sqrt(), theta)
+        ahead = (1 + shrinks / (R + S)) * left * (1 + (S + theta) / (R + r))
+        grown = (theta + r - grows) / grows  # gamma - 1
+        when = torch.log1p(2 * R * grown / ahead) / (self.rate * self.variance * R)
+        return torch.where((S > 0) & (grows > 0), when, math.inf)
+
+    @property
+    def _upward(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(plus, minus, |S|, R), the first two exchanged where S < 0: then the target is above zero."""
+        down, S = self.target < 0, self.target.abs()
+        grows, shrinks = torch.where(down, self.minus, self.plus), torch.where(down, self.plus, self.minus)
+        return grows, shrinks, S, torch.hypot(grows.sqrt() * shrinks.sqrt(), S)
+
+
+def times(weights: Tensor, factor: Tensor) -> Tensor:
+    """Their product, 0 where the weights are 0: the factor of a sum that is zero may be infinite."""
+    return torch.where(weights == 0, 0.0, weights * factor)
+
+
+# ------------------------------------------------------------------------------------------------ times and stages
+
+
+def emergent(reach: Reach, eps: float, modes: int) -> Float[Tensor, " m"]:
+    """When each mode has the share ``eps`` of its target; 0 where it starts with as much.  [Eq. 3.12]"""
+    return reach(_logit(eps, modes)).nan_to_num(nan=0.0, posinf=math.inf).clamp(min=0)
+
+
+def saturation(reach: Reach, eps: float, modes: int) -> Float[Tensor, " m"]:
+    """How long each mode takes from the share ``eps`` to 1 - ``eps``; infinite where it never gets there.  [Eq. 3.12]"""
+    x = _logit(eps, modes)
+    late, early = reach(-x), reach(x)
+    return torch.where(torch.isfinite(late), late - early, math.inf)
+
+
+def stage(reach: Reach, modes: int) -> Float[Tensor, " pairs"]:
+    """eps [m - 1] for which a mode comes from eps to 1 - eps in just the time between its emergence and that of the next: the
+    overlap of two stages, 0 if they are apart and 1/2 if they are one.  [Eq. 3.13, corrected]
+
+    It is where the next mode has eps when this one has 1 - eps: the one time rises with eps, the other falls, and halving finds
+    the crossing. From a(0) = b(0) and one S and start it is 1 / (1 + (S / theta(0) - 1)^((v_i - v_j) / (v_i + v_j))), j = i + 1.
+    """
+    start = reach(torch.zeros(modes, dtype=torch.float64))
+    low, high = (torch.full((max(modes - 1, 0),), end, dtype=start.dtype, device=start.device) for end in (-700.0, 700.0))
+    for _ in range(100):
+        x = (low + high) / 2
+        later = reach(torch.cat([x[:1], x]))[1:] > reach(torch.cat([-x, -x[-1:]]))[:-1]
+        low, high = torch.where(later, low, x), torch.where(later, x, high)
+    return torch.sigmoid(high)
+
+
+def _logit(eps: float, modes: int) -> Float[Tensor, " m"]:
+    if not (isinstance(eps, (int, float)) and 0 < eps < 1):
+        raise SelectionError(f"eps={eps!r}: a share of the target between 0 and 1 is needed, e.g. 0.05.")
+    return torch.full((modes,), math.log(eps / (1 - eps)), dtype=torch.float64)
