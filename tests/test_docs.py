@@ -158,6 +158,19 @@ def test_the_examples_of_rapid_print_what_they_say(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "evolution.png").stat().st_size > 10_000
 
 
+def test_the_examples_of_linear_networks_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/linear_networks.md").read_text()
+    shown, names = re.findall(r"```\n\n```\n(.*?)```", text, re.DOTALL), dict[str, Any]()
+    examples = blocks("docs/linear_networks.md")
+    assert len(shown) == len(examples)
+    for code in examples:
+        exec(code, names)
+    printed = capsys.readouterr().out
+    assert re.sub(r"\d[\d.e+-]*", "#", printed).split() == re.sub(r"\d[\d.e+-]*", "#", "".join(shown)).split()
+    numbers = [[float(v) for v in re.findall(r"\d+\.\d*", text)] for text in (printed, "".join(shown))]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.11)
+
+
 def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     x, y = torch.randn(300, 5), torch.arange(300) % 3

@@ -257,6 +257,11 @@ def test_the_root_of_the_gradient_product(seed: int, r: int, d: int) -> None:
     root = vectors @ torch.diag(values_.clamp(min=0).sqrt()) @ vectors.T
     found = richter.measure(model, richter.Probe(normal(seed + 2, 4, d), None), ["nfc_sqrt"]).value("nfc_sqrt", "0")
     assert found == pytest.approx(oracles.cosine(W.T @ W, root), abs=1e-6)  # here the oracle takes roots of rounding
+    for exponent in (0.5, 1.0, 2.0):  # the root's own powers
+        power = vectors @ torch.diag(values_.clamp(min=0) ** exponent) @ vectors.T
+        measure = richter.measures.nfc_power(exponent)
+        found = richter.measure(model, richter.Probe(normal(seed + 2, 4, d), None), [measure]).value(measure.name, "0")
+        assert found == pytest.approx(oracles.cosine(W.T @ W, power), abs=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------- what is said
@@ -300,6 +305,10 @@ def test_a_root_of_random_outputs_is_not_given() -> None:
     snap = richter.measure(model, richter.Probe(inputs("mlp", 0).float(), None), ["nfc", "nfc_sqrt"])
     assert math.isnan(snap.value("nfc_sqrt", "0"))
     assert snap.note("nfc_sqrt", "0").startswith("needs every output")
+    power = richter.measures.nfc_power(1 / 3)
+    row = richter.measure(model, richter.Probe(inputs("mlp", 0).float(), None), [power])
+    assert math.isnan(row.value("nfc_power_0.333333", "0"))
+    assert row.note(power.name, "0").startswith("needs every output")
     assert math.isfinite(snap.value("nfc", "0"))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from richter.core import SelectionError
-from richter.theory.flows import FlowError, flow
+from richter.theory.flows import FlowError, descend, flow, follow
 
 TIMES = [0.0, 0.5, 2.0, 2.0, 7.0]
 
@@ -103,3 +103,30 @@ def test_bad_settings(times: list[float], options: dict[str, float], message: st
 def test_a_velocity_of_another_shape() -> None:
     with pytest.raises(SelectionError, match="3 numbers and the state 1"):
         flow(lambda y: np.ones(3), np.ones(1), [1.0])
+
+
+# ------------------------------------------------------------------------------------------------ descent
+
+
+def test_descent_is_the_steps_that_it_says() -> None:
+    """y <- y + lr velocity(y), kept after round(t / lr) of them, in any order of times; lists of arrays and tensors too."""
+    states = descend(lambda y: -2 * y, np.array([1.0, 3.0]), [0.3, 0.0, 0.1, 0.12], lr=0.1)
+    for steps, y in zip((3, 0, 1, 1), states, strict=True):
+        np.testing.assert_allclose(y, 0.8**steps * np.array([1.0, 3.0]), rtol=1e-14)
+    a, b = descend(lambda s: [-s[0], s[1]], [torch.ones(2), np.ones(1)], [1.0], lr=0.5)[0]
+    np.testing.assert_allclose(a, 0.25 * torch.ones(2))
+    np.testing.assert_allclose(b, [2.25])
+    with pytest.raises(FlowError, match=r"left the finite numbers in step \d+: lr=1 is too large"):
+        descend(lambda y: y**3, np.array([2.0]), [100.0], lr=1.0)
+    with pytest.raises(SelectionError, match="lr=0: the length of a step, above 0"):
+        descend(lambda y: y, np.array([1.0]), [1.0], lr=0)
+    with pytest.raises(SelectionError, match="finite times from 0 on"):
+        descend(lambda y: y, np.array([1.0]), [-1.0], lr=0.1)
+
+
+def test_following_is_one_of_the_two() -> None:
+    start = np.array([1.0])
+    np.testing.assert_allclose(follow(lambda y: -y, start, [1.0])[0], np.exp(-1.0), rtol=1e-11)
+    np.testing.assert_allclose(follow(lambda y: -y, start, [1.0], "descent", 0.5)[0], [0.25])
+    with pytest.raises(SelectionError, match="descent takes steps of lr"):
+        follow(lambda y: -y, start, [1.0], "descent")

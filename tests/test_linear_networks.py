@@ -1,4 +1,4 @@
-"""Linear models with and without a hidden layer: closed forms against printed equations, definitions and flows; times and stages."""
+"""Linear models with and without a hidden layer: closed forms against equations, definitions and flows; times, stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def sigmoid(S: Any, v: Any, start: Any, t: np.ndarray) -> np.ndarray:
     return S / (1 + (S / start - 1) * np.exp(-2 * S * v * t))
 
 
-@pytest.mark.parametrize("name", ["linear_networks.linear_model", "linear_networks.diagonal_network", "two_layers.linear_network"])
+@pytest.mark.parametrize("name", ["linear_networks.linear_model", "linear_networks.diagonal_network",
+                                  "two_layers.linear_network"])
 def test_closed_forms_are_the_flows(name: str) -> None:
     check_theory(theory.get(name))
 
@@ -137,7 +138,7 @@ def test_the_stage_condition_as_corrected_and_as_printed() -> None:
 STARTS = st.floats(0.01, 1.5).flatmap(lambda size: st.sampled_from([size, -size]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([-2.0, -0.1, 0.4, 5.0]), st.floats(0.1, 3.0), STARTS, STARTS), min_size=1, max_size=4))
 def test_laws_of_a_diagonal_network(modes: list[tuple[float, ...]]) -> None:
     S, v, a0, b0 = (np.array(z) for z in zip(*modes, strict=True))
@@ -166,7 +167,7 @@ def test_laws_of_a_diagonal_network(modes: list[tuple[float, ...]]) -> None:
     assert (np.isinf(when) == ~escapes).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.floats(1e-4, 0.5), st.floats(0.3, 4.0), st.floats(0.5, 1.5))
 def test_equal_starts_are_the_same_in_every_class(start: float, S: float, ratio: float) -> None:
     """A diagonal network, an aligned one with hidden units, and two balanced layers; with no hidden layer, a linear model."""
@@ -223,7 +224,7 @@ def test_kinds_of_solutions() -> None:
     np.testing.assert_allclose(same.predict(TIMES), same.simulate(TIMES), atol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 100), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.floats(0.05, 1.0))
 def test_laws_of_a_balanced_network(seed: int, d: int, c: int, p: int, scale: float) -> None:
     C = normal(d, c, seed=seed)
@@ -241,8 +242,8 @@ def test_laws_of_a_balanced_network(seed: int, d: int, c: int, p: int, scale: fl
     np.testing.assert_allclose(turned.predict(t), U @ P @ V, atol=1e-9)
     half = LinearNetwork(*(np.asarray(z)[1] for z in network.layers([0.0, 1.2])), C)  # from the middle on, the same
     np.testing.assert_allclose(half.predict(0.8)[0], P[2], atol=1e-9)
-    if p >= min(d, c):
-        np.testing.assert_allclose(network.predict(1e5)[0], C, atol=1e-7)
+    if p >= min(d, c) and (d != c or np.linalg.det(P[0]) * np.linalg.det(C) > 0):  # balanced layers keep the sign of det(W1 W2)
+        np.testing.assert_allclose(network.predict(1e7)[0], C, atol=1e-7)
 
 
 @pytest.mark.parametrize("p", [2, 5])
@@ -257,19 +258,19 @@ def test_modes_that_grow_by_ten_thousand_orders_leave_slow_ones_their_digits(p: 
     np.testing.assert_allclose(network.predict([30.0]), network.simulate([30.0]), atol=1e-9)
     last = np.asarray(network.modes([*t, 1e6]))
     if p == 5:
-        assert 1e-3 < last[3, 1] < 9e-3
+        assert last[3, 0] < 1e-3 < last[3, 1] < 1e-2
         np.testing.assert_allclose(last[:, 2], [10, 3, 0.5, 0.01], rtol=1e-9)
     else:  # two hidden units learn the first two modes
         np.testing.assert_allclose(last[:, 2], [10, 3, 0, 0], atol=1e-9)
 
 
 def test_each_mode_alone_is_right_up_to_shared_directions() -> None:
-    """From small random weights, the wider the network the better; as printed, with alpha_i^2 = u_i^T W1 W2 v_i, half of the modes
-    would start below zero and never come."""
+    """From small random weights, the wider the network the better; as printed, with u_i^T W1 W2 v_i for alpha_i^2, half of the
+    modes would start below zero and never come."""
     C = np.zeros((8, 3))
     np.fill_diagonal(C, [3.85, 2.32, 0.65])
     errors = []
-    for width in (20, 500):
+    for width in (10, 200):
         worst = []
         for seed in range(4):
             network = LinearNetwork.drawn(C, width, 0.001, seed)
@@ -332,12 +333,13 @@ def test_knobs_change_what_they_say() -> None:
     (lambda: DiagonalNetwork(1.0, 1.0, 0.1, 0.1).predict(-1.0), "the flow starts at 0"),
     (lambda: DiagonalNetwork(1.0, 1.0, 0.1, 0.1).simulate(1.0, method="descent"), "descent takes steps of lr"),
     (lambda: DiagonalNetwork(1.0, 1.0, 0.1, 0.1).simulate(1.0, lr=0.1), "the flow chooses its own"),
-    (lambda: DiagonalNetwork(1.0, 1.0, 0.1, 0.1).simulate(1.0, method="euler"), "method='euler': \"flow\""),  # type: ignore[arg-type]
+    (lambda: DiagonalNetwork(1.0, 1.0, 0.1, 0.1).simulate(1.0, method="euler"),  # type: ignore[arg-type]
+     "method='euler': \"flow\""),
     (lambda: LinearNetwork(np.zeros((3, 2)), np.zeros((2, 2)), normal(3, 2)), "the flow starts at a saddle"),
     (lambda: LinearNetwork(normal(3, 2), normal(3, 2), normal(3, 2)), r"do not make a network x\^T W_1 ... W_L"),
     (lambda: LinearNetwork(normal(3, 2), normal(2, 2), normal(4, 2)), r"do not make a network x\^T W_1 ... W_L"),
     (lambda: LinearNetwork(np.full((3, 2), math.inf), normal(2, 2), normal(3, 2)), "W1 contains NaN or Inf"),
-    (lambda: LinearNetwork(normal(3, 2), normal(2, 2), normal(3, 2), -np.eye(3)), "covariance is not symmetric, or has an eigenv"),
+    (lambda: LinearNetwork(normal(3, 2), normal(2, 2), normal(3, 2), -np.eye(3)), "covariance is not symmetric, or has an eige"),
     (lambda: LinearNetwork.drawn(normal(3, 2), 4, 0.0), "scale=0.0: weights of a size above 0"),
     (lambda: LinearNetwork.drawn(normal(3, 2), 0, 0.1), "width=0; a whole number"),
     (lambda: LinearNetwork.aligned(normal(3, 2), 1, 0.1), "width=1: 2 modes need as many hidden units"),

@@ -56,7 +56,7 @@ class DeepModes:
         """u [m, t]."""
         s, u0 = self._read
         time = times_from_zero(t).to(s.device) * self.rate
-        return like(self._arrival(time) if self.depth > 1 else s[:, None] + (u0 - s)[:, None] * torch.exp(-time), self._kind)
+        return like(self._arrival(time) if self.depth > 1 else u0[:, None] + (u0 - s)[:, None] * torch.expm1(-time), self._kind)
 
     def emergent_time(self, eps: float) -> Array:
         """When u_i / s_i = ``eps`` [m]; 0 where it starts with as much, infinite where s_i = 0."""

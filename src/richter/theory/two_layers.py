@@ -34,6 +34,7 @@ from richter.theory.growth import times as product
 
 Solution = Literal["modes", "balanced", "integrated"]
 ROUNDING = 1e-12  # relative: below, inner products count as 0
+NOTHING = 1e-15  # of all weights: below, a mode's weights are rounding, which would grow
 
 # ------------------------------------------------------------------------------------------------ predict
 
@@ -215,8 +216,10 @@ class _Bases:
     def hidden(self, W1: Tensor, W2: Tensor) -> tuple[Float[Tensor, "n p"], Float[Tensor, "n p"]]:
         """x_i = u_i^T W1 and y_i = W2 v_i, with zeros where one side has no such direction."""
         X, Y = self.U.T @ W1, (W2 @ self.V).T
-        n = max(len(X), len(Y))
-        return tuple(torch.cat([Z, Z.new_zeros(n - len(Z), Z.shape[1])]) for Z in (X, Y))  # type: ignore[return-value]
+        n, size = max(len(X), len(Y)), torch.hypot(X.norm(), Y.norm())
+        X, Y = (torch.cat([Z, Z.new_zeros(n - len(Z), Z.shape[1])]) for Z in (X, Y))
+        live = torch.hypot(X.norm(dim=1), Y.norm(dim=1))[:, None] > NOTHING * size
+        return X * live, Y * live
 
     def target(self, C: Float[Tensor, "d c"]) -> Float[Tensor, "d c"]:
         return self.U.T @ C @ self.V
@@ -224,10 +227,13 @@ class _Bases:
     def orthogonal(self, W1: Tensor, W2: Tensor, C: Tensor) -> bool:
         """Is every mode alone: C diagonal, and hidden vectors of different modes orthogonal?"""
         X, Y = self.hidden(W1, W2)
+        x, y = X.norm(dim=1), Y.norm(dim=1)
+        size = torch.hypot(x.norm(), y.norm())
         S = self.target(C)
-        size = X.square().sum() + Y.square().sum()
-        return _off(S) <= ROUNDING * C.norm().item() and all(
-            _off(A @ B.T) <= ROUNDING * size.item() for A, B in ((X, X), (Y, Y), (X, Y)))
+        # what is small is known to the rounding of what is large
+        return bool(_off_diagonal(S).norm() <= ROUNDING * C.norm()) and all(
+            not (_off_diagonal(A @ B.T).abs() > ROUNDING * torch.outer(a, b) + NOTHING * size * (a[:, None] + b)).any()
+            for A, B, a, b in ((X, X, x, x), (Y, Y, y, y), (X, Y, x, y)))
 
     def layers(self, W1: Tensor, W2: Tensor, C: Tensor, t: Float[Tensor, " t"], rate: float) -> tuple[Tensor, Tensor]:
         X, Y = self.hidden(W1, W2)
@@ -240,9 +246,8 @@ class _Bases:
         return self.U @ A[:, :len(W1)], B[:, :W2.shape[1]].mT @ self.V.T
 
 
-def _off(M: Tensor) -> float:
-    """The size of what is off the diagonal."""
-    return (M * (1 - torch.eye(*M.shape, dtype=M.dtype, device=M.device))).norm().item()
+def _off_diagonal(M: Tensor) -> Tensor:
+    return M * (1 - torch.eye(*M.shape, dtype=M.dtype, device=M.device))
 
 
 def _candidates(C: Tensor, P: Tensor) -> list[_Bases]:
@@ -267,7 +272,7 @@ def riccati(W1: Float[Tensor, "d p"], W2: Float[Tensor, "p c"], C: Float[Tensor,
     F[:d, d:], F[d:, :d] = C, C.T
     f, vectors = (z.flip(-1) for z in torch.linalg.eigh(F))  # the fastest first
     Z0 = torch.linalg.qr((vectors.T @ torch.cat([W1, W2.T])).T, mode="r")[1].T  # it needs one hidden unit, the next two, ...
-    Z0 = torch.cat([Z0, Z0.new_zeros(len(Z0), p - Z0.shape[1])], 1)
+    Z0 = torch.cat([Z0, Z0.new_zeros(len(Z0), p - Z0.shape[1])], 1) * (Z0.norm(dim=1, keepdim=True) > NOTHING * Z0.norm())
     started = t > 0
     time, still = torch.where(started, t, 1.0)[:, None], f == 0
     speed = torch.where(still, 1.0, rate * f)
