@@ -222,7 +222,30 @@ def test_an_experiment_of_no_file_is_told_so() -> None:
         _ = e.key
 
 
-@pytest.mark.parametrize(("changed", "value"), [("rest", lambda: "another"), ("modules", lambda files: {"a.py": "another"})])
+@pytest.mark.parametrize(("edit", "again"), [
+    (('title="', 'title="More of '), False), (("low=1e-9", "low=2e-9"), False),
+    (("def draw(results: Results)", "def draw(results: Results, size: int = 3)"), False),
+    (("s = t.settings\n", "s = t.settings or None\n"), True),
+    (("class Task:\n", "class Task:\n    more: int = 3\n"), True),
+])
+def test_a_task_is_known_by_its_work_alone(package: Path, edit: tuple[str, str], again: bool) -> None:
+    """Words, bars and drawings are read anew from finished tasks; what a task does, or is, makes it another."""
+    path = file_of("nfa_slo", package)
+
+    def key() -> str:
+        return keys.key(keys.modules([path], package, wanted="work"))
+
+    before, text = key(), path.read_text()
+    assert edit[0] in text
+    try:
+        path.write_text(text.replace(*edit))
+        assert (key() != before) is again
+    finally:
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(("changed", "value"), [
+    ("rest", lambda: "another"), ("modules", lambda files, **more: {"a.py": "another"})])
 def test_other_code_is_another_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str,
                                       value: Callable[..., object]) -> None:
     monkeypatch.setenv("TINY_LOG", str(tmp_path / "log"))

@@ -172,15 +172,15 @@ class Experiment:
     @cached_property
     def modules(self) -> dict[str, str]:
         """The modules that its numbers come from, with their digests (`richter.experiments.keys`)."""
-        return self._modules([self.work, self.tasks, *(claim.value for claim in self.claims)])
+        return keys.modules(self._files([self.work, self.tasks, *(claim.value for claim in self.claims)]))
 
-    def _modules(self, functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
+    def _files(self, functions: Sequence[Callable[..., Any]]) -> list[Path]:
         files = sorted({Path(f.__code__.co_filename) for f in map(inspect.unwrap, functions) if inspect.isfunction(f)})
         for path in files:
             if not path.is_file():
                 raise SelectionError(f"the experiment {self.name} was defined in {str(path)!r}, which is no file. Finished tasks "
                                      f"are known by the code that they came from: move it to a file.")
-        return keys.modules(files)
+        return files
 
     @property
     def key(self) -> str:
@@ -189,9 +189,10 @@ class Experiment:
 
     @property
     def task_key(self) -> str:
-        """A finished task with this key is not run again: a digest of the modules that its work comes from, without those of the
-        claims, and of all that serves experiments alike, the instrument above all."""
-        return f"{keys.key(self._modules([self.work, self.tasks]))} {keys.rest()}"
+        """A finished task with this key is not run again: a digest of what its work comes from, without claims and drawings, so
+        that results are read again when these change; and of all that serves experiments alike, the instrument above all."""
+        work = inspect.unwrap(self.work)
+        return f"{keys.key(keys.modules(self._files([work]), wanted=work.__qualname__))} {keys.rest()}"
 
     def parsed(self, assignments: Sequence[str]) -> dict[str, Any]:
         """Settings from ``key=value`` texts, by the types of the dataclass."""

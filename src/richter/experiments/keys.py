@@ -30,21 +30,21 @@ WHOLE = "*"  # in the place of a name: everything
 BY_TEXT = {"globals", "vars", "locals", "eval", "exec", "__import__"}  # who calls these may use any name of the file
 
 
-def modules(files: Iterable[Path], root: Path = ROOT) -> dict[str, str]:
+def modules(files: Iterable[Path], root: Path = ROOT, wanted: str = WHOLE) -> dict[str, str]:
     """The modules of an experiment that is defined in these files, with digests of what of them it uses:
-    {"tasks/synthetic.py": "1f0c..."}."""
+    {"tasks/synthetic.py": "1f0c..."}. With ``wanted``, those behind this name of the files alone."""
     root = root.resolve()
-    waiting, used = [(path.resolve(), WHOLE) for path in files], dict[str, set[int]]()  # numbers of statements
+    waiting, used = [(path.resolve(), wanted) for path in files], dict[str, set[int]]()  # numbers of statements
     sources = dict[str, Source]()
     while waiting:
-        path, wanted = waiting.pop()
+        path, name_in_it = waiting.pop()
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
         if name in FRAME:
             continue
         source = sources.setdefault(name, _read(path.read_bytes(), _package(path, root)))
-        fresh = source.reached(wanted) - used.setdefault(name, set())
+        fresh = source.reached(name_in_it) - used.setdefault(name, set())
         used[name] |= fresh
-        dotted = {other for k in fresh for other in source.statements[k].uses} | source.handed_on(wanted)
+        dotted = {other for k in fresh for other in source.statements[k].uses} | source.handed_on(name_in_it)
         waiting += [place for other in dotted for place in _places(other, root)]
     return {name: _digest("\n".join(sources[name].statements[k].code for k in sorted(used[name]))) for name in sorted(used)}
 
@@ -141,10 +141,11 @@ def _defines(node: ast.stmt) -> frozenset[str]:
 
 
 def _registers(node: ast.stmt, bound: Mapping[str, set[str]]) -> bool:
-    """Has it a decorator of Richter, which may keep it in a list? Those of Python and of other libraries do not."""
+    """Has it a decorator of Richter, which may keep it in a list? Those of Python, of other libraries and of drawings do not."""
     decorators = getattr(node, "decorator_list", [])
     names = {name for decorator in decorators for name, _ in _chains(decorator) if name not in dir(builtins)}
-    return any(name not in bound or any(dotted.partition(".")[0] == "richter" for dotted in bound[name]) for name in names)
+    return any(name not in bound or any(dotted.split(".")[0] == "richter" and dotted.split(".")[1:2] != ["report"]
+                                        for dotted in bound[name]) for name in names)
 
 
 def _only_imports(node: ast.stmt) -> bool:
