@@ -1,0 +1,355 @@
+"""Learning in stages: plateaus and drops of a loss curve, when each skill emerges, and how well that was predicted. Numbers in,
+numbers out; needs no torch.
+
+    seen = find(steps, loss)                   # a curve of any length, with noise
+    seen.drops[0].time, seen.drops[0].error    # 302.1, 1.9
+    str(seen)                                  # "2 stages: 1 to 0.402 at step 302 (298 to 306); ..."
+    stages_of(run)                             # of the losses that a run logged, by their names
+    emergence(steps, skills)                   # when each of several rising curves comes to half of its last value
+    agreement(measured, predicted)             # errors in decades, and whether the order is right
+
+A drop is a fall that accelerates after a slower time. The loss of a linear model (a kernel, a network that stays lazy) never does
+under gradient flow: it is a mixture of decaying exponentials, which is convex; so are power laws. Stages are therefore signs of
+training that is not linear, or of something from outside: a schedule, other data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+from scipy.optimize import isotonic_regression, linear_sum_assignment
+
+from richter.core import SelectionError
+from richter.measures.inflections import MAD, Numbers, Shape, bar, binned, excursion, fewest
+from richter.measures.ramps import SPAN, located
+
+LEVEL = 0.01  # how often a convex curve with noise may show a stage
+LEAST = 0.02  # of the range of a curve: smaller drops do not count
+FEWEST = 12  # points of a curve that say anything
+BLUR = 0.05  # of a drop's duration: where a plateau ends is no sharper than that
+LEVELS = 50  # from the largest to the smallest loss: from so much on a curve is looked at in its logarithm
+
+Scale = Literal["linear", "log"]
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """A time of slow change before a drop, or after the last."""
+
+    start: float
+    end: float
+    level: float  # the median of the curve there
+    error: float  # its standard error
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A fall that is faster than what was before."""
+
+    time: float  # half way from ``before`` to ``after``
+    error: float  # its standard error, by noise, by the distance of points, and by where a plateau ends
+    start: float  # a tenth of the way, and nine tenths
+    end: float
+    before: float  # the plateau before, and the one after, both as they would be at ``time``
+    after: float
+    evidence: float  # by how much chi^2 is worse if there is no such drop
+    ended: bool = True  # False: the curve stops while it falls
+
+    @property
+    def height(self) -> float:
+        return self.before - self.after
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Two standard errors to both sides, within the drop's plateaus."""
+        return self.time - 2 * self.error, self.time + 2 * self.error
+
+    def __str__(self) -> str:
+        low, high = (max(0.0, v) for v in self.interval)
+        going = "" if self.ended else ", and still falling"
+        return f"{self.before:.3g} to {self.after:.3g} at step {_step(self.time)} ({_step(low)} to {_step(high)}){going}"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The plateaus and the drops of a curve, in the order of time."""
+
+    drops: tuple[Drop, ...]
+    plateaus: tuple[Plateau, ...]
+    first: float  # the first step that was seen, and the last
+    last: float
+
+    def __len__(self) -> int:
+        return len(self.drops)
+
+    @property
+    def times(self) -> Float[np.ndarray, " drop"]:
+        return np.array([drop.time for drop in self.drops])
+
+    def __str__(self) -> str:
+        if not self.drops:
+            return (f"no stages: from step {_step(self.first)} to {_step(self.last)} the fall never accelerates by more than the "
+                    f"noise explains")
+        return f"{len(self)} stage{'s' * (len(self) > 1)}: {'; '.join(map(str, self.drops))}"
+
+    def to_json(self) -> dict[str, Any]:
+        drops = [{"time": d.time, "low": d.interval[0], "high": d.interval[1], "start": d.start, "end": d.end, "before": d.before,
+                  "after": d.after, "words": str(d)} for d in self.drops]
+        return {"words": str(self), "drops": drops,
+                "plateaus": [{"start": p.start, "end": p.end, "level": p.level, "error": p.error} for p in self.plateaus]}
+
+
+# --------------------------------------------------------------------------------------------------------- stages of a curve
+
+def find(steps: ArrayLike, values: ArrayLike, *, time: Scale = "linear", scale: Scale = "linear", level: float = LEVEL,
+         least: float = LEAST) -> Stages:
+    """The stages of a curve that falls. ``level``: how often a convex curve with normal noise may show one. ``least``: the share
+    of the curve's range by which a plateau must stand above the line under it.
+
+    ``scale="log"`` looks at the logarithm of the values, where later and smaller drops weigh as much as the first. ``time="log"``
+    calls a fall a drop that accelerates in log(step): each decaying exponential of a linear model is one, power laws are not.
+    """
+    t, y = _curve(steps, values)
+    if y.ndim > 1:
+        raise SelectionError(f"values of shape {y.shape}: one curve at a time has stages; of several skills, emergence says "
+                             f"when each is there.")
+    for name, kind in (("time", time), ("scale", scale)):
+        if kind not in ("linear", "log"):
+            raise SelectionError(f"{name}={kind!r}: 'linear' or 'log' is needed.")
+    for name, share in (("level", level), ("least", least)):
+        if not 0 < share < 1:
+            raise SelectionError(f"{name}={share!r}: a share above 0 and below 1 is needed.")
+    if time == "log" and t[0] == 0:
+        t, y = t[1:], y[1:]  # step 0 has no logarithm
+    for name, kind, column in (("steps", time, t), ("values", scale, y)):
+        if kind == "log" and not column.min() > 0:
+            raise SelectionError(f"{name} down to {column.min():g} have no logarithm: all must be above 0, or leave "
+                                 f"{'time' if name == 'steps' else 'scale'}='linear'.")
+    _enough(t)
+    if np.ptp(y) <= 1e-12 * np.abs(y).max():
+        return Stages((), (), float(t[0]), float(t[-1]))
+    x, z = (np.log(column) if kind == "log" else column for kind, column in ((time, t), (scale, y)))
+    curve = binned(x, z)
+    drops = _drops(x, z, fewest(curve, bar(len(curve.t), level), least), least)
+    plateaus = _plateaus(x, z, drops)
+    return Stages(tuple(_back(drop, time, scale) for drop in drops), tuple(_back(p, time, scale) for p in plateaus),
+                  float(t[0]), float(t[-1]))
+
+
+def stages_of(run: Any, **options: Any) -> dict[str, Stages]:
+    """Of every curve of a run (``richter.runs.open``) that has ``loss`` in its name and points enough. Where a loss falls by more
+    than a factor of 50, its logarithm is looked at, unless ``scale`` is given."""
+    seen = {}
+    for name in (name for name in run.names if "loss" in name.lower()):
+        t, y, *_ = (np.asarray(column, np.float64) for column in run.scalar(name))
+        known = np.isfinite(y)
+        t, y = t[known], y[known]
+        if len(t) >= FEWEST:
+            wide = y.min() > 0 and y.max() > LEVELS * y.min()
+            seen[name] = find(t, y, **{"scale": "log" if wide else "linear", **options})
+    return seen
+
+
+def _drops(x: Numbers, z: Numbers, shape: Shape, least: float) -> list[Drop]:
+    """Each as a smooth step on a line, fitted to the points between the middles of its plateaus."""
+    feet = [excursion(shape.t, shape.y, shape.structure, j)[1:] for j in range(len(shape.structure))]
+    room, lows = least * float(np.ptp(shape.y)), np.minimum.accumulate(shape.y)
+    drops = []
+    for j, (a, b, c) in enumerate(feet):
+        after = shape.t[feet[j + 1][1]] if j + 1 < len(feet) else shape.t[-1]
+        step = located(x, z, _window(shape.curve.t, *map(float, (shape.t[a], shape.t[b], shape.t[c], after))))
+        if lows[b] - step.after < max(room, (step.before - step.after) / 2):  # the end of a spike comes back to where it began
+            continue
+        ended = shape.structure[j][1] < len(shape.t) - 2
+        drops.append(Drop(step.time, math.hypot(step.error, BLUR * SPAN * step.width), step.time - SPAN / 2 * step.width,
+                          step.time + SPAN / 2 * step.width, step.before, step.after, shape.evidence[j], ended))
+    return drops
+
+
+def _window(t: Numbers, foot: float, shoulder: float, own: float, after: float) -> tuple[float, float]:
+    """Twice the duration of a drop and at least a dozen points to both sides, but not beyond the middles of its plateaus."""
+    b, c = (int(np.searchsorted(t, v)) for v in (shoulder, own))
+    left, right = (t[max(0, b - 12)], t[min(len(t) - 1, c + 12)])
+    return (max((foot + shoulder) / 2, min(left, shoulder - 2 * (own - shoulder))),
+            min((own + after) / 2, max(right, own + 2 * (own - shoulder))))
+
+
+def _plateaus(x: Numbers, z: Numbers, drops: Sequence[Drop]) -> list[Plateau]:
+    begins, ends = [float(x[0]), *(d.end for d in drops)], [*(d.start for d in drops), float(x[-1])]
+    plateaus = []
+    for a, b in zip(begins, ends, strict=True) if drops else ():
+        inside = z[(x >= a) & (x <= b)]
+        if len(inside) > 1:
+            spread = float(np.median(np.abs(np.diff(inside)))) / 0.6745 / math.sqrt(2)
+            plateaus.append(Plateau(a, b, float(np.median(inside)), 1.2533 * spread / math.sqrt(len(inside))))
+    return plateaus
+
+
+def _back(stage: Any, time: Scale, scale: Scale) -> Any:
+    """Times and levels from their logarithms."""
+    if time == "log":
+        t = math.exp(stage.time) if isinstance(stage, Drop) else 0.0
+        stage = replace(stage, start=math.exp(stage.start), end=math.exp(stage.end),
+                        **({"time": t, "error": t * stage.error} if isinstance(stage, Drop) else {}))
+    if scale == "log":
+        levels = {k: math.exp(getattr(stage, k)) for k in ("before", "after", "level") if hasattr(stage, k)}
+        stage = replace(stage, **levels, **({"error": levels["level"] * stage.error} if isinstance(stage, Plateau) else {}))
+    return stage
+
+
+# ------------------------------------------------------------------------------------- when skills emerge, and predictions of it
+
+@dataclass(frozen=True)
+class Emergence:
+    """When each of several curves came to a share of its last value: arrays, with one entry for each curve."""
+
+    times: Float[np.ndarray, " skill"]  # infinite where it never did
+    errors: Float[np.ndarray, " skill"]
+    finals: Float[np.ndarray, " skill"]
+    share: float
+    last: float
+
+    def __str__(self) -> str:
+        words = [f"{i + 1}: step {_step(t)} (±{_step(e)})" if np.isfinite(t) else f"{i + 1}: not by step {_step(self.last)}"
+                 for i, (t, e) in enumerate(zip(self.times, self.errors, strict=True))]
+        return f"at {self.share:.0%} of the last value: {'; '.join(words)}"
+
+
+def emergence(steps: ArrayLike, values: ArrayLike, *, share: float = 0.5, final: ArrayLike | None = None,
+              time: Scale = "linear") -> Emergence:
+    """When rising curves ``values`` [skill, t] (or one of them [t]), the strengths of skills or of modes, come to a ``share`` of
+    their ``final`` values; without these, of their medians over the last tenth.
+
+    Between two points a curve is straight (``time="log"``: in log(step)). What goes up and down by noise is made to rise by
+    isotonic regression. The error is half the time from one standard deviation of the noise below to one above, and the distance
+    of points.
+    """
+    t, y = _curve(steps, values)
+    _enough(t)
+    if y.ndim > 2:
+        raise SelectionError(f"values of shape {y.shape}: curves [skill, t], or one curve [t], are needed.")
+    if not 0 < share < 1:
+        raise SelectionError(f"share={share!r}: a share of the last value above 0 and below 1 is needed.")
+    if time not in ("linear", "log"):
+        raise SelectionError(f"time={time!r}: 'linear' or 'log' is needed.")
+    y = np.atleast_2d(y)
+    last = np.median(y[:, -max(3, len(t) // 10):], 1)
+    finals = last if final is None else np.broadcast_to(np.asarray(final, np.float64), len(y))
+    if not (finals > 0).all():
+        raise SelectionError(f"a curve that ends at {finals.min():.3g} has no share to come to: skills that emerge rise from 0. "
+                             f"Of a loss give what has been learned, loss[0] - loss; of a skill that is not there yet, final= "
+                             f"says where it goes.")
+    both = np.array([_crossing(t, row, share * goal, time) for row, goal in zip(y, finals, strict=True)])
+    return Emergence(both[:, 0], both[:, 1], np.array(finals), share, float(t[-1]))
+
+
+def _crossing(t: Numbers, y: Numbers, goal: float, time: Scale) -> tuple[float, float]:
+    """Of a curve with a level, and its standard error."""
+    rising = np.asarray(isotonic_regression(y).x)
+    if rising[-1] < goal:
+        return math.inf, math.nan
+    i = int(np.searchsorted(rising, goal))
+    near = slice(max(0, i - 50), i + 51)
+    noise = float(np.median(np.abs(np.diff(y[near], 2)))) / MAD / math.sqrt(6) if len(y[near]) > 2 else 0.0
+    when, low, high = (_at(t, rising, level, time) for level in (goal, goal - noise, goal + noise))
+    gap = t[i] - t[i - 1] if i else t[1] - t[0]
+    return when, math.hypot((min(high, float(t[-1])) - low) / 2, gap / math.sqrt(12))
+
+
+def _at(t: Numbers, rising: Numbers, level: float, time: Scale) -> float:
+    i = int(np.searchsorted(rising, level))
+    if i == 0 or i == len(t):
+        return float(t[0]) if i == 0 else math.inf
+    share = (level - rising[i - 1]) / (rising[i] - rising[i - 1])
+    if time == "log" and t[i - 1] > 0:
+        return float(t[i - 1] * (t[i] / t[i - 1])**share)
+    return float(t[i - 1] + share * (t[i] - t[i - 1]))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Measured against predicted times."""
+
+    decades: Float[np.ndarray, " skill"]  # log10(measured / predicted); NaN where one of them is not there
+    rank: float  # Kendall's tau: 1 if the order is the predicted one; NaN of fewer than two
+
+    @property
+    def typical(self) -> float:
+        """The median error in decades, whatever its sign."""
+        return float(np.nanmedian(np.abs(self.decades)))
+
+    @property
+    def worst(self) -> float:
+        return float(np.nanmax(np.abs(self.decades)))
+
+    @property
+    def missing(self) -> int:
+        return int(np.isnan(self.decades).sum())
+
+    def __str__(self) -> str:
+        gone = f", {self.missing} of {len(self.decades)} without a time" if self.missing else ""
+        order = "" if math.isnan(self.rank) else f"; order {'as predicted' if self.rank == 1 else f'by Kendall {self.rank:.2f}'}"
+        return f"off by {self.typical:.2g} decades typically, {self.worst:.2g} at worst{gone}{order}"
+
+
+def agreement(measured: ArrayLike, predicted: ArrayLike) -> Agreement:
+    """Errors in decades of times of the same skills in the same order, and whether they come in the predicted order. Times that
+    are NaN or infinite (never reached) are counted as missing. Of stages, whose number may differ:
+    ``agreement(matched(times, predicted), predicted)``."""
+    a, b = (np.atleast_1d(np.asarray(given, np.float64)) for given in (measured, predicted))
+    if a.shape != b.shape or a.ndim != 1:
+        raise SelectionError(f"measured times of shape {a.shape} and predicted ones of {b.shape}: one of each for every skill "
+                             f"is needed. Stages, of which there may be more or fewer, are assigned by matched(...).")
+    there = np.isfinite(a) & np.isfinite(b)
+    if not there.any() or not (np.minimum(a, b)[there] > 0).all():
+        raise SelectionError("times above 0 are needed, at least one that was both measured and predicted: an error in decades "
+                             "is the logarithm of their ratio.")
+    decades = np.full(len(a), np.nan)
+    decades[there] = np.log10(a[there] / b[there])
+    i, j = np.triu_indices(int(there.sum()), 1)
+    same = np.sign(a[there][i] - a[there][j]) * np.sign(b[there][i] - b[there][j])
+    return Agreement(decades, float(same.mean()) if len(same) else math.nan)
+
+
+def matched(measured: ArrayLike, predicted: ArrayLike, within: float = 1.0) -> Float[np.ndarray, " predicted"]:
+    """The measured time of each predicted one: each is used once, the sum of errors in decades is the smallest, and NaN stands
+    where none is ``within`` so many decades."""
+    a, b = (np.atleast_1d(np.asarray(given, np.float64)) for given in (measured, predicted))
+    for name, times in (("measured", a), ("predicted", b)):
+        if not (times > 0).all() or not np.isfinite(times).all():
+            raise SelectionError(f"{name} times must be finite and above 0: they are compared by their logarithms.")
+    off = np.minimum(np.abs(np.log10(a[:, None] / b)), 1e3 * within)
+    mine = np.full(len(b), np.nan)
+    for i, j in zip(*linear_sum_assignment(np.where(off <= within, off, 1e3 * within)), strict=True):
+        if off[i, j] <= within:
+            mine[j] = a[i]
+    return mine
+
+
+def _curve(steps: ArrayLike, values: ArrayLike) -> tuple[Numbers, Numbers]:
+    t, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
+    if t.ndim != 1 or y.shape[-1:] != t.shape:
+        raise SelectionError(f"steps of shape {t.shape} with values of shape {y.shape}: one value for every step is needed.")
+    if not np.isfinite(t).all() or not (np.diff(t) > 0).all():
+        raise SelectionError("steps must be finite and rise from each point to the next: sort the points, and leave out those "
+                             "that are there twice.")
+    if not np.isfinite(y).all():
+        raise SelectionError(f"{(~np.isfinite(y)).sum()} of {y.size} values are NaN or infinite: a stage cannot be told from a "
+                             f"gap. Leave out steps that were not measured; a loss that has diverged has no stages after that.")
+    return t, y
+
+
+def _enough(t: Numbers) -> None:
+    if len(t) < FEWEST:
+        raise SelectionError(f"a curve of {len(t)} points is too short to tell a stage from noise: {FEWEST} are needed at least, "
+                             f"some of them on each plateau. Log more often.")
+
+
+def _step(t: float) -> str:
+    return f"{t:,.0f}" if t >= 100 else f"{t:.3g}"
