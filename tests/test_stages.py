@@ -18,9 +18,14 @@ from richter.core import SelectionError
 from richter.measures.inflections import Curve, _minorant, bent, binned, fewest, knots, pieces
 from richter.measures.ramps import fitted
 from richter.measures.stages import Stages, agreement, emergence, find, matched, stages_of
+from richter.report import figures
+from richter.report.html import report
+from richter.report.query import Query
+from richter.report.shelf import Chosen, Shelf
+from richter.report.views import tabs
 
 
-def fall(t: np.ndarray, middle: float, width: float) -> np.ndarray:
+def fall(t: Any, middle: float, width: float) -> Any:
     """A step from 1 to 0."""
     return 0.5 - 0.5 * np.tanh((t - middle) / (2 * width))
 
@@ -428,3 +433,57 @@ def test_stages_of_a_run(tmp_path: Path) -> None:
     np.testing.assert_allclose(seen["loss"].times, np.array(TIMES) * step, atol=0.5)
     np.testing.assert_allclose(seen["val_loss"].times, np.array(TIMES) * step, atol=0.5)  # in its logarithm, as it falls by 1000
     assert len(stages_of(runs.open(tmp_path / "run"), scale="linear")["val_loss"]) == 1
+
+
+# --------------------------------------------------------------------------------------------------------- report and dashboard
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    for name, delay in (("one", 0), ("other", 40)):
+        with runs.create(tmp_path / name) as w:
+            for i in range(300):
+                w.scalars(i, {"loss": 1 + 0.6 * fall(i, 90 + delay, 5) + 0.4 * fall(i, 210, 9), "accuracy": i / 300})
+            w.finish()
+    return tmp_path
+
+
+def test_the_loss_panel_of_the_report_shows_stages(staged: Path) -> None:
+    page = report([runs.open(staged / "one")], staged / "report.html").read_text()
+    assert "loss: 2 stages: 2 to 1.4 at step 90 (" in page
+    assert "pale bars: plateaus" in page
+    both = report([runs.open(staged / "one"), runs.open(staged / "other")], staged / "both.html").read_text()
+    assert "other: loss: 2 stages: 2 to 1.4 at step 130 (" in both
+
+
+def test_marks_of_the_loss_panel(staged: Path) -> None:
+    loss, accuracy = sorted(figures.scalars(runs.open(staged / "one")).axes[:2], key=lambda ax: ax.get_title(), reverse=True)
+    drops = [line for line in loss.get_lines() if line.get_gid() == "drop"]
+    assert [round(float(np.asarray(line.get_xdata())[0])) for line in drops] == [90, 210]
+    levels = [float(np.asarray(line.get_ydata())[0]) for line in loss.get_lines() if line.get_gid() == "plateau"]
+    assert levels == pytest.approx([2.0, 1.4, 1.0], abs=0.02)
+    assert [t.get_text() for t in loss.texts] == ["90", "210"]
+    assert len(accuracy.get_lines()) == 1
+    many = {str(i): runs.open(staged / "one") for i in range(figures.MARKED + 1)}
+    assert not any(line.get_gid() for line in figures.scalars(many, ["loss"]).axes[0].get_lines())
+
+
+def test_the_dashboard_answers_with_stages(staged: Path) -> None:
+    curves = next(v for v in tabs() if v.name == "curves")
+    chosen = Chosen(Shelf(staged), ["one", "other"])
+    with chosen:
+        seen = curves.answer(chosen, Query([("scalar", "loss"), ("scalar", "accuracy")]))["curves"]
+    assert {(c["run"], c["measure"]): c["stages"] and c["stages"]["words"][:9] for c in seen} == {
+        ("one", "loss"): "2 stages:", ("one", "accuracy"): None, ("other", "loss"): "2 stages:", ("other", "accuracy"): None}
+    assert [round(d["time"]) for c in seen if c["stages"] and c["run"] == "other" for d in c["stages"]["drops"]] == [130, 210]
+
+
+def test_losses_without_stages_or_numbers_are_shown_all_the_same(tmp_path: Path) -> None:
+    strange = {"huge": lambda i: 1e300 * (-1) ** i, "flat": lambda i: 0.0, "tiny": lambda i: 1e-300 * (i % 3),
+               "nan": lambda i: math.nan, "down": lambda i: -1e10 * i}
+    with runs.create(tmp_path / "strange") as w:
+        for i in range(60):
+            w.scalars(i, {f"{name}_loss": value(i) for name, value in strange.items()})
+    seen = stages_of(runs.open(tmp_path / "strange"))
+    assert set(seen) == {f"{name}_loss" for name in strange if name != "nan"}
+    assert all(len(s) == 0 for s in seen.values())
+    assert "flat_loss: no stages" in report([runs.open(tmp_path / "strange")], tmp_path / "report.html").read_text()

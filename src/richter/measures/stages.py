@@ -134,26 +134,34 @@ def find(steps: ArrayLike, values: ArrayLike, *, time: Scale = "linear", scale: 
     _enough(t)
     if np.ptp(y) <= 1e-12 * np.abs(y).max():
         return Stages((), (), float(t[0]), float(t[-1]))
-    x, z = (np.log(column) if kind == "log" else column for kind, column in ((time, t), (scale, y)))
+    unit = 2.0 ** math.floor(math.log2(np.abs(y).max())) if scale == "linear" else 1.0  # squares of huge values are no numbers
+    x, z = np.log(t) if time == "log" else t, np.log(y) if scale == "log" else y / unit
     curve = binned(x, z)
     drops = _drops(x, z, fewest(curve, bar(len(curve.t), level), least), least)
-    plateaus = _plateaus(x, z, drops)
-    return Stages(tuple(_back(drop, time, scale) for drop in drops), tuple(_back(p, time, scale) for p in plateaus),
-                  float(t[0]), float(t[-1]))
+    plateaus = [_back(plateau, time, scale, unit) for plateau in _plateaus(x, z, drops)]
+    return Stages(tuple(_back(drop, time, scale, unit) for drop in drops), tuple(plateaus), float(t[0]), float(t[-1]))
 
 
 def stages_of(run: Any, **options: Any) -> dict[str, Stages]:
     """Of every curve of a run (``richter.runs.open``) that has ``loss`` in its name and points enough. Where a loss falls by more
     than a factor of 50, its logarithm is looked at, unless ``scale`` is given."""
-    seen = {}
-    for name in (name for name in run.names if "loss" in name.lower()):
-        t, y, *_ = (np.asarray(column, np.float64) for column in run.scalar(name))
-        known = np.isfinite(y)
-        t, y = t[known], y[known]
-        if len(t) >= FEWEST:
-            wide = y.min() > 0 and y.max() > LEVELS * y.min()
-            seen[name] = find(t, y, **{"scale": "log" if wide else "linear", **options})
-    return seen
+    seen = {name: stages_in(run.scalar(name), **options) for name in run.names if is_loss(name)}
+    return {name: stages for name, stages in seen.items() if stages is not None}
+
+
+def is_loss(name: str) -> bool:
+    return "loss" in name.lower()
+
+
+def stages_in(series: Sequence[Any], **options: Any) -> Stages | None:
+    """Of a curve as runs keep it, steps and values; None of one that has too few numbers."""
+    t, y = (np.asarray(column, np.float64) for column in series[:2])
+    known = np.isfinite(y)
+    t, y = t[known], y[known]
+    if len(t) < FEWEST:
+        return None
+    wide = y.min() > 0 and y.max() > LEVELS * y.min()
+    return find(t, y, **{"scale": "log" if wide else "linear", **options})
 
 
 def _drops(x: Numbers, z: Numbers, shape: Shape, least: float) -> list[Drop]:
@@ -191,16 +199,16 @@ def _plateaus(x: Numbers, z: Numbers, drops: Sequence[Drop]) -> list[Plateau]:
     return plateaus
 
 
-def _back(stage: Any, time: Scale, scale: Scale) -> Any:
-    """Times and levels from their logarithms."""
+def _back(stage: Any, time: Scale, scale: Scale, unit: float) -> Any:
+    """Times and levels from their logarithms, and from multiples of a unit."""
     if time == "log":
         t = math.exp(stage.time) if isinstance(stage, Drop) else 0.0
         stage = replace(stage, start=math.exp(stage.start), end=math.exp(stage.end),
                         **({"time": t, "error": t * stage.error} if isinstance(stage, Drop) else {}))
-    if scale == "log":
-        levels = {k: math.exp(getattr(stage, k)) for k in ("before", "after", "level") if hasattr(stage, k)}
-        stage = replace(stage, **levels, **({"error": levels["level"] * stage.error} if isinstance(stage, Plateau) else {}))
-    return stage
+    levels = {k: getattr(stage, k) for k in ("before", "after", "level") if hasattr(stage, k)}
+    levels = {k: math.exp(v) if scale == "log" else unit * v for k, v in levels.items()}
+    size = levels.get("level", 1.0) if scale == "log" else unit
+    return replace(stage, **levels, **({"error": size * stage.error} if isinstance(stage, Plateau) else {}))
 
 
 # ------------------------------------------------------------------------------------- when skills emerge, and predictions of it

@@ -25,7 +25,7 @@ from richter.report.cards import cards_of, cards_of_all
 from richter.report.images import heat_panels, limits_of, matrix_panel
 from richter.report.looks import COLOURS, Look, depth_looks, run_looks, styled
 from richter.report.names import short_names, shortened
-from richter.report.panels import measure_panel, profile_panel, scalar_panel
+from richter.report.panels import measure_panel, profile_panel, scalar_panel, stage_marks
 from richter.report.plotdata import Framed
 from richter.runs import Run
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "profiles", "save", "scalars",
            "side_by_side", "specialisation", "spectra"]
+
+
+MARKED = 3  # runs whose stages are marked
 
 
 @styled
@@ -133,18 +136,24 @@ def compare(runs: Sequence[Run] | Mapping[str, Any], measure: str, layers: Seque
 
 @styled
 def scalars(subject: Run | pandas.DataFrame | Sequence[Run] | Mapping[str, Run], names: Sequence[str] | None = None) -> Figure:
-    """Loss, accuracy and other curves of the user's, a panel each; one colour for each run."""
+    """Loss, accuracy and other curves of the user's, a panel each; one colour for each run. Stages of losses are marked (of up to
+    three runs)."""
+    from richter.measures.stages import stages_of
     one = isinstance(subject, Run) or hasattr(subject, "columns")
     runs: dict[str, Any] = {"": subject} if one else _named(subject)  # type: ignore[arg-type]
     tables = {name: plotdata.scalar_lines(getattr(run, "scalars", run)) for name, run in runs.items()}
     shown = list(dict.fromkeys(n for mine in tables.values() for n in mine)) if names is None else list(names)
     measured = plotdata.threshold(s for run in runs.values() for s in getattr(run, "steps", ()))
     look = run_looks(tables)
+    stages = {name: stages_of(run) for name, run in runs.items() if isinstance(run, Run)} if len(runs) <= MARKED else {}
     figure, axes = grid_of_panels(len(shown), across=4 if len(shown) == 4 else 3)
     for ax, n in zip(axes, shown, strict=False):
         drawn = {name: (mine[n], look[name]) for name, mine in tables.items() if n in mine}
         own = plotdata.threshold(s for line, _ in drawn.values() for s in line.step.tolist())
         scalar_panel(ax, n, drawn, measured if own is not None and measured is not None else own)
+        for name, mine in stages.items():
+            if n in mine:
+                stage_marks(ax, mine[n], look[name])
     if len(tables) > 1:
         key(figure, look, "")
     return figure

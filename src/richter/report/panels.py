@@ -20,6 +20,8 @@ from richter.report.thin import thin
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from richter.measures.stages import Stages
+
 
 def measure_panel(ax: Axes, lines: Mapping[str, tuple[Line, Look]], card: Card, linear: float | None) -> None:
     """Curves of one measure with their bands, and the levels up to which it is lazy and from which on it is rich, if known."""
@@ -66,6 +68,18 @@ def scalar_panel(ax: Axes, name: str, lines: Mapping[str, tuple[Line, Look]], li
     ax.set_title(shortened(name))
     if not len(values):
         say_why(ax, [])
+
+
+def stage_marks(ax: Axes, stages: Stages, look: Look) -> None:
+    """Drops as dotted lines at their times, with how well these are known as a band; plateaus as pale bars at their levels."""
+    for plateau in stages.plateaus:
+        ax.plot([plateau.start, plateau.end], [plateau.level] * 2, color=look.colour, alpha=0.25, linewidth=4, gid="plateau",
+                solid_capstyle="butt", zorder=0)
+    for drop in stages.drops:
+        ax.axvspan(*drop.interval, color=look.colour, alpha=0.12, linewidth=0, gid="interval")
+        ax.axvline(drop.time, color=look.colour, linewidth=0.9, linestyle=(0, (1, 2)), gid="drop")
+        ax.annotate(step_text(round(drop.time)), (drop.time, 1), (2, -2), xycoords=ax.get_xaxis_transform(),
+                    textcoords="offset points", fontsize=6.5, color="#707070", va="top")
 
 
 def profile_panel(ax: Axes, layers: Sequence[str], profiles: Sequence[Profile], card: Card) -> Peak:

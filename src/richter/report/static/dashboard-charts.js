@@ -17,7 +17,7 @@ export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "
 
 /**
  * Draw panels into a grid; those that stay keep their zoom. A panel has a key, a title, a hint, its curves, the runs and layers that
- * colours and dashes tell apart, and perhaps a table (the question whose answer are all its points), a legend, and an axis of its own
+ * colours and dashes tell apart, and perhaps words below its title, a table (the question whose answer are all its points), a legend, and an axis of its own
  * (the word for it, and names of the places 1, 2, ... on it), which is not zoomed with the steps.
  */
 export function drawPanels(grid, wanted) {
@@ -30,11 +30,13 @@ export function drawPanels(grid, wanted) {
   wanted.forEach((w, i) => {
     const fresh = !panels.has(w.key);
     if (fresh) panels.set(w.key, made(w.key));
-    const panel = Object.assign(panels.get(w.key), { table: null, legend: false, axis: "", ticks: [] }, w);
+    const panel = Object.assign(panels.get(w.key), { table: null, words: "", legend: false, axis: "", ticks: [] }, w);
     if (grid.children[i] !== panel.node) grid.insertBefore(panel.node, grid.children[i] ?? null);
     if (fresh) watcher.observe(panel.node);
     panel.heading.textContent = w.title;
     panel.heading.title = w.hint || w.title;
+    panel.said.textContent = panel.words;
+    panel.said.hidden = !panel.words;
     panel.log.setAttribute("aria-pressed", String(isLog(w.key)));
     panel.csv.hidden = !panel.table;
     if (panel.table) panel.csv.href = address("curves.csv", panel.table);
@@ -80,6 +82,7 @@ function forget(panel) {
 function made(key) {
   const button = (text, title, onclick, more = {}) => el("button", { type: "button", textContent: text, title, onclick, ...more });
   const heading = el("h3");
+  const said = el("p", { className: "faint said" });
   const plot = el("div", { className: "plot" });
   const log = button("log", "Logarithmic values (L)", () => toggleLog(key), { "aria-pressed": "false" });
   const csv = el("a", { textContent: "CSV", title: "All points as a table", download: "richter-curves.csv" });
@@ -87,10 +90,10 @@ function made(key) {
     el("figcaption", {}, heading, el("span", { className: "buttons" }, log,
       button("wide", "Larger or smaller (W)", () => widen(node)),
       button("SVG", "Save this figure as SVG", () => save(panels.get(key), "svg")),
-      button("PNG", "Save this figure as PNG", () => save(panels.get(key), "png")), csv)), plot);
+      button("PNG", "Save this figure as PNG", () => save(panels.get(key), "png")), csv)), said, plot);
   node.setAttribute("aria-label", "Curves. Arrow keys move, + and - zoom, 0 shows everything, L switches to logarithmic values.");
   node.addEventListener("keydown", (event) => event.target === node && onKey(event, key));
-  return { key, node, plot, heading, log, csv, ready: false, near: false, stale: true };
+  return { key, node, plot, heading, said, log, csv, ready: false, near: false, stale: true };
 }
 
 function drawPanel(panel) {
@@ -133,6 +136,21 @@ function band(panel, c, color, log) {
   };
 }
 
+/** Stages: a dotted line at the time of each drop, with how well it is known as a band, and pale bars at the levels of plateaus. */
+function stageMarks(panel, which) {
+  const look = looks(panel.runs, panel.layers, which);
+  const shape = (more) => ({ type: "line", layer: "below", xref: "x", yref: "y", ...more });
+  return panel.curves.filter((c) => c.stages).flatMap((c) => {
+    const { color } = look(c.run, c.layer);
+    const tall = { yref: "paper", y0: 0, y1: 1 };
+    return [
+      ...c.stages.plateaus.map((p) => shape({ x0: place(p.start), x1: place(p.end), y0: p.level, y1: p.level, line: { color: `${color}44`, width: 5 } })),
+      ...c.stages.drops.map((d) => shape({ ...tall, type: "rect", x0: place(Math.max(0, d.low)), x1: place(d.high), fillcolor: `${color}1c`, line: { width: 0 } })),
+      ...c.stages.drops.map((d) => shape({ ...tall, x0: place(d.time), x1: place(d.time), line: { color, width: 1, dash: "dot" } })),
+    ];
+  });
+}
+
 function panelLayout(panel, which = theme()) {
   const c = ink(which);
   const axis = { gridcolor: c.grid, linecolor: c.line, tickfont: { size: 10.5, color: c.faint }, zeroline: false };
@@ -140,6 +158,7 @@ function panelLayout(panel, which = theme()) {
     autosize: true, margin: { l: 50, r: 12, t: 8, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: FONT, size: 11, color: c.text }, showlegend: panel.legend, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
     legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)", font: { size: 10.5 } },
+    shapes: panel.axis ? [] : stageMarks(panel, which),
     uirevision: `${panel.key} ${isLog(panel.key)} ${state.logx}`,
     xaxis: { ...axis, ...(panel.axis ? named(panel) : steps(panel.curves)), title: { text: literal(panel.axis || "step"), font: { size: 10.5, color: c.faint }, standoff: 4 },
       showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: c.line },

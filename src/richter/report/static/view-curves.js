@@ -33,10 +33,14 @@ export async function draw(view, s, current) {
   drawPanels(grid, [
     ...s.chosen.measures.map((m) => ({ ...shared, key: m, title: s.cards[m].title, hint: s.cards[m].sentence, table: query(s, s.runs, [m], []),
       curves: curves.filter((c) => c.measure === m && c.layer !== null) })),
-    ...s.chosen.scalars.map((n) => ({ ...shared, key: `scalar ${n}`, title: n, hint: "", table: query(s, s.runs, [], [n]),
+    ...s.chosen.scalars.map((n) => ({ ...shared, key: `scalar ${n}`, title: n, hint: "", table: query(s, s.runs, [], [n]), words: stages(s, n, curves),
       curves: curves.filter((c) => c.measure === n && c.layer === null) })),
   ].filter((p) => p.curves.length));
 }
+
+/** What is said of the stages of a loss. */
+const stages = (s, name, curves) => curves.filter((c) => c.measure === name && c.layer === null && c.stages)
+  .map((c) => `${s.runs.length > 1 ? `${c.run}: ` : ""}${c.stages.words}.`).join(" ");
 
 /** In one question those of the runs that have something new, or of which other curves were chosen. */
 async function loadCurves(s) {

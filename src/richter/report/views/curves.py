@@ -13,14 +13,17 @@ from richter.report.views import Sheet, View
 from richter.runs import Series
 
 MOST = 4000  # curves in one answer
+MARKED = 3  # runs whose stages are looked for
 
 
 def curves(runs: Chosen, query: Query) -> Any:
-    """Every chosen measure of every chosen layer, and every chosen scalar, of every chosen run: what there is of them."""
+    """Every chosen measure of every chosen layer, and every chosen scalar, of every chosen run: what there is of them. Of a few
+    runs, the stages of their losses."""
+    few = len(runs) <= MARKED
     points = query.whole("points", 4, 10_000, 400)
     return {"curves": [{"run": name, "measure": measure, "layer": layer, "note": remark.text, "mark": remark.mark.value,
                         "count": len(series.step), "step": line.step.tolist(), "value": numbers(line.value),
-                        "error": numbers(line.error)}
+                        "error": numbers(line.error), "stages": _stages(measure, series) if layer is None and few else None}
                        for name, measure, layer, series, remark in _chosen(runs, query) for line in [thin(series, points)]]}
 
 
@@ -42,6 +45,12 @@ def _chosen(runs: Chosen, query: Query) -> Iterator[tuple[str, str, str | None, 
             yield name, measure, layer, series, remark
         for scalar, series in run.scalar_curves(scalars).items() if scalars else ():
             yield name, scalar, None, series, Remark(Mark.EXACT)
+
+
+def _stages(name: str, series: Series) -> dict[str, Any] | None:
+    from richter.measures.stages import is_loss, stages_in
+    stages = stages_in(series) if is_loss(name) else None
+    return None if stages is None else stages.to_json()
 
 
 VIEW = View("curves", "Curves", curves, more={"curves.csv": curves_csv}, script="view-curves.js", place=0)
