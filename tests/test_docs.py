@@ -130,6 +130,19 @@ def test_the_example_of_late_generalisation(tmp_path: Path, monkeypatch: pytest.
     assert all(line in written for line in shown.splitlines()[-4:])  # theory: the same everywhere
 
 
+def test_the_example_of_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three modes, three stages, in the order of the modes; what the page shows is what comes out, up to the machine."""
+    names: dict[str, Any] = {}
+    for code in blocks("docs/stages.md"):
+        exec(code, names)
+    assert len(names["seen"]) == 3
+    assert all(drop.interval[0] < drop.time < drop.interval[1] for drop in names["seen"].drops)
+    shown, written = capsys.readouterr().out, (ROOT / "docs/stages.md").read_text()
+    assert shown.splitlines()[0][:9] == "3 stages:"
+    assert shown.splitlines()[1].endswith("order as predicted")
+    assert re.sub(r"[\d.]+", "#", shown) in re.sub(r"[\d.]+", "#", written)
+
+
 def test_the_example_of_features(capsys: pytest.CaptureFixture[str]) -> None:
     """As few features as classes with all layers, many with the last alone; and both answer right."""
     names: dict[str, Any] = {}

@@ -24,7 +24,7 @@ from scipy.optimize import nnls
 Numbers = NDArray[np.float64]
 Structure = tuple[tuple[int, int], ...]  # of every drop: the flattest piece before it, and its steepest
 BINS = 256  # points to which a curve is reduced
-WINDOW = 101  # neighbours whose median deviation is the noise of a point
+WINDOW = 61  # neighbours whose median deviation is the noise of a point
 MAD = 0.6744897501960817  # the median of |z| for a standard normal z
 CUT = 3.0  # standard deviations from the median of five neighbours beyond which a point is moved to there
 FLOOR = 1e-6  # of the range of the curve: noise is not taken to be smaller
