@@ -1,0 +1,253 @@
+"""Multitask sparse parity: many parities, each with a frequency, a control bit that names it and bits of its own.
+
+A skill k is the function g_k: the parity (-1 or 1) of its relevant bits where the control bit says k, 0 elsewhere. A network has
+learned as much of a skill as its outputs correlate with g_k, its skill strength.  [layerwise, Sec. 4.2]
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from richter.core import SelectionError
+from richter.core.progress import progress
+
+EXACT_BITS = 14  # with so few bits a skill strength is the mean over every input
+CHUNK = 2**16  # inputs that go through a network at a time
+
+
+class Strengths(NamedTuple):
+    """Of each skill [skills]: R_k = E[g_k f | k], its standard error (0 where every input was taken), and its loss L_k."""
+
+    strength: Float[Tensor, " skills"]
+    error: Float[Tensor, " skills"]
+    loss: Float[Tensor, " skills"]
+
+
+class Examples(NamedTuple):
+    """Inputs, 0 and 1, control bits first; targets S g_k; the skill of each."""
+
+    x: Float[Tensor, "n d"]
+    y: Float[Tensor, "n 1"]
+    skill: Int[Tensor, " n"]
+
+
+@dataclass(frozen=True, eq=False)
+class MultitaskParity:
+    """The task: endless examples by ``stream``, a finite set by ``sample``, and what a network has learned by ``skill_strength``.
+
+    >>> task = multitask_parity(skills=5, bits=32, relevant=3, alpha=0.6)
+    >>> for x, y, skill in task.stream(4000, seed=0): ...        # new examples for ever
+    >>> data = task.sample(10_000, seed=0)                       # the same 10,000
+    >>> task.skill_strength(model).strength / task.target        # 1 where a skill is learned
+    """
+
+    skills: int
+    bits: int
+    relevant: int
+    alpha: float
+    target: float
+    positions: Int[Tensor, "skills relevant"]  # of each skill among the skill bits
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default=torch.device("cpu"))
+
+    @functools.cached_property
+    def frequencies(self) -> Float[Tensor, " skills"]:
+        """P(k) = A k^-(alpha + 1), most frequent first.  [Eq. 4.1]"""
+        k = torch.arange(1, self.skills + 1, dtype=torch.float64, device=self.device)
+        powers = k ** -(self.alpha + 1)
+        return powers / powers.sum()
+
+    @property
+    def inputs(self) -> int:
+        """The width of an input: control bits and skill bits."""
+        return self.skills + self.bits
+
+    def to(self, device: torch.device | str) -> MultitaskParity:
+        """The same task, its examples on another device."""
+        return MultitaskParity(self.skills, self.bits, self.relevant, self.alpha, self.target, self.positions.to(device),
+                               self.dtype, torch.device(device))
+
+    # -------------------------------------------------------------------------------------------- examples
+
+    def batch(self, n: int, draw: torch.Generator) -> Examples:
+        """``n`` independent examples."""
+        if n < 1:
+            raise SelectionError(f"a batch of {n} examples: one at least is needed.")
+        skill = torch.searchsorted(self._steps, torch.rand(n, generator=draw, device=self.device, dtype=torch.float64))
+        skill.clamp_(max=self.skills - 1)
+        return self._examples(skill, self._random_bits(n, draw))
+
+    def stream(self, batch: int, seed: int = 0) -> Iterator[Examples]:
+        """Batches without end, one stream for each seed."""
+        draw = _generator(seed, 0, self.device)
+        while True:
+            yield self.batch(batch, draw)
+
+    def sample(self, n: int, seed: int = 0) -> Examples:
+        """A finite set of ``n`` independent examples; not those of the stream of this seed."""
+        return self.batch(n, _generator(seed, 1, self.device))
+
+    def counts(self, skill: Int[Tensor, " n"]) -> Int[Tensor, " skills"]:
+        """d_k: how many examples each skill has."""
+        return torch.bincount(skill, minlength=self.skills)
+
+    # -------------------------------------------------------------------------------------------- skills
+
+    def skill(self, k: int) -> Callable[[Tensor], Tensor]:
+        """g_k, k from 1 on: inputs [n, d] to -1, 0 and 1 [n].  [Eq. 4.2]"""
+        if not 1 <= k <= self.skills:
+            raise SelectionError(f"skill {k}: they are counted from 1 to {self.skills}, the most frequent first.")
+        where = self.positions[k - 1] + self.skills
+
+        def g(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+            return x[:, k - 1] * _parity(x[:, where.to(x.device)])
+        return g
+
+    def functions(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n skills"]:
+        """Every g_k of every input."""
+        bits = x[:, (self.positions + self.skills).to(x.device)]
+        return x[:, :self.skills] * _parity(bits)
+
+    def skill_strength(self, model: nn.Module | Callable[[Tensor], Tensor], n: int = 20_000, seed: int = 0) -> Strengths:
+        """How much of each skill a network has learned: R_k = E[g_k(x) f(x)] over inputs of skill k.  [Eq. 4.7]
+
+        Up to 14 skill bits over every input, exactly. Of more bits ``n`` inputs are taken for each skill: the other bits are
+        drawn, and with each draw come all 2^m patterns of the relevant bits, so that whatever does not depend on all of these
+        cancels. ``error`` is the standard error of the mean over draws.
+        """
+        home = next((p.device for p in model.parameters()), self.device) if isinstance(model, nn.Module) else self.device
+        patterns = self._patterns(home)
+        exact = self.bits <= EXACT_BITS
+        draws = 2 ** (self.bits - self.relevant) if exact else math.ceil(n / len(patterns))
+        if n < 1 or (not exact and draws < 2):
+            raise SelectionError(f"skill_strength(n={n}): with {self.bits} bits a strength is a mean over draws of the bits that "
+                                 f"do not matter; n={2 * len(patterns)} inputs at least are needed for an error.")
+        rows = []
+        for k in progress(range(self.skills), title="skills", unit="skill"):
+            bits = self._others(k, home) if exact else self._random_bits(draws, _generator(seed, 2 + k, home))
+            rows.append(self._strength(model, k, bits, patterns, exact))
+        return Strengths(*(torch.stack(column) for column in zip(*rows, strict=True)))
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    @functools.cached_property
+    def _steps(self) -> Float[Tensor, " skills"]:
+        return self.frequencies.cumsum(0)
+
+    def _random_bits(self, n: int, draw: torch.Generator) -> Float[Tensor, "n bits"]:
+        """Bytes are drawn, and a table has the bits of each: eight bits for one random number."""
+        words = torch.randint(256, (n, -(-self.bits // 8)), generator=draw, device=draw.device, dtype=torch.uint8)
+        return nn.functional.embedding(words.int(), _table(self.dtype, draw.device)).view(n, -1)[:, :self.bits]
+
+    def _examples(self, skill: Int[Tensor, " n"], bits: Float[Tensor, "n bits"]) -> Examples:
+        relevant = bits.gather(1, self.positions[skill])
+        x = torch.cat([nn.functional.one_hot(skill, self.skills).to(self.dtype), bits], 1)
+        return Examples(x, self.target * _parity(relevant)[:, None], skill)
+
+    def _patterns(self, device: torch.device) -> Float[Tensor, "p relevant"]:
+        return _all_bits(self.relevant, self.dtype, device)
+
+    def _others(self, k: int, device: torch.device) -> Float[Tensor, "draws bits"]:
+        """Every pattern of the bits that do not matter to skill k; those that do are 0."""
+        kept = [i for i in range(self.bits) if i not in self.positions[k].tolist()]
+        every = _all_bits(len(kept), self.dtype, device)
+        bits = torch.zeros(len(every), self.bits, dtype=self.dtype, device=device)
+        bits[:, kept] = every
+        return bits
+
+    def _strength(self, model: Callable[[Tensor], Tensor], k: int, bits: Float[Tensor, "draws bits"],
+                  patterns: Float[Tensor, "p relevant"], exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Of skill k (from 0 on): its strength, the error of it, its loss."""
+        g, where = _parity(patterns).double(), self.positions[k].to(bits.device)
+        sums, losses = [], []
+        for part in bits.split(max(1, CHUNK // len(patterns))):
+            x = torch.zeros(len(part), len(patterns), self.inputs, dtype=self.dtype, device=bits.device)
+            x[..., k] = 1
+            x[..., self.skills:] = part[:, None]
+            x[..., self.skills + where] = patterns
+            with torch.no_grad():
+                f = model(x.view(-1, self.inputs))
+            if f.numel() != len(part) * len(patterns):
+                raise SelectionError(f"the network gives {tuple(f.shape)} for {x.shape[0] * x.shape[1]} inputs; the skill "
+                                     f"strength is of one output for each input.")
+            f = f.view(len(part), -1).double()
+            sums.append((f * g).mean(1))
+            losses.append((f - self.target * g).square().mean(1) / 2)
+        r = torch.cat(sums)
+        error = torch.zeros((), dtype=r.dtype, device=r.device) if exact else r.std() / math.sqrt(len(r))
+        return r.mean(), error, torch.cat(losses).mean()
+
+
+def multitask_parity(skills: int = 5, bits: int = 32, relevant: int = 3, alpha: float = 0.6, seed: int = 0, *,
+                     target: float = 5.0, exclusive: bool = True, dtype: torch.dtype = torch.float32) -> MultitaskParity:
+    """``skills`` parities of ``relevant`` bits out of ``bits``, the k-th with frequency A k^-(alpha + 1), targets -S and S.
+
+    The relevant bits of each skill are drawn by ``seed``; no two skills share one (App. C.3), or, with ``exclusive=False``, no
+    two skills have the same.  [layerwise, Eq. 4.1-4.4; Table 4.2]
+    """
+    given = f"multitask_parity(skills={skills}, bits={bits}, relevant={relevant}, alpha={alpha}, seed={seed}, target={target})"
+    if min(skills, bits, relevant) < 1 or relevant > bits or seed < 0:
+        raise SelectionError(f"{given}: a skill, a bit and a relevant bit at least are needed, no more relevant bits than bits, "
+                             f"and a seed from 0 on.")
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise SelectionError(f"{given}: the frequencies fall like k^-(alpha + 1), and a law of scaling needs alpha above 0.")
+    if not (math.isfinite(target) and target > 0):
+        raise SelectionError(f"{given}: the target is S or -S with S above 0.")
+    room = bits // relevant if exclusive else math.comb(bits, relevant)
+    if skills > room:
+        raise SelectionError(f"{given}: {bits} bits have room for {room} skills of {relevant} bits "
+                             + (f"that share none. Take {skills * relevant} bits, or exclusive=False." if exclusive else
+                                "that are not the same. Take more bits."))
+    draw = np.random.default_rng((seed, 7))
+    if exclusive:
+        rows = draw.permutation(bits)[:skills * relevant].reshape(skills, relevant)
+    else:
+        rows = _distinct_subsets(skills, bits, relevant, draw)
+    return MultitaskParity(skills, bits, relevant, float(alpha), float(target), torch.from_numpy(np.sort(rows, 1)), dtype)
+
+
+def _distinct_subsets(count: int, bits: int, relevant: int, draw: np.random.Generator) -> np.ndarray:
+    """Different sets of relevant bits: all are written down where they are few, else drawn until there are enough."""
+    total = math.comb(bits, relevant)
+    if total <= 4 * count:
+        every = np.array(list(itertools.combinations(range(bits), relevant)))
+        return every[draw.permutation(total)[:count]]
+    chosen: dict[tuple[int, ...], None] = {}
+    while len(chosen) < count:
+        chosen[tuple(sorted(draw.choice(bits, relevant, replace=False).tolist()))] = None
+    return np.array(list(chosen))
+
+
+def _parity(bits: Tensor) -> Tensor:
+    """(-1)^(sum of the last axis)."""
+    return 1 - 2 * (bits.sum(-1) % 2)
+
+
+def _generator(seed: int, part: int, device: torch.device) -> torch.Generator:
+    if seed < 0:
+        raise SelectionError(f"seed={seed}: a seed from 0 on is needed.")
+    return torch.Generator(device).manual_seed(int(np.random.SeedSequence((seed, part, 8)).generate_state(1, np.uint64)[0] >> 1))
+
+
+def _all_bits(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "p bits"]:
+    """Every pattern of so many bits, in the order of counting."""
+    numbers = torch.arange(2**count, device=device)
+    return ((numbers[:, None] >> torch.arange(count, device=device).flip(0)) & 1).to(dtype)
+
+
+@functools.cache
+def _table(dtype: torch.dtype, device: torch.device) -> Float[Tensor, "256 8"]:
+    return _all_bits(8, dtype, device)
+
+
+TASKS: tuple = (multitask_parity,)
