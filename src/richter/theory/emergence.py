@@ -261,7 +261,8 @@ def simulate_extended(features: ArrayLike, target: float, a0: float, B0: ArrayLi
         return np.concatenate([[B @ g], a * g])
 
     start = np.concatenate([[a0], np.broadcast_to(np.asarray(B0, dtype=np.float64), len(Phi))])
-    states = np.stack(flow(velocity, start, times_from_zero(t).tolist(), rtol=1e-12, atol=1e-14), 1)
+    path = flow(velocity, start, times_from_zero(t).tolist(), rtol=1e-12, atol=1e-14)
+    states = np.stack(path, 1)
     return like(torch.from_numpy(states[0]), features), like(torch.from_numpy(states[1:]), features)
 
 

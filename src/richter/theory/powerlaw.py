@@ -53,7 +53,7 @@ class PowerLaw:
         return float(1 / (zeta(1 + self.alpha, 1) - zeta(1 + self.alpha, self.skills + 1)))
 
     def frequency(self, k: ArrayLike) -> Vector:
-        return np.asarray(self.A * np.asarray(k, dtype=np.float64) ** -(1 + self.alpha))
+        return np.minimum(1.0, self.A * np.asarray(k, dtype=np.float64) ** -(1 + self.alpha))  # a single skill may round above 1
 
     def beyond(self, N: int) -> float:
         """The sum of P(k) over k > N."""
@@ -107,7 +107,7 @@ def remaining(law: PowerLaw, left: Fraction, T: Float[Tensor, " t"], D: float, N
     if math.isinf(D):
         total = _at_times(left, torch.from_numpy(P), torch.from_numpy(weighted), T)
     elif bool(torch.isinf(T).all()):
-        unseen = np.exp(D * np.log1p(-P)) if law.skills > 1 else np.array([0.0 if D else 1.0])
+        unseen = (1 - P) ** D
         total = torch.full_like(T, float(weighted @ unseen))
     else:
         total = _over_counts(left, P, weighted, T, D)
@@ -117,7 +117,7 @@ def remaining(law: PowerLaw, left: Fraction, T: Float[Tensor, " t"], D: float, N
 def _at_times(left: Fraction, share: Tensor, weight: Tensor, T: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
     """sum_i weight_i left(share_i T)^2, a bounded number of them at a time."""
     share, weight = share.to(T.device), weight.to(T.device)
-    parts = [weight @ left(_product(share[:, None], t)).square() for t in T.split(max(1, CHUNK // len(share)))]
+    parts = [weight @ left(_product(share[:, None], t)).square() for t in T.split(max(1, CHUNK // max(1, len(share))))]
     return torch.cat(parts)
 
 
