@@ -1,0 +1,215 @@
+"""Figures 5.1 and 5.2 and Table 5.1 of [layerwise]: one skill says when the others appear, in time, data and width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import Interval, Ref
+from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.layerwise.skills import KINDS, Kind, Settings, tasks, work
+from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
+from richter.theory.emergence import Emergence, crossing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Vector = NDArray[np.float64]
+INITIAL = 1e-3  # R(0) / S that B^2 is told for; what is predicted does not depend on it
+
+
+# ------------------------------------------------------------------------------------------------ claims
+
+
+def axis(s: Settings, kind: Kind, one: bool = False) -> Vector:
+    """Steps, amounts of data or widths."""
+    if kind == "time":
+        return np.arange(0, (s.one_steps if one else s.steps) + 1, s.every, dtype=float)
+    values = {"data": (s.one_examples, s.examples), "width": (s.one_widths, s.widths)}[kind]
+    return np.array(values[0 if one else 1], dtype=float)
+
+
+def curves(r: Results, kind: Kind, one: bool = False) -> Vector:
+    """R / S of the only task of this kind: [x], or [skills, x]."""
+    return np.asarray(r.where(kind=kind)[f"one_{kind}" if one else kind][0])
+
+
+def half(x: Vector, strength: Vector) -> float:
+    """Where it reaches a half; twice the last x for a curve that never does, half the first for one that begins above."""
+    if strength[0] >= 0.5:
+        return float(x[0]) / 2
+    return crossing(x, strength) if strength.max() >= 0.5 else 2 * float(x[-1])
+
+
+def calibrated(r: Results, kind: Kind, s: Settings) -> Emergence:
+    """From the single skill of the same seed."""
+    x = axis(s, kind, one=True)
+    at = half(x, curves(r, kind, one=True))
+    curve = (np.array([at / 2, at]), np.array([0.0, 0.5]))
+    return Emergence.calibrated(s.target, s.lr, INITIAL, s.form, **{kind: curve})
+
+
+def predicted(r: Results, kind: Kind) -> Vector:
+    """Where each skill is expected to be half learned, from the network that learns one skill; or as a rival has it."""
+    s = r.settings
+    model, P = calibrated(r, kind, s), np.arange(1, s.skills + 1) ** -(1 + s.alpha)
+    P = P / P.sum()
+    own = {"time": lambda: model.time(P), "data": lambda: model.data(P), "width": lambda: model.width(s.skills)}[kind]()
+    by = {"own": own / own[0], "equal": np.ones(s.skills), "rank": np.arange(1.0, s.skills + 1), "frequency": P[0] / P}
+    return np.asarray(own[0] * by[s.law])
+
+
+def measured(r: Results, kind: Kind) -> Vector:
+    s = r.settings
+    values = np.array([half(axis(s, kind), row) for row in curves(r, kind)])
+    return values[::-1] if s.turned else values
+
+
+def apart(r: Results, kind: Kind) -> float:
+    """The largest distance between where a skill appears and where it was expected, in decades."""
+    return float(np.abs(np.log10(measured(r, kind) / predicted(r, kind))).max())
+
+
+def step_up(r: Results) -> float:
+    """The smallest ratio of the times of two neighbouring skills."""
+    times = measured(r, "time")
+    return float((times[1:] / times[:-1]).min())
+
+
+def at_step(r: Results, step: int) -> float:
+    s = r.settings
+    return float(np.interp(step, axis(s, "time", True), curves(r, "time", True)))
+
+
+def of_one(r: Results, kind: Kind, x: int, worst: Callable[[Vector], float]) -> float:
+    """The largest strength of a single skill up to x (``np.max``), or the smallest from x on (``np.min``)."""
+    values, where = curves(r, kind, True), axis(r.settings, kind, True)
+    return float(worst(values[where <= x] if worst is np.max else values[where >= x]))
+
+
+def in_table(r: Results, k: int) -> float:
+    """R_k / S at the width of Table 5.1."""
+    s = r.settings
+    order = np.arange(s.skills)[::-1] if s.turned else np.arange(s.skills)
+    return float(curves(r, "width")[order[k - 1], list(s.widths).index(s.table)])
+
+
+CHECK = "independent check of the recipe"
+DECADES = "independent check: networks are up to 40 % slower for rare skills, log10 1.4 = .15; asked of data and width too"
+EQUAL = Control("every skill where the first appears", {"law": "equal"})
+RANK = Control("by rank: k times the first", {"law": "rank"})
+INVERSE = Control("by the inverse of the frequency", {"law": "frequency"})
+EXCHANGED = Control("few and many exchanged", {"few": 1500, "many": 300})
+NARROWED = Control("narrow and wide exchanged", {"narrow": 8, "wide": 1})
+TURNED = Control("the rarest skill in the place of the first", {"turned": True})
+
+FIG_5_2, FIG_5_1, TABLE, SETTINGS = ("Fig. 5.2",), ("Fig. 5.1",), ("Table 5.1",), ("App. C.3, table",)
+CLAIMS = (
+    Claim("time: R / S of a single skill at step 400", lambda r: at_step(r, r.settings.early), Interval(high=0.5),
+          Control("at step 900", {"early": 900}), source=f"{CHECK}: half of it between steps 400 and 900", over="seed",
+          places=("Fig. 5.2", "App. C.3, table")),
+    Claim("time: R / S of a single skill at step 900", lambda r: at_step(r, r.settings.late), Interval(low=0.5),
+          Control("at step 100", {"late": 100}), source=f"{CHECK}: half of it between steps 400 and 900", over="seed",
+          places=("Fig. 5.2", "App. C.3, table")),
+    Claim("data: largest R / S of a single skill with 300 examples or fewer",
+          lambda r: of_one(r, "data", r.settings.few, np.max), Interval(high=0.3), EXCHANGED, paper="D_c = 800", source=CHECK,
+          over="seed", places=FIG_5_2),
+    Claim("data: smallest R / S of a single skill with 1,500 examples or more",
+          lambda r: of_one(r, "data", r.settings.many, np.min), Interval(low=0.9), EXCHANGED, paper="D_c = 800", source=CHECK,
+          over="seed", places=FIG_5_2),
+    Claim("width: R / S of a single skill with one unit", lambda r: of_one(r, "width", r.settings.narrow, np.max),
+          Interval(high=0.35), NARROWED, paper="N_c = 4", source=CHECK, over="seed", places=FIG_5_2),
+    Claim("width: smallest R / S of a single skill with 8 units or more",
+          lambda r: of_one(r, "width", r.settings.wide, np.min), Interval(low=0.9), NARROWED, paper="N_c = 4", source=CHECK,
+          over="seed", places=FIG_5_2),
+    Claim("time: smallest ratio of the half-times of a skill and of the one before it", step_up, Interval(low=1.0001), TURNED,
+          paper="in the order of frequency", source=CHECK, over="seed", places=FIG_5_1),
+    Claim("time: largest distance of a skill's half-time from what one skill predicts, in decades", lambda r: apart(r, "time"),
+          Interval(high=0.15), (EQUAL, RANK), paper="predicted by B^2 = 1/22", source=DECADES, over="seed", places=FIG_5_1),
+    Claim("data: largest distance of a skill's half-way amount of data from what one skill predicts, in decades",
+          lambda r: apart(r, "data"), Interval(high=0.15), (EQUAL, RANK), paper="predicted by D_c = 800", source=DECADES,
+          over="seed", places=FIG_5_1),
+    Claim("width: largest distance of a skill's half-way width from what one skill predicts, in decades",
+          lambda r: apart(r, "width"), Interval(high=0.15), (EQUAL, INVERSE), paper="predicted by N_c = 4", source=DECADES,
+          over="seed", places=FIG_5_1),
+    Claim("R / S of the first skill with 10 units", lambda r: in_table(r, 1), Interval(low=0.9), TURNED, paper="0.98",
+          source="Table 5.1", over="seed", places=TABLE),
+    Claim("R / S of the last skill with 10 units", lambda r: in_table(r, r.settings.skills), Interval(high=0.1), TURNED,
+          paper="0.0", source="Table 5.1", over="seed", places=TABLE),
+    Claim("R / S of the second skill with 10 units", lambda r: in_table(r, 2), Interval(low=0.9),
+          Control("with 2 units", {"table": 2}), paper="0.95 in the median of ten runs", source="Table 5.1", over="seed",
+          places=TABLE),
+)
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+AXES = {"time": "steps", "data": "examples D", "width": "units N"}
+
+
+def shown(ax: Axes, results: Results, kind: Kind, one: bool, letter: str) -> None:
+    """Networks as a band over seeds or points, the calibrated model as lines."""
+    s, x = results.settings, axis(results.settings, kind, one)
+    rows = results.where(kind=kind)[f"one_{kind}" if one else kind]
+    rows = rows[:, None] if one else rows
+    models = [calibrated(results.where(seed=seed), kind, s) for seed in results.distinct("seed")]
+    P = np.arange(1, (1 if one else s.skills) + 1) ** -(1 + s.alpha)
+    fine = np.linspace(x[0], x[-1], 300) if kind == "width" else np.geomspace(max(x[0], s.every), x[-1], 300)
+    for k in range(rows.shape[1]):
+        if kind == "time":
+            band(ax, x[1:], rows[:, k, 1:], COLOURS[k], f"skill {k + 1}")
+        else:
+            points(ax, x, rows[:, k], COLOURS[k], f"skill {k + 1}")
+        lines = {"time": lambda m, k=k: m.in_time(fine, P / P.sum())[k], "data": lambda m, k=k: m.in_data(fine, P / P.sum())[k],
+                 "width": lambda m, k=k: m.in_width(fine, len(P))[k]}[kind]
+        line(ax, fine, np.median([lines(m) for m in models], 0), COLOURS[k], style="--")  # type: ignore[no-untyped-call]
+    label(ax, AXES[kind], "R / S", f"{letter}: {kind}", log="" if kind == "width" else "x", legend=kind == "time")
+
+
+@styled
+def draw_calibration(results: Results) -> Figure:
+    figure, axes = panels(3, across=3)
+    for ax, kind, letter in zip(axes, KINDS, "abc", strict=True):
+        shown(ax, results, kind, True, letter)
+    s, seeds = results.settings, results.distinct("seed")
+    B, D, N = (np.median([getattr(calibrated(results.where(seed=seed), kind, s), name) for seed in seeds])
+               for kind, name in zip(KINDS, ("speed", "shots", "units"), strict=True))
+    caption(figure, f"A single skill fixes one constant for each resource (dashed): B² = 1/{1 / B:.0f} (for R(0) / S = "
+                    f"{INITIAL:g}), D_c = {D:.0f}, N_c = {N:.1f}. The network turns more sharply in data than the model.")
+    return figure
+
+
+@styled
+def draw_prediction(results: Results) -> Figure:
+    figure, axes = panels(3, across=3)
+    for ax, kind, letter in zip(axes, KINDS, "abc", strict=True):
+        shown(ax, results, kind, False, letter)
+    each = {kind: np.median([apart(results.where(seed=seed), kind) for seed in results.distinct("seed")]) for kind in KINDS}
+    caption(figure, "Skills of a network (solid, points) appear one after the other where the model says that was calibrated on "
+                    "one skill alone (dashed). Worst skill, median over seeds: "
+                    + ", ".join(f"{kind} {value:.2f}" for kind, value in each.items()) + " decades off.")
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="layerwise_fig5_1", ref=Ref("layerwise", "Fig. 5.1"), title="one skill says when the others appear",
+    places=(*FIG_5_1, *FIG_5_2, *TABLE, *SETTINGS), smoke=Settings(), work=work, tasks=tasks, claims=CLAIMS,
+    paper=Settings(skills=5, width=500, batch=1000, one_steps=1200, steps=16_000, every=50, one_data_steps=3000,
+                   data_steps=20_000, one_examples=(100, 200, 300, 450, 600, 800, 1100, 1500, 3000),
+                   examples=(500, 1000, 2000, 4000, 8000, 16_000, 32_000), width_batch=1000, one_width_steps=4000,
+                   width_steps=12_000, one_widths=(1, 2, 3, 4, 5, 6, 8, 10),
+                   widths=(2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32), seeds=tuple(range(5))),
+    start={"one_steps": 50, "steps": 50, "one_data_steps": 1, "data_steps": 1, "one_width_steps": 1, "width_steps": 1,
+           "seeds": (0,)},
+    figures={"layerwise_fig5_2": draw_calibration, "layerwise_fig5_1": draw_prediction},
+    reduced="two skills of five, one seed of 5, width 400 of 1,000, fewer amounts of data and widths, shorter training",
+    missing={"Fig. 5.1": "time: width 500 of 1,000, batches of 1,000 of 4,000, 16,000 steps of 30,000; data: width 128, batches "
+                         "of 250, 20,000 steps of 500,000; width: Adam at 0.01 for 12,000 steps in the place of 0.001 for "
+                         "500,000, weights of deviation 0.1",
+             "Fig. 5.2": "the sizes are those said of Fig. 5.1",
+             "Table 5.1": "five of ten runs, and Adam at 0.01 for 12,000 steps in the place of 0.001 for 500,000",
+             "App. C.3, table": "width 500 of 1,000, batches of 1,000 of 4,000, 20,000 steps of 500,000 at most"})
