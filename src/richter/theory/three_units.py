@@ -12,9 +12,10 @@ at -S.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -41,17 +42,20 @@ def velocities(states: ArrayLike, target: float, lr: float = 1.0, *, form: Form 
     if z.shape[1] != 4 or bool((z[:, :3] < 0).any()):
         raise SelectionError(f"states of shape {tuple(z.shape)}, squares from {z[:, :3].min().item():g} on: rows (alpha^2, "
                              f"beta^2, gamma^2, c) are needed, squares from 0 on.")
-    a, b, g, c = z.unbind(1)
-    S = target
-    if form == "corrected":
-        rows = [a * (S - 2 * a + 2 * b + c), b * (S + 4 * a - 7 * b - 5 * c) / 2, g * (S - g - c) / 2,
-                (2 * a - 5 * b - g - 8 * c) / 8]
-    elif form == "text":
-        rows = [2 * a * (-S + 2 * a - 2 * b - c), -b * (S + 2 * a - 5 * b - 5 * c), -g * (S - g - c),
-                -(2 * a - 5 * b - g - 8 * c)]
-    else:
-        raise unknown("the network of three units", "form", form, ("corrected", "text"))
-    return like(lr * torch.stack(rows, 1), states)
+    if form not in EQUATIONS:
+        raise unknown("the network of three units", "form", form, EQUATIONS)
+    return like(lr * torch.stack(EQUATIONS[form](*z.unbind(1), target), 1), states)
+
+
+def _corrected(a: Any, b: Any, g: Any, c: Any, S: float) -> list[Any]:
+    return [a * (S - 2 * a + 2 * b + c), b * (S + 4 * a - 7 * b - 5 * c) / 2, g * (S - g - c) / 2, (2 * a - 5 * b - g - 8 * c) / 8]
+
+
+def _text(a: Any, b: Any, g: Any, c: Any, S: float) -> list[Any]:
+    return [2 * a * (-S + 2 * a - 2 * b - c), -b * (S + 2 * a - 5 * b - 5 * c), -g * (S - g - c), -(2 * a - 5 * b - g - 8 * c)]
+
+
+EQUATIONS: dict[str, Callable[..., list[Any]]] = {"corrected": _corrected, "text": _text}
 
 
 def simulate_velocities(states: ArrayLike, target: float, lr: float = 1.0) -> Array:
@@ -71,11 +75,8 @@ def modes(t: Sequence[float] | Array, target: float, initial: float = 0.01, lr: 
     if not (initial > 0 and target > 0):
         raise SelectionError(f"initial={initial!r}, target={target!r}: both above 0 are needed; from 0 the units never leave.")
 
-    def velocity(z: Tensor) -> Tensor:
-        return torch.as_tensor(velocities(z[None].clamp(min=0) if bool((z[:3] < 0).any()) else z[None], target, lr))[0]
-
-    start = torch.tensor([initial**2] * 3 + [0.0], dtype=torch.float64)
-    z = torch.stack(flow(velocity, start, times_from_zero(t).tolist()), 1)
+    path = flow(lambda z: lr * np.array(_corrected(*z, target)), np.array([initial**2] * 3 + [0.0]), times_from_zero(t).tolist())
+    z = torch.from_numpy(np.stack(path, 1))
     h, y = _units(), _targets(target)
     parts = torch.tensor([[-2.0], [1.0], [1.0]], dtype=torch.float64) * z[:3]
     strength = parts * (h @ y)[:, None] / (8 * target**2)

@@ -56,8 +56,8 @@ def work(s: Settings, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def frequencies(s: Settings) -> Vector:
-    P: Vector = np.arange(1, s.skills + 1) ** -(1 + s.alpha)
-    return P / P.sum()
+    P = np.arange(1.0, s.skills + 1) ** -(1 + s.alpha)
+    return np.asarray(P / P.sum())
 
 
 def read_off(r: Results) -> tuple[Vector, Vector]:
@@ -130,8 +130,8 @@ def draw_stages(results: Results) -> Figure:
 def draw_sigmoids(results: Results) -> Figure:
     figure, (left, right) = panels(2, across=2)
     s, T = results.settings, results["T"][0]
-    closed = {"multilinear": Multilinear(s.alpha, s.skills, s.target, 1.0, s.initial),
-              "linear": Linear(s.alpha, s.skills, s.target)}
+    closed: dict[str, Multilinear | Linear] = {"multilinear": Multilinear(s.alpha, s.skills, s.target, 1.0, s.initial),
+                                               "linear": Linear(s.alpha, s.skills, s.target)}
     some = np.linspace(0, len(T) - 1, 24).astype(int)
     for ax, (name, model) in zip((left, right), closed.items(), strict=True):
         for k in range(s.skills):
