@@ -48,7 +48,8 @@ def velocities(states: ArrayLike, target: float, lr: float = 1.0, *, form: Form 
 
 
 def _corrected(a: Any, b: Any, g: Any, c: Any, S: float) -> list[Any]:
-    return [a * (S - 2 * a + 2 * b + c), b * (S + 4 * a - 7 * b - 5 * c) / 2, g * (S - g - c) / 2, (2 * a - 5 * b - g - 8 * c) / 8]
+    return [a * (S - 2 * a + 2 * b + c), b * (S + 4 * a - 7 * b - 5 * c) / 2, g * (S - g - c) / 2,
+            (2 * a - 5 * b - g - 8 * c) / 8]
 
 
 def _text(a: Any, b: Any, g: Any, c: Any, S: float) -> list[Any]:
