@@ -76,7 +76,8 @@ def modes(t: Sequence[float] | Array, target: float, initial: float = 0.01, lr: 
     if not (initial > 0 and target > 0):
         raise SelectionError(f"initial={initial!r}, target={target!r}: both above 0 are needed; from 0 the units never leave.")
 
-    path = flow(lambda z: lr * np.array(_corrected(*z, target)), np.array([initial**2] * 3 + [0.0]), times_from_zero(t).tolist())
+    path = flow(lambda z: lr * np.array(_corrected(z[0], z[1], z[2], z[3], target)), np.array([initial**2] * 3 + [0.0]),
+                times_from_zero(t).tolist())
     z = torch.from_numpy(np.stack(path, 1))
     h, y = _units(), _targets(target)
     parts = torch.tensor([[-2.0], [1.0], [1.0]], dtype=torch.float64) * z[:3]

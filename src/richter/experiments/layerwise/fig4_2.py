@@ -237,7 +237,7 @@ def draw_frontier(results: Results) -> Figure:
             line(ax, one["curve_x"][0][i], one["curves"][0][i], COLOURS[i % 7], f"N = {n}")
         line(ax, C, m.prefactors.compute * C**m.exponents.compute, style=":", label="optimal compute")
         points(ax, one["x_compute"][0], one["compute"][0], "#222222", "best N of the simulation")
-        label(ax, "compute C = T N", "loss", f"alpha = {alpha:g}", log="xy", legend=ax is axes[0])
+        label(ax, "compute C = T N", "loss", f"alpha = {alpha:g}", log="xy", legend=ax is axes[-1])
     caption(figure, "Each size (solid) is best for one compute, where it has learned most of its skills; the lower envelope is "
                     "the law of optimal compute (dotted), with its exponent and constant.")
     return figure
@@ -251,7 +251,7 @@ def draw_correction(results: Results) -> Figure:
         x, m = one["small_x"][0], model(one, results.settings.small)
         points(ax, x, one["small"][0], COLOURS[i], f"alpha = {alpha:g}")
         law = m.prefactors.time * x**m.exponents.time
-        line(ax, x, np.maximum(law - m.finite_size(), np.nan), COLOURS[i], style="--")
+        line(ax, x, np.where(law > m.finite_size(), law - m.finite_size(), np.nan), COLOURS[i], style="--")
         line(ax, x, law / law[3] * one["small"][0][3], COLOURS[i], style=":")
     label(ax, "time", "loss", f"N = {results.settings.small:,}", log="xy", legend=True)
     caption(figure, "With the finite-size correction (dashed) the law follows the simulation (points); the plain power law "
