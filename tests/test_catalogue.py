@@ -35,7 +35,8 @@ RESULTS = {
     "signal": ("Thm. 1", "Thm. 2", "Cor. 1", "App. A.4", "Thm. A", "Approx. 1", "App. C", "App. D", "Eq. 25", "Eqs 26, 27",
                "Alg. 1"),
     "layerwise": ("Alg. 1", "Prop. 2.5.1", "Prop. 2.5.2", "Prop. 2.5.3", "Thm. 1", "App. A.2", "App. A.2.1", "App. A.2.2",
-                  "App. A.2.3", "Sec. 3.5.1", "Sec. 3.5.2", "Lemma 1", "Cor. B.1.1", "Cor. B.1.2", "Lemma 2", "Lemma 3", "Prop. B.1.1", "Prop. B.1.2"),
+                  "App. A.2.3", "Sec. 3.5.1", "Sec. 3.5.2", "Lemma 1", "Cor. B.1.1", "Cor. B.1.2", "Lemma 2", "Lemma 3",
+                  "Prop. B.1.1", "Prop. B.1.2"),
 }
 MISSING: dict[tuple[str, str], str] = {}  # (paper, place): why a number within the sequence is not there
 UNNUMBERED = {("layerwise", "App. C.3, table"): "printed without a number or a caption"}
