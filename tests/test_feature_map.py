@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import richter
-from richter.core import DataError, SelectionError
+from richter.core import DataError, MemoryBudgetError, ProbeError, SelectionError
 from richter.measures.features import FeatureMap, analyse
 from test_features import normal
 from test_features_measured import Branches, Hidden, dead, network, read_by
@@ -110,3 +111,83 @@ def test_the_model_is_left_as_it_was(model: nn.Module) -> None:
 def test_what_is_refused(make: type[nn.Module], layer: str | None, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):
         FeatureMap.fit(make().double(), normal(40, 6), layer)
+
+
+class Tokens(nn.Module):
+    """A network that reads token ids [n, T] and answers at each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        self.table, self.first, self.head = nn.Embedding(7, 5), nn.Linear(5, 6), nn.Linear(6, 7)
+        for p in self.parameters():
+            p.data = torch.randn(p.shape, generator=draw)
+        self.double()
+
+    def features(self, ids: Tensor) -> Tensor:
+        return torch.relu(self.first(self.table(ids)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.features(ids))
+
+
+@pytest.mark.parametrize("chunk", [7, 256])
+def test_masked_tokens_are_in_no_fit_and_excite_nothing(chunk: int) -> None:
+    model, draw = Tokens(), torch.Generator().manual_seed(1)
+    x, mask = torch.randint(7, (30, 6), generator=draw), torch.rand(30, 6, generator=draw) < 0.6
+    probe = richter.Probe(x, None, mask=mask, chunk=chunk)
+    features = FeatureMap.fit(model, probe)
+    rows = model.features(x).detach()[mask]
+    values = torch.linalg.eigvalsh(rows.T @ rows / len(rows)).flip(0)
+    assert torch.allclose(features.intensity, values[:len(features.intensity)], rtol=1e-10)
+    e = torch.as_tensor(features.transform(probe))
+    assert torch.allclose(e[mask].T @ e[mask] / len(rows), torch.eye(e.shape[-1], dtype=torch.float64), atol=1e-9)
+    assert not e[~mask].any()
+    assert features.strongest(probe, 0, 3) == (e[..., 0].abs().amax(1)).argsort(descending=True, stable=True)[:3].tolist()
+
+
+def test_fewer_examples_than_features_are_diagonalised_in_their_own_span() -> None:
+    """Nothing of p x p is made, and memory= holds."""
+    model = nn.Sequential(nn.Linear(6, 4000), nn.ReLU(), nn.Linear(4000, 2)).double()
+    x = normal(20, 6)
+    features = FeatureMap.fit(model, x, memory="10MiB")  # 4000 x 4000 numbers are 122 MiB
+    h = torch.relu(model[0](x)).detach()
+    U, s, _ = torch.linalg.svd(h.T, full_matrices=False)
+    assert torch.allclose(features.intensity, s**2 / 20, rtol=1e-9)
+    assert torch.allclose((features.directions * U).sum(0).abs(), torch.ones(20, dtype=torch.float64), rtol=1e-9)
+    with pytest.raises(MemoryBudgetError, match=r"no room for the 4,000 features of layer '2' on 20 rows: .* Give fewer"):
+        FeatureMap.fit(model, x, memory="1MiB")
+    with pytest.raises(MemoryBudgetError, match=r"on 5,000 rows"):
+        FeatureMap.fit(model, normal(5000, 6), memory="100MiB")
+
+
+@pytest.mark.parametrize("size", [7, 13, 64])
+def test_a_loader_is_read_batch_by_batch(model: nn.Module, size: int) -> None:
+    """Batches of one example too."""
+    x = normal(40, 6)
+    loader = DataLoader(TensorDataset(x, torch.arange(40) % 3), batch_size=size, shuffle=False)
+    features, whole = FeatureMap.fit(model, loader), FeatureMap.fit(model, x)
+    state = torch.random.get_rng_state()
+    assert torch.allclose(features.intensity, whole.intensity, rtol=1e-9)
+    assert torch.allclose(torch.as_tensor(features.transform(loader)), torch.as_tensor(whole.transform(x)), atol=1e-7)
+    assert features.strongest(loader, 0, 4) == whole.strongest(x, 0, 4)
+    assert torch.equal(state, torch.random.get_rng_state())
+    with pytest.raises(ProbeError, match="no example was given, and features are told apart"):
+        FeatureMap.fit(model, DataLoader(TensorDataset(x[:0], x[:0])))
+
+
+def test_one_input_has_features_and_no_fit(model: nn.Module) -> None:
+    x = normal(40, 6)
+    features = FeatureMap.fit(model, x)
+    assert torch.allclose(torch.as_tensor(features.transform(x[:1])), torch.as_tensor(features.transform(x))[:1], atol=1e-10)
+    with pytest.raises(ProbeError, match="one example was given, and features are told apart by how they differ"):
+        FeatureMap.fit(model, x[:1])
+    with pytest.raises(SelectionError, match="n=-1: how many inputs are wanted, one at least"):
+        features.strongest(x, n=-1)
+
+
+def test_a_map_of_another_network_is_refused(model: nn.Module, tmp_path: Path) -> None:
+    FeatureMap.fit(model, normal(30, 6), layer="2").save(tmp_path / "map.npz")
+    other = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    with pytest.raises(DataError, match=r"layer '2' of this model reads 3 features, and the map was fitted to \d+"):
+        FeatureMap.load(tmp_path / "map.npz", other).transform(normal(5, 6))

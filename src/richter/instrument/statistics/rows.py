@@ -18,6 +18,7 @@ from richter.instrument.statistics.frame import APART, NO_LABELS, Missing
 if TYPE_CHECKING:
     from richter.instrument.statistics.passes import Reading
     from richter.instrument.subject import Subject
+    from richter.instrument.survey.maps import MapInfo
 
 SHARE = 4  # of memory=, one part in so many is for features
 SEVERAL = ("{number} layers write the outputs ({names}), so that there is no last layer whose features could be meant: ask for "
@@ -44,6 +45,11 @@ def one_hot(Y: Float[Tensor, "n k"]) -> bool:
         return False
     top = Y.max()
     return bool(top > 0) and bool(((Y == 0) | (top == Y)).all()) and bool(((Y != 0).sum(1) == 1).all())
+
+
+def features_of(info: MapInfo) -> int:
+    """p: how many numbers a map reads at a position."""
+    return info.shape[0] * info.shape[2] if info.kind == "grouped" else info.shape[-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +118,7 @@ class Layers:
         return [k for k in self.subject.maps if not self.reasons[k]]
 
     def width(self, name: str) -> int:
-        """p of a map."""
-        info = self.subject.survey.maps[name]
-        return info.shape[0] * info.shape[2] if info.kind == "grouped" else info.shape[-1]
+        return features_of(self.subject.survey.maps[name])
 
     def bytes(self, name: str) -> int:
         return self.held(self.width(name), self.C, self.subject.probe.n * self.tokens)

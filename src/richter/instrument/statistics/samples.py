@@ -211,6 +211,13 @@ class Sums:
     def merge(self, other: Sums) -> None:
         self._settle(other.total)
 
+    def join(self, other: Sums) -> None:
+        """The same, and rows that wait go on waiting."""
+        if other.settled is not None:
+            self._settle(other.settled)
+        for Z in other.waiting:
+            self.add(Z)
+
     @property
     def total(self) -> Scatter:
         if self.waiting:
