@@ -131,3 +131,38 @@ def test_of_a_run_and_in_its_report(tmp_path: Path) -> None:
     (panel,) = [view for view in tabs() if view.name == "verdict"]
     assert panel.answer(Chosen(Shelf(tmp_path), ["a"]), Query())["remarks"] == [f"{delay_of(run)}."]
     assert "training solved" not in report([other], tmp_path / "b.html").read_text()
+
+
+def test_one_training_point_that_stands_out_decides_nothing() -> None:
+    spiked = rising(50, high=0.9)
+    spiked[2] = 0.995
+    late = delay(STEPS, spiked, rising(1000, high=0.4))
+    assert late.state == "unsolved"
+    assert abs(late.train_best - 0.9) < 1e-6
+    spiked = rising(400)
+    spiked[2] = 0.995
+    assert delay(STEPS, spiked, rising(1000, high=0.9)) == delay(STEPS, rising(400), rising(1000, high=0.9))
+
+
+def test_points_that_scatter_are_no_late_generalisation() -> None:
+    """The best of many is far above all of them."""
+    for seed in range(20):
+        scattered = (0.3 + 0.08 * np.random.default_rng(seed).standard_normal(len(STEPS))).clip(0, 1)
+        assert delay(STEPS, FITTED, scattered).state == "overfitted"
+        late = (rising(1000, high=0.9) + 0.08 * np.random.default_rng(seed).standard_normal(len(STEPS))).clip(0, 1)
+        assert delay(STEPS, FITTED, late).state == "ended"
+
+
+def test_what_falls_back_at_once_has_not_stayed() -> None:
+    test = np.full(len(STEPS), 0.3)
+    test[100:104] = 0.9
+    assert delay(STEPS, FITTED, test).state == "rising"
+    test[100:150] = 0.9
+    assert delay(STEPS, FITTED, test).state == "ended"
+
+
+def test_a_small_gap_and_a_later_best_are_told_as_they_are() -> None:
+    late = delay(STEPS, FITTED, 0.76 * rising(50, low=0) + 0.23 * rising(1000, low=0))
+    assert late.state == "together"
+    assert late.delay == late.test_solved - late.train_solved > 0  # type: ignore[operator]
+    assert f"no overfitting; near its best (0.99) at step {late.test_solved:g}, {late.delay:g} later" in str(late)

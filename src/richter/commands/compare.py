@@ -25,7 +25,7 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", metavar="MODULE:FUNCTION", help="of checkpoints: a function of yours that makes the model")
     p.add_argument("--data", default="digits", help="of checkpoints: a data set, or a file .npy, .npz or .safetensors with x")
     p.add_argument("--examples", type=int, default=512, help="of checkpoints: how many of the data (default: 512)")
-    p.add_argument("--layers", nargs="+", help="of checkpoints: names or patterns")
+    p.add_argument("--layers", nargs="+", help="whose features are compared: names or patterns")
     p.add_argument("--measures", nargs="+", help="of runs: which numbers to show")
     p.add_argument("--features", type=int, default=10, help="leading features that are compared (default: 10)")
     p.add_argument("--debiased", action="store_true", help="CKA by the estimate without bias, which few examples need")
@@ -61,7 +61,7 @@ def _checkpoints(given: argparse.Namespace) -> tuple[dict[str, Any], list[str], 
 def _runs(given: argparse.Namespace) -> tuple[dict[str, Any], list[str], Comparison | None]:
     from richter.core import SelectionError, StoreError
     from richter.report import beside
-    from richter.report.comparison import between, steps_of
+    from richter.report.comparison import about, between, steps_of
     from richter.runs import Run
     from richter.runs.format import DATABASE
     for path in filter(None, (given.a, given.b)):
@@ -78,10 +78,14 @@ def _runs(given: argparse.Namespace) -> tuple[dict[str, Any], list[str], Compari
     record = {"names": names, "rows_of_both": [p._asdict() for p in pairs], "settings": beside.settings(a, b)}
     text = [beside.told(names, pairs)]
     text = ([f"Settings that differ:\n{record['settings']}"] if record["settings"] else []) + text
-    if not (steps_of(a) and steps_of(b)):
-        text.append("Features cannot be compared: a run keeps them if asked to, with Observer(..., keep_features=64).")
-        return record, text, None
-    return record, text, between(a, b, (snaps[0].step, snaps[1].step), debiased=given.debiased, features=given.features)
+    why = "a run keeps them if asked to, with Observer(..., keep_features=64)."
+    if steps_of(a) and steps_of(b):
+        if about(a).get("examples") == about(b).get("examples"):
+            steps = snaps[0].step, snaps[1].step
+            return record, text, between(a, b, steps, debiased=given.debiased, features=given.features, layers=given.layers)
+        why = ("they are of different examples, so that they have no rows in common. Watch both runs with the same Probe and the "
+               "same keep_features=.")
+    return record, [*text, f"Features cannot be compared: {why}"], None
 
 
 COMMAND = Command("compare", __doc__, do, arguments, group="look at runs", place=24, examples=(

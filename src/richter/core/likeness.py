@@ -19,6 +19,7 @@ GRAM, INPUTS = "feature_gram", "inputs"  # arrays of a run: a centred Gram matri
 FEWEST = 4  # rows from which on there is an estimate without bias
 NOISE = 1e-12  # of the largest eigenvalue: a smaller one is rounding, and its eigenfunction nothing
 SINGLE = 1e-6  # the same of a Gram matrix that was kept in single precision
+ROUNDING = 1e-12  # what is as near to 1 is 1
 
 
 def hsic(products: Any, a: Any, b: Any, debiased: bool = False) -> Any:
@@ -32,17 +33,23 @@ def hsic(products: Any, a: Any, b: Any, debiased: bool = False) -> Any:
 
 def cka(products: Numbers, own_a: Numbers, own_b: Numbers, a: Numbers, b: Numbers, debiased: bool = False) -> Numbers:
     """HSIC(X_i, Y_j) / sqrt(HSIC(X_i, X_i) HSIC(Y_j, Y_j)) [i, j]; ``own_a`` |X_i^T X_i|^2 [i]. NaN where one is constant, or so
-    small a sample that its own debiased estimate is not positive.  [Kornblith et al. 2019]"""
+    small a sample that its own debiased estimate is not positive. Debiased it may be below 0, and of few rows above 1.
+    [Kornblith et al. 2019]"""
     sizes = [np.array([hsic(own[i:i + 1, None], rows[i:i + 1], rows[i:i + 1], debiased)[0, 0] for i in range(len(own))])
              for own, rows in ((own_a, a), (own_b, b))]
     sizes = [np.where(size > NOISE * rows.sum(-1) ** 2, size, np.nan) for size, rows in zip(sizes, (a, b), strict=True)]
-    return np.asarray(hsic(products, a, b, debiased) / np.sqrt(sizes[0][:, None] * sizes[1]), np.float64)
+    return _whole(np.asarray(hsic(products, a, b, debiased) / np.sqrt(sizes[0][:, None] * sizes[1]), np.float64))
+
+
+def _whole(values: Numbers) -> Numbers:
+    """1 for what is 1 but for rounding."""
+    return np.where(np.abs(values - 1) < ROUNDING, 1.0, values)
 
 
 def overlap(matches: Numbers) -> float:
     """Of squared cosines between the eigenfunctions of two subspaces [r, s]: the mean squared cosine of their principal angles. 1
     if one lies in the other, r / (n - 1) for random ones of r dimensions; NaN if one is empty."""
-    return float(matches.sum() / min(matches.shape)) if min(matches.shape) else float("nan")
+    return float(_whole(matches.sum() / min(matches.shape))) if min(matches.shape) else float("nan")
 
 
 def angles(cosines: Numbers) -> Numbers:

@@ -7,6 +7,7 @@ Both are bounded: Gram matrices of ``keep_features`` rows (at most MOST), pictur
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -37,10 +38,14 @@ class Keepsakes:
 
     def __init__(self, model: nn.Module, probe: Probe, features: int, inputs: bool | tuple[int, ...] = False,
                  layers: Layers = None, memory: int = 2**31, output: Output | None = None) -> None:
+        if inputs and not features:
+            raise SelectionError(f"keep_inputs={inputs}: pictures are kept of the examples whose features are kept, to show "
+                                 f"which of them excite one. Say of how many: keep_features=64.")
         if not isinstance(features, int) or isinstance(features, bool) or not 2 <= features <= MOST:
             raise SelectionError(f"keep_features={features}: how many examples of the probe the kept Gram matrices are of, from "
                                  f"2 to {MOST}. 64 say most, and take 8 KiB for each layer and step.")
         self.model, self.whole, self.layers, self.memory, self.output = model, probe, layers, memory, output
+        self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
         self.rows = replace(probe, kernel=features).kernel_rows()
         self.pictures = _pictures(select(probe.x, self.rows[:PICTURES]), inputs) if inputs else None
         self._reader: Reader | None = None
@@ -91,21 +96,25 @@ class Keepsakes:
 
     def _made(self) -> Reader:
         mask = None if self.whole.mask is None else self.whole.mask[self.rows]
-        probe = Probe(select(self.whole.x, self.rows), None, mask=mask, chunk=self.whole.chunk)
+        x = select(self.whole.inputs(self.dtype), self.rows)
+        probe = Probe(x, None, mask=mask, chunk=self.whole.chunk)
         return Reader(self.model, probe, layers=self.layers, memory=self.memory, output=self.output)
 
 
 def grams(reader: Reader, size: int, over: Any = None) -> Float[Tensor, "layer n n"]:
-    """Centred Gram matrices of every layer, from pairs of blocks of ``size`` examples; ``over``: a bar around the blocks.
-    Features are shifted by their mean over the first block, which changes nothing but the rounding."""
+    """Centred Gram matrices of every layer, from pairs of blocks of ``size`` examples; ``over``: a bar around the blocks. Zero
+    for a layer that reads the same of every example. Features are shifted by their mean over the first block, which changes
+    nothing but the rounding."""
     n, ends = reader.subject.probe.n, np.cumsum([0, *reader.counts()])
     rows = int(ends[-1])
     whole = torch.zeros(len(reader.names), rows, rows, dtype=torch.float64, device=reader.subject.home)
     shift: dict[str, Tensor] = {}
+    sizes = dict.fromkeys(reader.names, 0.0)  # sums of squares, as they are read
     starts = range(0, n, size)
     for i in starts if over is None else over(starts):
         ((here, X),) = reader.blocks(size, slice(i, min(i + size, n)))
         shift = shift or {k: x.mean(0) for k, x in X.items()}
+        sizes = {k: size + X[k].square().sum().item() for k, size in sizes.items()}
         X = {k: x - shift[k] for k, x in X.items()}
         later = reader.blocks(size, slice(here.stop, n)) if here.stop < n else ()
         for there, Y in itertools.chain(((here, None),), later):
@@ -113,9 +122,11 @@ def grams(reader: Reader, size: int, over: Any = None) -> Float[Tensor, "layer n
             for K, k in zip(whole, reader.names, strict=True):
                 block = X[k] @ (X[k] if Y is None else Y[k] - shift[k]).T
                 K[a, b], K[b, a] = block, block.T
-    for K in whole:  # in place
+    for k, K in zip(reader.names, whole, strict=True):  # in place
         means = K.mean(0)
         K += means.mean() - means - means[:, None]
+        if reader.constant(K.trace().item(), sizes[k]):
+            K.zero_()
     return whole
 
 
@@ -126,7 +137,8 @@ def _symmetric(K: Tensor) -> Tensor:
 
 def _pictures(x: Any, shape: bool | tuple[int, ...]) -> NDArray[np.uint8]:
     """Inputs as small pictures "n c h w" of bytes; ``shape`` of one picture, where the inputs are flat."""
-    if isinstance(x, Tensor) and x.dim() > 1 and not isinstance(shape, bool) and x[0].numel() == np.prod(shape):
+    flat = isinstance(x, Tensor) and x.dim() > 1 and isinstance(shape, (tuple, list))
+    if flat and x[0].numel() == math.prod(shape):  # type: ignore[arg-type]
         x = x.reshape(len(x), *shape)
     real = isinstance(x, Tensor) and x.is_floating_point()
     if not real or x.dim() not in (3, 4) or (x.dim() == 4 and x.shape[1] not in (1, 3)):

@@ -26,6 +26,7 @@ from richter.instrument.capture import Output, Pass, check_finite, count, quiet,
 from richter.instrument.captures import MapInfo, as_read, grouped
 from richter.instrument.checks import check_state, check_weights, finite
 from richter.instrument.probe import Probe
+from richter.instrument.statistics.samples import DIGITS
 from richter.instrument.stream import steps
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Doubt, check_calls, passed
@@ -115,6 +116,11 @@ class Reader:
             mine = slice(first + r.start, first + r.stop)
             x = to_device(select(self.subject.x, mine), self.subject.device)
             yield mine, self._features(x, mine)
+
+    def constant(self, spread: float, size: float) -> bool:
+        """Are features whose squares sum to ``size``, and to ``spread`` when their means are subtracted, the same in every row
+        but for the rounding of the numbers that the network computes with?"""
+        return not spread > (DIGITS * torch.finfo(self.subject.source.dtype).eps) ** 2 * size
 
     def counts(self) -> list[int]:
         """Rows of features that each example has."""

@@ -21,6 +21,8 @@ from richter.core import SelectionError
 SOLVED = 0.99  # a training accuracy of which the training set is solved
 GAP = 0.25  # by so much the test accuracy is below that of training where a network has overfitted
 RISE = 0.1  # a later rise of the test accuracy that counts
+NEAR = 0.02  # the training accuracy beside the step at which it is solved: one point alone may be further below
+NOISE = 4  # a rise is as many times what single points are off, at least: the best of many is above all of them
 SHARE = 0.95  # of the best test accuracy: there the test is solved
 REST = 0.2  # of the delay: for as long the test must have been solved, or it may still be rising
 FEWEST = 5  # points of a curve that say anything
@@ -36,7 +38,7 @@ class Delay:
     | state | |
     |---|---|
     | unsolved | the training set was never solved: there is nothing to be late for |
-    | together | when it was solved, the test accuracy was near: it never overfitted, and there is no delay |
+    | together | when it was solved, the test accuracy was near: it never overfitted, and nothing is late |
     | overfitted | it was solved, the test accuracy was far below, and has not risen since: the delay goes on, or has no end |
     | rising | the test accuracy has risen late, and may rise further |
     | ended | it has risen late, and has stayed there |
@@ -47,7 +49,7 @@ class Delay:
     test_solved: float | None  # the step at which the test accuracy first was near its best; None where it never rose
     test_then: float  # the test accuracy when the training set was solved; at the end, where it was not
     test_best: float  # the best test accuracy, of medians of three points
-    train_best: float
+    train_best: float  # of medians too
     first: float  # the first step that was seen, and the last
     last: float
 
@@ -71,7 +73,10 @@ class Delay:
             f"at step {self.train_solved:g}"
         start = f"training solved {before} with a test accuracy of {self.test_then:.3g} then"
         if self.state == "together":
-            return f"{start}: no overfitting, and no delay (best {self.test_best:.3g})"
+            if not self.delay:
+                return f"{start}: no overfitting, and no delay (best {self.test_best:.3g})"
+            return (f"{start}: no overfitting; near its best ({self.test_best:.3g}) at step {self.test_solved:g}, {self.delay:g} "
+                    f"later")
         if self.state == "overfitted":
             return (f"{start}, and {self.test_best:.3g} at best since, until step {self.last:g}: it has overfitted. Whether late "
                     f"generalisation is still to come, these curves cannot say")
@@ -84,7 +89,8 @@ def delay(steps: ArrayLike, train: ArrayLike, test: ArrayLike, *, solved: float 
           share: float = SHARE, rest: float = REST) -> Delay:
     """From curves of accuracy: when the training set was solved (``solved``), whether the test accuracy was then below by more
     than ``gap``, whether it rose by ``rise`` since, when it came to a ``share`` of its best, and whether it stayed there for a
-    ``rest`` of the delay. One point that stands out decides nothing about the test: medians of three points are looked at.
+    ``rest`` of the delay. One point that stands out decides nothing, and neither do points that scatter: medians of three are
+    looked at, and a rise stands out from what single points are off.
     """
     t, a, b = _curves(steps, train, test)
     for name, value in (("solved", solved), ("gap", gap), ("rise", rise), ("share", share)):
@@ -92,11 +98,13 @@ def delay(steps: ArrayLike, train: ArrayLike, test: ArrayLike, *, solved: float 
             raise SelectionError(f"{name}={value!r}: a share of the examples above 0, up to 1, is needed.")
     if not rest >= 0:
         raise SelectionError(f"rest={rest!r}: 0 or more is needed; it is a share of the delay.")
+    rise = max(rise, NOISE * _noise(b))
     b = _medians(b)
-    common: dict[str, Any] = {"train_best": float(a.max()), "first": float(t[0]), "last": float(t[-1])}
-    if not (a >= solved).any():
+    solutions = (a >= solved) & (_medians(a) >= solved - NEAR)
+    common: dict[str, Any] = {"train_best": float(_medians(a).max()), "first": float(t[0]), "last": float(t[-1])}
+    if not solutions.any():
         return Delay("unsolved", None, None, float(b[-1]), float(b.max()), **common)
-    at = int(np.argmax(a >= solved))
+    at = int(np.argmax(solutions))
     common |= {"train_solved": float(t[at]), "test_then": float(b[at])}
     if a[at] - b[at] <= gap:
         near = float(t[np.argmax(b >= share * b.max())])
@@ -105,7 +113,8 @@ def delay(steps: ArrayLike, train: ArrayLike, test: ArrayLike, *, solved: float 
     if best - b[at] < rise:
         return Delay("overfitted", test_solved=None, test_best=best, **common)
     when = at + int(np.argmax(b[at:] >= share * best))
-    stayed = t[-1] - t[when] >= rest * (t[when] - t[at])
+    rested = t[when] + rest * (t[when] - t[at])
+    stayed = t[-1] >= rested and np.median(b[when:][t[when:] <= rested]) >= b[at] + rise
     return Delay("ended" if stayed else "rising", test_solved=float(t[when]), test_best=best, **common)
 
 
@@ -139,6 +148,13 @@ def _curves(steps: ArrayLike, *accuracies: ArrayLike) -> list[NDArray[np.float64
         raise SelectionError("accuracies are shares between 0 and 1, without NaN: divide percentages by 100, and leave out steps "
                              "that were not measured.")
     return [t, *curves]
+
+
+def _noise(values: NDArray[np.float64]) -> float:
+    """What a single point is off, from how far points are from the line between their neighbours (the median of it, 1.5 for a
+    standard deviation): a curve that rises steadily, or once at a stroke, has none."""
+    bends = np.abs(values[:-2] - 2 * values[1:-1] + values[2:])
+    return 1.4826 * float(np.median(bends)) / 6**0.5
 
 
 def _medians(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,14 +7,14 @@ runs keep of their probes' features (``Observer(keep_features=...)``), without t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import SelectionError, likeness, unknown
+from richter.core import SelectionError, likeness, matches, unknown
 from richter.core.likeness import GRAM
 from richter.core.text import table
 from richter.report import plotdata
@@ -177,10 +177,22 @@ def kept(run: Run, step: int | None = None, name: str = "") -> Kept:
 
 
 def between(a: Run, b: Run, steps: tuple[int | None, int | None] = (None, None), *, debiased: bool = False,
-            features: int = FEATURES) -> Comparison:
+            features: int = FEATURES, layers: Sequence[str] | None = None) -> Comparison:
     """Two runs, or two steps of one, by the features that they have kept of the same examples. A step that is None is the last
-    that was kept; another is the last kept at or before it."""
-    return of_kept(kept(a, steps[0]), kept(b, steps[1]), debiased=debiased, features=features)
+    that was kept; another is the last kept at or before it. ``layers``: names or patterns; the outputs are always there."""
+    one, other = (_chosen(kept(run, step), layers) for run, step in zip((a, b), steps, strict=True))
+    return of_kept(one, other, debiased=debiased, features=features)
+
+
+def _chosen(k: Kept, layers: Sequence[str] | None) -> Kept:
+    """Those of its layers that match, and the last, which is the outputs."""
+    if layers is None:
+        return k
+    *known, outputs = k.grams
+    mine = [layer for layer in known if any(matches(layer, pattern) for pattern in layers)]
+    if not mine:
+        raise unknown(k.name, "layer", ", ".join(layers), known)
+    return k._replace(grams={layer: k.grams[layer] for layer in (*mine, outputs)})
 
 
 def of_kept(a: Kept, b: Kept, *, debiased: bool = False, features: int = FEATURES) -> Comparison:
@@ -226,6 +238,8 @@ def of_grams(a: Mapping[str, Numbers], b: Mapping[str, Numbers], names: tuple[st
     if not a or not b or len(sizes) != 1:
         raise SelectionError(f"Gram matrices of {', '.join(map(str, sorted(sizes))) or 'no'} examples cannot be compared: the "
                              f"same examples are needed for all.")
+    if features < 1:
+        raise SelectionError(f"features={features}: how many leading eigenfunctions are compared, at least one.")
     n = sizes.pop()
     if debiased and n < likeness.FEWEST:
         raise SelectionError(f"{n} examples have no debiased alignment: it takes {likeness.FEWEST}.")

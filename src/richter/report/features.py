@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from richter.core import WHOLE, SelectionError, likeness
 from richter.core.likeness import GRAM, INPUTS
+from richter.measures.cards import MINIMUM
 from richter.report import comparison, plotdata
 from richter.report.axes import decade_ticks, grid_of_panels, key, step_axis, step_text
 from richter.report.looks import COLOURS, FAINT, Look, depth_map, styled
@@ -31,7 +32,7 @@ FIRST = 20  # features whose evolution is shown
 FAINTEST = 1e-6  # of the largest intensity: what is below is not drawn
 SHOWN, EXAMPLES = 8, 10  # features whose most exciting inputs are shown, and how many of these
 GAP = 2  # pixels between them
-KAPPA, MINIMUM = "kappa_cka", 0.1  # and the border of the minimum feature regime
+KAPPA = "kappa_cka"
 
 
 # ------------------------------------------------------------------------------------------------------------ as numbers

@@ -43,14 +43,23 @@ def load(path: Path) -> dict[str, Tensor]:
     try:
         kept = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as why:
-        raise StoreError(f"{path} could not be read as weights ({type(why).__name__}: {str(why).splitlines()[0][:200]}). Files "
-                         f"are read as numbers alone, because code from a file would run here: save model.state_dict(), by "
-                         f"torch.save or, better, safetensors.torch.save_file.") from None
+        raise StoreError(f"{path} could not be read as weights ({_reason(path, why)}). Files are read as numbers alone, because "
+                         f"code from a file would run here: save model.state_dict(), by torch.save or, better, "
+                         f"safetensors.torch.save_file.") from None
     inner = next((kept[k] for k in INSIDE if isinstance(kept.get(k), Mapping)), kept) if isinstance(kept, Mapping) else kept
     if not isinstance(inner, Mapping) or not any(isinstance(v, Tensor) for v in inner.values()):
         raise StoreError(f"{path} holds no state_dict: a mapping of names to tensors is needed, alone or as "
                          f"{' or '.join(map(repr, INSIDE))}.")
     return {str(k): v for k, v in inner.items() if isinstance(v, Tensor)}
+
+
+def _reason(path: Path, why: Exception) -> str:
+    """Not in torch's words, where these say how to execute the file."""
+    if not path.stat().st_size:
+        return "it is empty"
+    if isinstance(why, pickle.UnpicklingError):
+        return "it is broken, or holds Python objects besides tensors: a whole model, or worse"
+    return f"{type(why).__name__}: {next(iter(str(why).splitlines()), 'no reason is given')[:200]}"
 
 
 def built(place: str) -> nn.Module:
@@ -74,6 +83,8 @@ def built(place: str) -> nn.Module:
 def examples(place: str, n: int) -> Probe:
     """The first ``n`` test examples of a data set by its name, or of a file .npy, .npz or .safetensors (its array ``x``)."""
     path = Path(place)
+    if n < 1:
+        raise SelectionError(f"--examples {n}: how many examples are compared on, a few hundred say.")
     if path.suffix in (".npy", ".npz", ".safetensors"):
         return Probe(_from_file(path)[:n], None, kernel=None)
     known = [name for name in ("digits", "mnist", "fashion_mnist", "cifar10") if hasattr(tasks, name)]
@@ -83,7 +94,8 @@ def examples(place: str, n: int) -> Probe:
     return Probe(split.x_test[:n], split.y_test[:n], kernel=None)
 
 
-def _from_file(path: Path) -> Tensor:
+def _from_file(path: Path) -> Any:
+    """Tensors as they are; numpy's arrays have double precision unless told otherwise, and a Probe gives them the model's."""
     try:
         if path.suffix == ".safetensors":
             arrays: Mapping[str, Any] = load_file(path)
@@ -94,4 +106,4 @@ def _from_file(path: Path) -> Tensor:
         raise StoreError(f"{path} could not be read as arrays: {why}.") from None
     if "x" not in arrays:
         raise unknown(str(path), "array", "x", arrays)
-    return torch.as_tensor(arrays["x"])
+    return arrays["x"]

@@ -59,7 +59,8 @@ def compare(a: Network, b: Network, probe: Probe, layers: Layers = None, *, laye
     what is held.
     """
     if not isinstance(probe, Probe):
-        raise SelectionError(f"compare(a, b, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x).")
+        raise SelectionError(f"compare(a, b, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y), or "
+                             f"richter.Probe(x, None).")
     if features < 1:
         raise SelectionError(f"features={features}: how many leading eigenfunctions are compared, at least one.")
     (one, weights_a), (other, weights_b) = _network(a, "a"), _network(b, "b")
@@ -176,6 +177,10 @@ def _by_moments(readers: tuple[Reader, Reader], size: int, features: int) -> _Pr
         for i, x in X.items():
             for j, y in Y.items():
                 cross[i, j] = cross.get((i, j), 0) + x.T @ y.to(x.device)
+    for reader, own, mean in zip(readers, covariances, means, strict=True):
+        for k, C in own.items():
+            if reader.constant(spread := C.trace().item(), spread + rows * mean[k].square().sum().item()):
+                C.zero_()
     return _of_moments(covariances, cross, squares, features)
 
 

@@ -26,20 +26,23 @@ def compare(runs: Chosen, query: Query) -> list[Panel]:
         if (known := steps_of(run)) and len(ends) < MOST:
             start = known[0] if first is None else first
             ends.append((kept(run, start, name) if alone else kept(run, last, name), kept(run, last, name)))
-            if alone:
-                steps, curves = drift(run)
-                lines = {k: (np.array(steps), v) for k, v in curves.items()}
-                panels += [Curves("CKA with the first step, by layer", lines, "Of what each layer reads, debiased: 1 as long as "
-                                  "its features are those of the beginning.")] if lines else []
     pairs = [ends[0]] if alone and ends else [(ends[0][0], other[1]) for other in ends[1:]]
     try:
         matrices = [panel for a, b in pairs for panel in _cells(of_kept(a, b, debiased=True))]
+        panels = _drift(runs) if alone and ends else []
     except SelectionError as why:
         matrices = [Words("Not compared", str(why))]
     if not matrices and ends:
         return [Words("Only one has kept features", f"Of the chosen runs {ends[0][0].name} alone has. Choose it alone for its "
                                                     f"first and its last step.")]
     return [*matrices, *panels] or [Words(*NOTHING)]
+
+
+def _drift(runs: Chosen) -> list[Panel]:
+    """Of the only run."""
+    lines = {k: (np.array(steps), v) for _, run in runs for steps, curves in [drift(run)] for k, v in curves.items()}
+    return [Curves("CKA with the first step, by layer", lines, "Of what each layer reads, debiased: 1 as long as its features "
+                   "are those of the beginning.")] if lines else []
 
 
 def _cells(seen: Comparison) -> list[Panel]:
