@@ -171,7 +171,9 @@ def test_a_loader_is_read_batch_by_batch(model: nn.Module, size: int) -> None:
     assert torch.allclose(features.intensity, whole.intensity, rtol=1e-9)
     assert torch.allclose(torch.as_tensor(features.transform(loader)), torch.as_tensor(whole.transform(x)), atol=1e-7)
     assert features.strongest(loader, 0, 4) == whole.strongest(x, 0, 4)
-    assert torch.equal(state, torch.random.get_rng_state())
+    with pytest.raises(MemoryBudgetError) as why:
+        FeatureMap.fit(model, loader, memory=10)
+    assert torch.equal(state, torch.random.get_rng_state()), why
     with pytest.raises(ProbeError, match="no example was given, and features are told apart"):
         FeatureMap.fit(model, DataLoader(TensorDataset(x[:0], x[:0])))
 

@@ -264,3 +264,16 @@ def test_rows_that_come_in_parts_have_the_scatter_of_all() -> None:
         assert torch.allclose(left.about, Scatter.of(rest).about, rtol=1e-9)
         assert torch.allclose(left.mean, rest.mean(0), rtol=1e-12)
     assert scatter_without_each(parts[:2])[0].n == 4
+
+
+@pytest.mark.parametrize("outlier", [1.0, 1e3, 1e8])
+def test_scatter_without_each_part_keeps_its_digits(outlier: float) -> None:
+    """Also where one part is nearly all there is, which a subtraction would not survive."""
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.randn(n, 5, generator=draw, dtype=torch.float64) + 3 for n in (4, 1, 7, 3)]
+    rows[2] = rows[2] * outlier
+    for i, rest in enumerate(scatter_without_each([Scatter.of(Z) for Z in rows])):
+        direct = Scatter.of(torch.cat([Z for k, Z in enumerate(rows) if k != i]))
+        assert rest.n == direct.n
+        assert torch.allclose(rest.mean, direct.mean, rtol=1e-9)
+        assert (rest.about - direct.about).norm() <= 1e-9 * direct.about.norm()

@@ -4,7 +4,6 @@ alone."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -198,6 +197,9 @@ def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int 
 # ------------------------------------------------------------------------------------------------ rows that come in parts
 
 
+REMAINING = 1e-3  # of a sum of squares: where less is left by a subtraction, too many digits are lost
+
+
 @dataclass(frozen=True, eq=False)
 class Scatter:
     """Rows Z as their number, their mean and the sum of products about it. Parts add up without subtracting large sums from each
@@ -219,6 +221,12 @@ class Scatter:
         return Scatter(n, self.mean + step * (other.n / n),
                        self.about + other.about + torch.outer(step, step) * (self.n * other.n / n))
 
+    def __sub__(self, part: Scatter) -> Scatter:
+        """Of the other rows; to be used where what is left is no small share."""
+        n, step = self.n - part.n, part.mean - self.mean
+        about = torch.addr(self.about - part.about, step, step, alpha=-part.n * self.n / n)
+        return Scatter(n, self.mean - step * (part.n / n), about)
+
     @cached_property
     def covariance(self) -> Float[Tensor, "d d"]:
         """The mean of (z - mean)(z - mean)^T."""
@@ -231,10 +239,13 @@ class Scatter:
 
 
 def scatter_without_each(parts: Sequence[Scatter]) -> list[Scatter]:
-    """Of all rows but those of each part, of which there are two at least."""
-    before = list(itertools.accumulate(parts[:-1]))
-    after = list(itertools.accumulate(reversed(parts[1:])))[::-1]
-    return [after[0], *(a + b for a, b in zip(before, after[1:], strict=False)), before[-1]]
+    """Of all rows but those of each part, of which there are two at least: from all of them by one subtraction; added up anew
+    where so little is left that it would cost digits."""
+    first, *others = parts
+    whole = sum(others, start=first)
+    least = REMAINING * whole.about.trace()
+    return [rest if (rest := whole - part).about.trace() > least else sum(others[1:], start=others[0])
+            for i, part in enumerate(parts) for others in [[*parts[:i], *parts[i + 1:]]]]
 
 
 # ------------------------------------------------------------------------------------------------ traces and norms by Hutch++

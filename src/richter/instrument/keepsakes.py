@@ -27,6 +27,7 @@ from richter.instrument.probe import Probe
 from richter.instrument.reading import Layers, Reader, reading
 from richter.instrument.stream import fitting
 from richter.instrument.survey import MOST_DOUBTS, Doubt
+from richter.runs import Run
 
 MOST = 1024  # rows of a Gram matrix: 2 MiB for each layer and step
 PICTURES, SIDE = 256, 64  # examples, and pixels of a side
@@ -57,6 +58,16 @@ class Keepsakes:
         classes = None if y is None or y.dim() != 1 or y.is_floating_point() else y[self.rows].tolist()
         return {"examples": fingerprint(select(self.whole.x, self.rows))[:32], "rows": sum(self._reader.counts()),
                 "classes": classes, "layers": self._reader.names}
+
+    def news(self, run: Run) -> dict[str, Any] | None:
+        """What a run has to be told of them; None if it knows. What it says is true of all of them: those of a run that is
+        resumed are of the same examples."""
+        known, facts = run.about.get("features"), self.about()
+        if known is not None and known.get("examples") != facts["examples"]:
+            raise SelectionError(f"the run {run.path} has kept features of {known.get('rows')} rows, and not of the same "
+                                 f"examples as this Observer, so that they could not be compared. Resume with the keep_features= "
+                                 f"and the Probe that it began with.")
+        return facts if known is None else None
 
     def take(self, known: Collection[str] = ()) -> Arrays:
         """Centred Gram matrices by layer; the inputs too, if no array of their name is ``known``."""
@@ -139,7 +150,7 @@ def _pictures(x: Any, shape: bool | tuple[int, ...]) -> NDArray[np.uint8]:
     """Inputs as small pictures "n c h w" of bytes; ``shape`` of one picture, where the inputs are flat."""
     flat = isinstance(x, Tensor) and x.dim() > 1 and isinstance(shape, (tuple, list))
     if flat and x[0].numel() == math.prod(shape):  # type: ignore[arg-type]
-        x = x.reshape(len(x), *shape)
+        x = x.reshape(len(x), *shape)  # type: ignore[misc]
     real = isinstance(x, Tensor) and x.is_floating_point()
     if not real or x.dim() not in (3, 4) or (x.dim() == 4 and x.shape[1] not in (1, 3)):
         seen = f"a tensor {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -237,25 +237,13 @@ class Observer:
     def _with_features(self, snap: Snapshot, keepsakes: Keepsakes, first: bool) -> Snapshot:
         """With what is kept of the probe's features; that this fails costs no number."""
         try:
-            known = () if self.writer is None else [name for _, name, _ in self.writer.run.arrays]
-            arrays = keepsakes.take(known)
-            if self.writer is not None:
-                self._described(self.writer, keepsakes.about())
+            arrays = keepsakes.take(() if self.writer is None else [name for _, name, _ in self.writer.run.arrays])
+            if self.writer is not None and (facts := keepsakes.news(self.writer.run)):
+                self.writer.describe(features=facts)
             snap = replace(snap, arrays={**snap.arrays, **arrays})
         except Exception as why:
             self._tolerated(snap.step, "features not kept", why, first)
         return snap
-
-    @staticmethod
-    def _described(writer: Writer, facts: dict[str, Any]) -> None:
-        """What a run says of its features is true of all of them: those of one that is resumed are of the same examples."""
-        known = writer.run.about.get("features")
-        if known is None:
-            writer.describe(features=facts)
-        elif known.get("examples") != facts["examples"]:
-            raise SelectionError(f"the run {writer.path} has kept features of {known.get('rows')} rows, and not of the same "
-                                 f"examples as this Observer, so that they could not be compared. Resume with the keep_features= "
-                                 f"and the Probe that it began with.")
 
     def _kept(self, snap: Snapshot, draws: bool, first: bool) -> Snapshot:
         """In memory, and in the run, which also has its matrices, and what the next snapshot wants to know of this one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -305,6 +305,13 @@ def _kind(x: Any) -> Any:
 
 def _is_classes(y: Tensor | None) -> bool:
     return y is not None and y.dim() == 1 and not y.is_floating_point()
+
+
+def inputs_of(loader: Iterable[Any]) -> Iterator[Any]:
+    """Of every batch of a DataLoader, without touching any random stream."""
+    with undisturbed(loader, 0):
+        for batch in batches(loader, 0):
+            yield pair(batch)[0]
 
 
 def _balanced(y: Tensor, n: int, seed: int | None, ignore: int) -> Tensor:

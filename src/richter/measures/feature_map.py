@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,7 @@ from richter.core import DataError, MemoryBudgetError, ProbeError, SelectionErro
 from richter.core.arrays import Array, like
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_weights
-from richter.instrument.loaders import batches, pair, undisturbed
-from richter.instrument.probe import Probe
+from richter.instrument.probe import Probe, inputs_of
 from richter.instrument.statistics.rows import NOT_FINITE, features_of
 from richter.instrument.statistics.samples import Rows, Sample, Sums, paired
 from richter.instrument.stream import chunks, fitting
@@ -59,10 +58,12 @@ class FeatureMap:
         without intensity (dead or duplicated ones) are left out."""
         model, name, room = unwrap(model), layer, parse_bytes(memory)
         sums, examples = Sums(), 0
-        for part in _parts(data):
-            name, more = _visited(model, part, name, output, memory, partial(_summed, room=room, examples=examples, n=part.n))
-            sums.join(more)
-            examples += part.n
+        with closing(_parts(data)) as parts:
+            for part in parts:
+                use = partial(_summed, room=room, examples=examples, n=part.n)
+                name, more = _visited(model, part, name, output, memory, use)
+                sums.join(more)
+                examples += part.n
         if examples < 2:
             raise ProbeError(f"FeatureMap.fit: {('no', 'one')[examples]} example was given, and features are told apart by how "
                              f"they differ between examples. Give some for each feature of the layer.")
@@ -80,9 +81,9 @@ class FeatureMap:
         def features(subject: Subject, name: str) -> Tensor:
             return torch.cat([self._along(h, real) for h, real in _read(subject, name)])
 
-        parts = [_visited(self.model, part, self.layer, self.output, self.memory, features)[1][:part.n]
-                 for part in _parts(data)]
-        e = torch.cat(parts)
+        with closing(_parts(data)) as parts:
+            e = torch.cat([_visited(self.model, part, self.layer, self.output, self.memory, features)[1][:part.n]
+                           for part in parts])
         x = data.x if isinstance(data, Probe) else e if isinstance(data, DataLoader) else data
         return like(e[:, 0] if e.shape[1] == 1 else e, x)
 
@@ -131,17 +132,16 @@ class Part(NamedTuple):
     n: int
 
 
-def _parts(data: Any) -> Iterator[Part]:
-    """The examples that are meant, a batch at a time. A probe has two examples at least: one alone is given twice."""
+def _parts(data: Any) -> Generator[Part, None, None]:
+    """The examples that are meant, a batch at a time; closed, it leaves a loader and all random streams as they were. A probe has
+    two examples at least: one alone is given twice."""
     if isinstance(data, Probe):
         yield Part(data, data.n)
         return
-    loader = isinstance(data, DataLoader)
-    with undisturbed(data, 0) if loader else nullcontext():
-        for x in (pair(batch)[0] for batch in batches(data, 0)) if loader else (data,):
-            twice = _twice(x)
-            probe = Probe(x if twice is None else twice, None)
-            yield Part(probe, probe.n if twice is None else 1)
+    for x in inputs_of(data) if isinstance(data, DataLoader) else (data,):
+        twice = _twice(x)
+        probe = Probe(x if twice is None else twice, None)
+        yield Part(probe, probe.n if twice is None else 1)
 
 
 def _twice(x: Any) -> Any:

@@ -146,7 +146,7 @@ class Diagonal:
 def _analysed(d: Diagonal) -> FeatureAnalysis:
     fit, evaluation = d.fit, d.evaluation
     rho, U = fit.spectrum
-    size = ((evaluation.phi_phi @ U) * U).sum(0)  # rho_k |e_k|^2: rho_k itself on the fitting sample
+    size = rho[:U.shape[1]] if evaluation is fit else ((evaluation.phi_phi @ U) * U).sum(0)  # rho_k |e_k|^2
     seen = torch.where(size > 0, size, torch.inf)
     power, B, C = evaluation.target_power, evaluation.whitening, fit.C
     taught = power > 0
