@@ -147,3 +147,15 @@ def test_a_file_that_is_refused_is_not_explained_in_the_words_of_torch(tmp_path:
     with pytest.raises(StoreError, match=r"holds Python objects besides tensors: a whole model, or worse\)") as why:
         checkpoints.load(tmp_path / "model.pt")
     assert "weights_only" not in str(why.value)
+
+
+def test_rows_that_are_tokens_are_called_tokens(tmp_path: Path) -> None:
+    """Of a run as of a model."""
+    model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 7))
+    ids = torch.randint(7, (20, 4), generator=torch.Generator().manual_seed(0))
+    with richter.Observer(model, richter.Probe(ids, ids.flip(0)), run=tmp_path / "run", when=1, measures=["probe_loss"],
+                          keep_features=16, budget=None) as watch:
+        watch(0)
+    run = richter.runs.open(tmp_path / "run")
+    assert "on 16 tokens" in str(between(run, run))
+    assert "on 80 tokens" in str(compare(model, model, richter.Probe(ids, None)))

@@ -52,12 +52,13 @@ class Keepsakes:
         self._reader: Reader | None = None
 
     def about(self) -> dict[str, Any]:
-        """What the run says of them: which examples, as a digest, their classes, if they have some, and the layers by depth."""
+        """What the run says of them: which examples, as a digest, how many rows and whether these are examples or tokens, their
+        classes, if they have some, and the layers by depth."""
         assert self._reader is not None
         y = self.whole.y
         classes = None if y is None or y.dim() != 1 or y.is_floating_point() else y[self.rows].tolist()
         return {"examples": fingerprint(select(self.whole.x, self.rows))[:32], "rows": sum(self._reader.counts()),
-                "classes": classes, "layers": self._reader.names}
+                "kind": "tokens" if self._reader.tokens else "examples", "classes": classes, "layers": self._reader.names}
 
     def news(self, run: Run) -> dict[str, Any] | None:
         """What a run has to be told of them; None if it knows. What it says is true of all of them: those of a run that is

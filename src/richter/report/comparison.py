@@ -8,7 +8,7 @@ runs keep of their probes' features (``Observer(keep_features=...)``), without t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -164,6 +164,7 @@ class Kept(NamedTuple):
     step: int
     grams: dict[str, Numbers]
     examples: str  # a digest
+    kind: str = "examples"  # what the rows are
 
     @property
     def title(self) -> str:
@@ -173,7 +174,9 @@ class Kept(NamedTuple):
 def kept(run: Run, step: int | None = None, name: str = "") -> Kept:
     """At the last step at or before this one (None: of all) of which features were kept."""
     place = last_kept(run, step)
-    return Kept(name or run.name, place, grams(run, place), str(about(run).get("examples")))
+    facts = about(run)
+    kind = "tokens" if facts.get("kind") == "tokens" else "examples"
+    return Kept(name or run.name, place, grams(run, place), str(facts.get("examples")), kind)
 
 
 def between(a: Run, b: Run, steps: tuple[int | None, int | None] = (None, None), *, debiased: bool = False,
@@ -199,7 +202,8 @@ def of_kept(a: Kept, b: Kept, *, debiased: bool = False, features: int = FEATURE
     if a.examples != b.examples:
         raise SelectionError(f"the runs {a.name} and {b.name} have kept features of different examples, so that they have no "
                              f"rows in common. Watch both with the same Probe and the same keep_features=.")
-    return of_grams(a.grams, b.grams, (a.title, b.title), debiased=debiased, features=features, noise=likeness.SINGLE)
+    seen = of_grams(a.grams, b.grams, (a.title, b.title), debiased=debiased, features=features, noise=likeness.SINGLE)
+    return replace(seen, kind=a.kind)
 
 
 def drift(run: Run, most: int = 40) -> tuple[list[int], dict[str, Numbers]]:
