@@ -12,7 +12,7 @@ import torch
 
 from richter import experiments
 from richter.experiments.frame import Results
-from richter.experiments.layerwise import evolution, fig7_1, fig7_2, fig7_3, fig7_4, reading
+from richter.experiments.layerwise import evolution, fig7_1, fig7_2, fig7_3, fig7_4, reading, single
 from richter.experiments.layerwise.evolution import Settings, Task, cases, tasks, tasks_by_architecture, work
 from richter.experiments.layerwise.metrics import indicators, read
 from richter.measures import features
@@ -124,12 +124,12 @@ def test_the_two_exponents_of_a_learning_curve(subject: str, ratio: float) -> No
 
 @pytest.mark.parametrize(("subject", "value"), [("trained", 1.0), ("shifted", 0.0), ("training", -1.0)])
 def test_kappa_follows_the_error_and_its_rivals_do_not(subject: str, value: float) -> None:
-    assert fig7_1.following(learning_curve(subject, 2.0)) == pytest.approx(value)
+    assert reading.following(learning_curve(subject, 2.0)) == pytest.approx(value)
 
 
 def test_what_a_curve_says_of_its_ends() -> None:
     r = learning_curve("trained", 2.0)
-    assert fig7_1.better(r) == pytest.approx(1.0)  # the norm does not vary: it says nothing
+    assert reading.better(r) == pytest.approx(1.0)  # the norm does not vary: it says nothing
     assert fig7_1.ends(r) == (66, 5400)
     assert fig7_1.both_sides(r) == pytest.approx(0.1 * (66 / 600) ** -0.2 - 0.1)
     assert fig7_1.both_sides(learning_curve("exchanged", 2.0)) == pytest.approx(0.1 * 9 ** -0.4 - 0.1)
@@ -169,10 +169,31 @@ def test_flat_intensities_are_flat() -> None:
 def test_correlations_over_features(subject: str, value: float, gain: float) -> None:
     k = np.arange(1.0, 31)
     r = made(tasks(SMALL), subject, quality=lambda _: [k, 1 / k], intensity=lambda _: [1 / k, 1 / k ** 2])
-    assert reading.of_features(r, "quality", "intensity") == pytest.approx(value)
-    assert reading.gained(r, "quality", "intensity") == pytest.approx(gain)
-    assert abs(reading.of_features(Results(replace(SMALL, subject="shuffled"), r.tasks, [a for _, a in r]), "quality",
+    assert single.of_features(r, "quality", "intensity") == pytest.approx(value)
+    assert single.gained(r, "quality", "intensity") == pytest.approx(gain)
+    assert abs(single.of_features(Results(replace(SMALL, subject="shuffled"), r.tasks, [a for _, a in r]), "quality",
                                    "intensity")) < 0.5
+
+
+def test_correlations_between_looks_and_what_is_gained() -> None:
+    k = np.arange(1.0, 31)
+    r = made(tasks(SMALL), epoch=lambda _: [0, 1, 2, 3], quality=lambda _: [k, 1 / k, 1 / k, k],
+             intensity=lambda _: [1 / k] * 4)
+    assert single.throughout(r, "quality", "intensity") == pytest.approx(1.0)  # 1, 1 and -1 after the start
+    assert single.faster(r) == 0, "nothing is gained between the first look and the last"
+    risen = made(tasks(SMALL), epoch=lambda _: [0, 1], quality=lambda _: [k, k + 1 / k], intensity=lambda _: [k, 1 / k])
+    assert single.faster(risen) == pytest.approx(1.0)
+    for subject, value in (("untrained", 0.0), ("shuffled", 0.0)):
+        other = Results(replace(SMALL, subject=subject), risen.tasks, [a for _, a in risen])
+        assert single.faster(other) == pytest.approx(value, abs=0.5)
+
+
+@pytest.mark.parametrize(("subject", "value"), [("trained", 0.2), ("shifted", 0.0), ("untrained", 0.0)])
+def test_the_accuracy_of_the_tightest(subject: str, value: float) -> None:
+    trainings = tasks(replace(SMALL, decays=(0.0, 1.0, 2.0)))
+    r = made(trainings, subject, kappa_cka=lambda t: [0.6, [0.3, 0.2, 0.1][int(t.decay)]],
+             accuracy=lambda t: [0.1, [0.5, 0.5, 0.7][int(t.decay)]])
+    assert reading.of_the_tightest(r) == pytest.approx(value)
 
 
 def test_constants_are_correlated_with_nothing() -> None:

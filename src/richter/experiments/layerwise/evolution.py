@@ -27,6 +27,9 @@ SETS = {"cifar10": cifar10, "fashion_mnist": fashion_mnist, "mnist": mnist}
 CLASSES = 10
 NUMBERS = ("kappa_cka", "deff_intensity", "deff_utilisation", "quality_top", "utilisation_top")
 ARRAYS = ("intensity", "quality", "utilisation")
+TUNED = ("The recipe of the ResNet was chosen on seed 0, which is not one of the five seeds of the paper's scale, by its kappa "
+         "and accuracies on 2,000 or 3,000 images: rates that are here 0.01, 0.02 and 0.08, batches of 32 and 64, weight decays "
+         "that are 5e-3 and 0.025, and a fall of the rate after 0.3, 0.6 or 0.75 of the epochs.")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ images; four ways of a richer start leave no delay."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ from torch import nn
 from richter.controls import Richness
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.layerwise.pictures import outside, seeds
 from richter.experiments.training import accuracy, epochs
 from richter.measures.delay import delay
 from richter.measures.features import analyse
@@ -36,6 +37,7 @@ TABLE: dict[Name, tuple[str, Richness]] = {  # Table 6.1
     "c": ("target upscaling", Richness(weight=5.0, target=30.0)),
     "d": ("input downscaling", Richness(weight=5.0, target=3.0, input=0.01)),
     "e": ("output downscaling", Richness(weight=5.0, target=3.0, output=0.1))}
+KNOBS: tuple[Name, ...] = ("b", "c", "d", "e")
 SOLVED, GOOD = 0.99, 0.8  # training accuracy; test accuracy
 
 
@@ -47,12 +49,12 @@ class Settings:
     n: int = 1000
     width: int = 128
     epochs: int = 2000  # of (a)
-    fewer: int = 100  # of the others
+    fewer: int = 200  # of the others
     lr: float = 1e-3
     decay: float = 1e-4
     seeds: tuple[int, ...] = (0,)
     grokking: Name = "a"
-    richer: tuple[Name, ...] = ("b", "c", "d", "e")
+    richer: tuple[Name, ...] = KNOBS
     moment: Literal["end", "solved"] = "end"
     direction: Literal["richer", "lazier"] = "richer"  # in which the knobs of the scalar network are turned
 
@@ -143,9 +145,11 @@ def dropped(arrays: Mapping[str, NDArray[Any]]) -> float:
 
 
 def late(arrays: Mapping[str, NDArray[Any]]) -> float:
-    """Epochs from the solved training set to a test accuracy near its best."""
+    """Epochs from the solved training set to a test accuracy near its best. Where one of them was not reached, all epochs since
+    the one, or since the start: a delay that is not over is none that is absent."""
     epoch, train, test = arrays["curves"].T
-    return delay(epoch, train, test).delay or 0.0
+    seen = delay(epoch, train, test)
+    return seen.last - (seen.train_solved or 0.0) if seen.delay is None else seen.delay
 
 
 def default(number: Callable[[Mapping[str, NDArray[Any]]], float]) -> Callable[[Results], float]:
@@ -162,10 +166,15 @@ def final(r: Results) -> float:
     return float(arrays["curves"][-1 if r.settings.moment == "end" else solved(arrays), 2])
 
 
-def ratio(r: Results) -> float:
-    """The delay of (a) over the longest of (b) to (e), which counts as an epoch at least."""
-    others = [late(of_setting(r, name)) for name in r.settings.richer if name != r.settings.grokking]
+def ratio(r: Results, names: Sequence[Name] = ()) -> float:
+    """The delay of (a) over the longest of (b) to (e), or of those named, which counts as an epoch at least."""
+    others = [late(of_setting(r, name)) for name in names or r.settings.richer]
     return late(of_setting(r, r.settings.grokking)) / max(1.0, *others)
+
+
+def shortened(name: Name) -> Callable[[Results], float]:
+    """The delay of (a) over that of one of the others, which counts as an epoch at least."""
+    return lambda r: ratio(r, (name,))
 
 
 def gamma(name: Name, seed: int, lazier: bool = False) -> float:
@@ -203,23 +212,22 @@ def draw_curves(results: Results) -> Figure:
         looks = [a["features"] for _, a in results.where(setting=name)]
         common = sorted(set.intersection(*({*rows[:, 0]} for rows in looks)))
         band(axes[5], common, [np.interp(common, rows[:, 0], rows[:, 1]) for rows in looks], COLOURS[i % len(COLOURS)], name)
-    axes[5].set_xlim(0.8, 3e4)  # room for the names
-    label(axes[5], "epoch", "kappa", "distance from as few features as could be", log="x", legend=True)
-    seeds = len(results.distinct("seed"))
-    caption(figure, f"Only the default has a delay between training and test accuracy; over it, kappa falls. From a richer start "
-                    f"both rise together. {f'Median and range of {seeds} seeds' if seeds > 1 else 'One seed'}.")
+    label(axes[5], "epoch", "kappa", "distance from as few features as could be", log="x")
+    outside(axes[5])
+    caption(figure, "Only the default has a long delay between training and test accuracy; over it, kappa falls. From a richer "
+                    f"start both rise together. {seeds(results)}")
     return figure
 
 
 @styled
 def draw_table(results: Results) -> Figure:
     figure, (left, right) = panels(2, across=2)
+    drawn = results.distinct("seed")
     for i, (name, (words, _)) in enumerate(TABLE.items()):
-        seeds = results.distinct("seed")
-        rows = [of_setting(results.where(seed=seed), name) for seed in seeds]
+        rows = [of_setting(results.where(seed=seed), name) for seed in drawn]
         points(left, [i], [[late(a)] for a in rows], COLOURS[0], "delay" if not i else "")
         points(left, [i + 0.15], [[good_at(a)] for a in rows], COLOURS[1], "test accuracy above 0.8" if not i else "", "s")
-        points(right, [np.median([gamma(name, seed) for seed in seeds])], [[good_at(a)] for a in rows],
+        points(right, [np.median([gamma(name, seed) for seed in drawn])], [[good_at(a)] for a in rows],
                COLOURS[i % len(COLOURS)], f"{name}: {words}")
     left.set_xticks(range(len(TABLE)), list(TABLE))
     left.set_yscale("symlog", linthresh=10)
@@ -227,7 +235,7 @@ def draw_table(results: Results) -> Figure:
     left.set_yticks([0, 10, 100, 1000], ["0", "10", "100", "1000"])
     label(left, "setting of Table 6.1", "epochs", legend=True)
     label(right, "gamma_plus of a scalar linear network", "epochs until test accuracy 0.8", log="xy", legend=True)
-    caption(figure, "Every setting with a larger gamma_plus is without the delay of the default.")
+    caption(figure, f"Every setting with a larger gamma_plus is without the long delay of the default. {seeds(results)}")
     return figure
 
 
@@ -237,11 +245,13 @@ FIRST = Control("the default (a) in the place of (b) to (e)", {"richer": ("a",)}
 EXPERIMENT = Experiment(
     name="layerwise_fig6_5", ref=Ref("layerwise", "Fig. 6.5"),
     title="late generalisation of an MLP on 1,000 digits, and four knobs that remove it", places=("Fig. 6.5", "Table 6.1"),
-    smoke=Settings(), paper=Settings(fewer=200, seeds=(0, 1, 2, 3, 4)), work=work, tasks=tasks,
+    smoke=Settings(), paper=Settings(fewer=400, seeds=(1, 2, 3, 4, 5)), work=work, tasks=tasks,
     figures={"layerwise_fig6_5": draw_curves, "layerwise_table6_1": draw_table}, data=("mnist",),
-    start={"epochs": 6, "fewer": 6, "seeds": (0,), "n": 50, "width": 16}, reduced="1 seed of 5; 100 of 200 epochs for (b) to (e)",
-    missing={"Fig. 6.5": "width 512 (here 128), and 2,000 epochs for the settings without a delay (here 200)",
-             "Table 6.1": "width 512 (here 128), and 2,000 epochs for the settings without a delay (here 200)"},
+    start={"epochs": 6, "fewer": 6, "seeds": (0,), "n": 50, "width": 16}, reduced="one seed; 200 of 400 epochs for (b) to (e)",
+    missing={"Fig. 6.5": "width 512 (here 128), and 2,000 epochs for the settings without a delay (here 400)",
+             "Table 6.1": "width 512 (here 128), and 2,000 epochs for the settings without a delay (here 400)"},
+    tried="one run of each setting with seed 0, which is not one of the five seeds of the paper's scale, with (b) to (e) for 100 "
+          "and 200 epochs. In 100 of them the training set of (d) is not solved (it takes 130), which counted as no delay",
     claims=(
         Claim("(a): test accuracy when the training accuracy is 0.99", default(test_then), Interval(high=0.5), SECOND, source=BAR,
               paper="training saturates long before", places=("Fig. 6.5",), over="seed"),
@@ -259,6 +269,9 @@ EXPERIMENT = Experiment(
         Claim("delay of (a) over the longest delay of (b) to (e)", ratio, Interval(low=800 / 60), SECOND,
               source="800 epochs against 60, the bars of Fig. 6.5", paper="all methods remove the delay", places=("Table 6.1",),
               over="seed"),
+        *(Claim(f"delay of (a) over that of ({name}), {TABLE[name][0]}", shortened(name), Interval(low=800 / 60), SECOND,
+                source="800 epochs against 60, the bars of Fig. 6.5", paper="it removes the delay", places=("Table 6.1",),
+                over="seed") for name in KNOBS),
         Claim("smallest factor by which one of the four knobs raises gamma_plus of a scalar linear network", knobs_of_gamma,
               Interval(low=1), Control("each knob turned the other way", {"direction": "lazier"}), source="Theorem 1",
               paper="each increases gamma_plus", places=("Table 6.1",), over="seed"),

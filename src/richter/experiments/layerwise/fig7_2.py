@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise.evolution import CLASSES, Settings, tasks, work
+from richter.experiments.frame import Claim, Experiment, Results
+from richter.experiments.layerwise import reading
+from richter.experiments.layerwise.evolution import CLASSES, TUNED, Settings, tasks, work
 from richter.experiments.layerwise.metrics import metric_panels
 from richter.experiments.layerwise.pictures import outside, seeds
-from richter.experiments.layerwise.reading import flatness, rank_correlation, read_at, when
+from richter.experiments.layerwise.reading import SHIFTED, TRAINING, UNTRAINED, flatness, read_at, when
 from richter.measures.features import MINIMUM
 from richter.report.drawing import caption, panels, styled
 
@@ -34,18 +35,12 @@ def along(r: Results, knob: Knob) -> Results:
     return Results(r.settings, [rows[i][0] for i in order], [rows[i][1] for i in order])
 
 
-def following(knob: Knob, name: str = "kappa_cka") -> Callable[[Results], float]:
-    """The rank correlation along the knob of kappa, or of another number, with the test error."""
-    def value(r: Results) -> float:
-        chosen = when(along(r, knob))
-        values = chosen["loss_fit" if r.settings.subject == "training" else name]
-        return rank_correlation(np.roll(values, 1) if r.settings.subject == "shifted" else values, 1 - chosen["accuracy"])
-    return value
+def following(knob: Knob) -> Callable[[Results], float]:
+    return lambda r: reading.following(along(r, knob))
 
 
 def better(knob: Knob) -> Callable[[Results], float]:
-    """Kappa's rank correlation less the larger of two rivals': training loss and norm of the weights."""
-    return lambda r: following(knob)(r) - max(following(knob, "loss_fit")(r), following(knob, "norm")(r))
+    return lambda r: reading.better(along(r, knob))
 
 
 def kappa(r: Results, knob: Knob, place: int) -> float:
@@ -94,9 +89,6 @@ def draw(results: Results) -> Figure:
 
 TEXT = "the text of Sec. 7.3"
 VISIBLY = f"{TEXT}; visibly: by 0.02"
-UNTRAINED = Control("untrained networks", {"subject": "untrained"})
-SHIFTED = Control("kappa of another value beside each error", {"subject": "shifted"})
-TRAINING = Control("the training loss in the place of kappa", {"subject": "training"})
 BEAT = "a measure must beat its best simple rival, visibly"
 SHORT = ("150 steps on 1,000 images are too few: kappa 0.13 at the base rate, of 500 steps on 2,000 images 0.09, without weight "
          "decay 0.12 and 0.07 (one seed)")
@@ -105,7 +97,7 @@ LARGEST = ("kappa and test error fall together up to the base rate. The largest 
 NEARLY = "it is better by 0.019, of 1,000 test images and one seed"
 EVEN = ("features 2 to 10 keep their proportions: in 150 steps weight decay makes all of them stronger, relative to the first, "
         "and none of them more than another")
-PAPER = Settings(rates=(0.016, 0.001, 0.004, 0.048), decays=(1e-3, 0.0, 1e-2), seeds=tuple(range(5)))
+PAPER = Settings(rates=(0.016, 0.001, 0.004, 0.048), decays=(1e-3, 0.0, 1e-2), seeds=tuple(range(1, 6)))
 EXPERIMENT = Experiment(
     name="layerwise_fig7_2", ref=Ref("layerwise", "Fig. 7.2"), title="learning rate and weight decay, accuracy and features",
     smoke=replace(PAPER, sizes=(1_000,), steps=150, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, tasks=tasks,
@@ -115,6 +107,9 @@ EXPERIMENT = Experiment(
     missing={"Fig. 7.2": "CIFAR-100 (a), which cannot be had here, CIFAR-10 (b), a ResNet-18 of full width, and the paper's "
                          "rates and decays, which its text does not give: these are 2,000 images of Fashion-MNIST of 16 x 16 "
                          "pixels, an eighth of the width, 500 steps, in which only large decays change the weights"},
+    tried=f"rates and decays were chosen by runs of seed 0. At the paper's scale it gave kappa 0.40 at the lowest rate and 0.09 "
+          f"at the base rate, a rank correlation of 0.8, which a rival had too, and between the decays a difference of 0.010 in "
+          f"kappa and of 0.0035 in test accuracy. {TUNED}",
     claims=(
         Claim("a: the lesser of kappa of the lowest rate less 0.1, and 0.1 less kappa of the rate with the best test accuracy",
               both_sides, Interval(low=0.0), UNTRAINED, paper="above 0", source=TEXT, over="seed", differs={"smoke": SHORT}),
@@ -132,6 +127,9 @@ EXPERIMENT = Experiment(
               UNTRAINED, paper="tighter", source=VISIBLY, over="seed"),
         Claim("b: test accuracy of the largest weight decay less that without", change("accuracy", "decay"), Interval(low=0.02),
               UNTRAINED, paper="better", source=VISIBLY, over="seed", differs={"smoke": NEARLY}),
+        Claim("b: test accuracy of the weight decay with the smallest kappa less that of the one with the largest",
+              lambda r: reading.of_the_tightest(along(r, "decay")), Interval(low=0.02), UNTRAINED, paper="better", source=VISIBLY,
+              over="seed", differs={"smoke": NEARLY}),
         Claim("b: share of features 2 to 10 over which their intensity is spread, largest weight decay less none",
               change("flatness", "decay"), Interval(low=0.02), UNTRAINED, paper="flatter", source=VISIBLY,
               over="seed", differs={"smoke": EVEN}),

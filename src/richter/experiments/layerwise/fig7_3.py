@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.frame import Claim, Experiment, Results
+from richter.experiments.layerwise import single
 from richter.experiments.layerwise.evolution import CLASSES, Settings, tasks, work
 from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import outside, seeds, single_features
-from richter.experiments.layerwise.reading import flatness, gained, of_features, read_at, when
+from richter.experiments.layerwise.pictures import outside, seeds
+from richter.experiments.layerwise.reading import SHIFTED, UNTRAINED, flatness, of_the_tightest, read_at, when
 from richter.measures.features import MINIMUM
 from richter.report.drawing import caption, panels, styled
 
@@ -48,16 +49,7 @@ def normalised(r: Results) -> Results:
     return r.where(network="vgg")
 
 
-def correlated(a: str, b: str) -> Callable[[Results], float]:
-    return lambda r: of_features(normalised(r), a, b)
-
-
-def learned(a: str, b: str) -> Callable[[Results], float]:
-    """What that correlation gained by training."""
-    return lambda r: gained(normalised(r), a, b)
-
-
-# ------------------------------------------------------------------------------------------------ drawings
+# ------------------------------------------------------------------------------------------------ drawing
 
 
 @styled
@@ -67,39 +59,33 @@ def draw3(results: Results) -> Figure:
     metric_panels(axes, {words: when(results.where(network=name)) for name, words in names.items()}, CLASSES,
                   legend=False)
     outside(axes[2])
+    for ax, title in zip(axes, ("a (i): of the target", "a (ii): by the learned function", "a (iii): strength"), strict=True):
+        ax.set_title(title)
     caption(figure, "VGG-16 with and without batch normalisation: in parentheses the test accuracy, in square brackets kappa. "
                     f"{seeds(results)}")
     return figure
 
 
-@styled
-def draw7(results: Results) -> Figure:
-    figure, axes = panels(3, across=3)
-    single_features(axes, normalised(results))
-    caption(figure, "Single features of VGG-16 with batch normalisation, the strongest first, between epochs: those that are "
-                    f"strong are used more, and are better. {seeds(results, 'Median')}")
-    return figure
-
-
-TEXT, TEXT7 = "the text of Sec. 7.3", "the text of Sec. 7.4.1"
+TEXT = "the text of Sec. 7.3"
 VISIBLY = f"{TEXT}; visibly: by 0.02"
-UNTRAINED = Control("untrained networks", {"subject": "untrained"})
-SHUFFLED = Control("features in a random order", {"subject": "shuffled"})
-PAIRS = (("quality", "utilisation"), ("quality", "intensity"))
 WEIGHTS = ("the network without normalisation does as well from initial weights of the variance 2 / fan-in. From torch's own, "
            "smaller ones it does not train at all in four epochs: its outputs are constant, and it has no kappa to compare")
 NARROW = ("625 steps do not lead the narrow network to the minimum: kappa is 0.54 in a run of six epochs, 0.45 in one of 20, and "
           "would go on falling")
 BEFORE = ("strong features of the untrained network are the better ones already: 0.83 and 0.86 before training, 0.63 and 0.69 "
           "after it. The correlation of the thesis is there, but it is not learned")
-PAPER = Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=1_250, watched=(1, 3, 8, 14), seeds=tuple(range(5)))
+PAPER = Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=1_250, watched=(1, 3, 8, 14), seeds=tuple(range(1, 6)))
 LESS = ("a VGG-16 of full width and 200 epochs: these are 2,000 images of Fashion-MNIST in the place of CIFAR-10, an eighth of "
         "the width, 20 epochs, initial weights of the variance 2 / fan-in")
 EXPERIMENT = Experiment(
     name="layerwise_fig7_3", ref=Ref("layerwise", "Fig. 7.3"), title="batch normalisation, accuracy and features",
     smoke=replace(PAPER, sizes=(1_000,), steps=625, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, tasks=tasks,
-    places=("Fig. 7.3", "Fig. 7.7"), figures={"layerwise_fig7_3": draw3, "layerwise_fig7_7": draw7}, data=("fashion_mnist",),
+    places=("Fig. 7.3", "Fig. 7.7"), data=("fashion_mnist",),
+    figures={"layerwise_fig7_3": draw3, "layerwise_fig7_7": single.drawing(normalised, "VGG-16 with batch normalisation")},
     start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)}, reduced="1,000 images, one seed",
+    tried="on seed 0, which is not one of the five seeds of the paper's scale, for three or four epochs: rates of 0.004 and "
+          "0.02, torch's own weights, with which the network without normalisation does not train, and a VGG of eleven layers; "
+          "then 188 and 560 steps in the place of 625 and 1,250",
     missing={"Fig. 7.3": f"b, CIFAR-100, which cannot be had here; {LESS}", "Fig. 7.7": LESS},
     claims=(
         Claim("a: kappa with normalisation less that without", more(number("kappa_cka")), Interval(high=-0.02), UNTRAINED,
@@ -113,10 +99,7 @@ EXPERIMENT = Experiment(
               differs={"smoke": WEIGHTS}),
         Claim("a: log10 of the intensity of feature 10 over that of feature 11, with less without normalisation", more(gap),
               Interval(low=0.02), UNTRAINED, paper="a wider gap", source=VISIBLY, over="seed", differs={"smoke": WEIGHTS}),
-        *(Claim(f"rank correlation of {a} and {b} over features", correlated(a, b),
-                Interval(low=0.5), SHUFFLED, paper="a clear correlation", source=f"{TEXT7}; 0.5 is commonly called strong",
-                over="seed", places=("Fig. 7.7",)) for a, b in PAIRS),
-        *(Claim(f"the same, {a} and {b}, less that of the untrained network", learned(a, b),
-                Interval(low=0.02), UNTRAINED, paper="from learning", source=f"{TEXT7}; visibly", over="seed",
-                places=("Fig. 7.7",), differs={"smoke": BEFORE}) for a, b in PAIRS),
+        Claim("a: test accuracy of the network with the smaller kappa less that of the other", of_the_tightest,
+              Interval(low=0.02), (UNTRAINED, SHIFTED), paper="better", source=VISIBLY, over="seed"),
+        *single.claims(normalised, "a", BEFORE),
     ))

@@ -1,5 +1,5 @@
-"""Drawings that several figures of chapter 7 of [layerwise] share: metrics between epochs, single features, and how the first
-twenty of them evolve."""
+"""Drawings that several figures of chapter 7 of [layerwise] share: metrics between epochs, and how the first twenty features
+evolve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from richter.experiments.frame import Results
 from richter.experiments.layerwise.evolution import CLASSES
 from richter.experiments.layerwise.metrics import metric_panels, relative
 from richter.experiments.layerwise.reading import when
-from richter.report.drawing import COLOURS, band, depth_looks, label, line, points
+from richter.report.drawing import COLOURS, band, depth_looks, label, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,20 +45,6 @@ def by_epoch(axes: Sequence[Axes], r: Results, name: str) -> None:
         ax.set_title(f"{name} {part}")
 
 
-def single_features(axes: Sequence[Axes], r: Results) -> None:
-    """Quality, utilisation and intensity of each feature, not summed up.  [layerwise, Fig. 7.7]"""
-    for k, i in enumerate(looks(r)):
-        now = when(r, i)
-        words = f"epoch {int(r['epoch'][0, i])} ({100 * np.median(now['accuracy']):.1f} %) [{np.median(now['kappa_cka']):.2g}]"
-        for ax, rows in zip(axes, (now["quality"], now["utilisation"], relative(now["intensity"])), strict=True):
-            points(ax, np.arange(1, rows.shape[1] + 1), np.median(rows, 0), COLOURS[k % len(COLOURS)], words)
-    names = ("quality", "utilisation", "intensity, relative to the first")
-    for ax, y, title in zip(axes, names, ("(i)", "(ii)", "(iii)"), strict=True):
-        line(ax, [CLASSES, CLASSES], ax.get_ylim(), "#999999", style=":")
-        label(ax, "feature", y, title, log="xy" if ax is axes[2] else "x")
-    outside(axes[2])
-
-
 def first_features(axes: Sequence[Axes], r: Results, name: str) -> None:
     """Quality, utilisation, accuracies and intensity by epoch; of single features, the first C from dark to light, those after
     them grey.  [layerwise, Fig. 7.5]"""
@@ -71,4 +57,5 @@ def first_features(axes: Sequence[Axes], r: Results, name: str) -> None:
         band(axes[2], epoch, rows, colour, words)
     for ax, y, part in zip(axes, ("quality", "utilisation", "accuracy", "intensity, relative to the first"),
                            ("(i)", "(ii)", "(iii)", "(iv)"), strict=True):
-        label(ax, "epoch", y, f"{name} {part}", log="y" if ax is axes[3] else "", legend=ax is not axes[1] and ax is not axes[3])
+        label(ax, "epoch", y, f"{name} {part}", log="y" if ax is axes[3] else "", legend=ax is axes[2])
+    outside(axes[3])
