@@ -13,7 +13,8 @@ import pytest
 from richter import experiments
 from richter.core import Interval
 from richter.experiments.frame import Claim, Experiment, Results
-from richter.experiments.layerwise import fig6_4, fig6_5
+from richter.experiments.layerwise import division as modular
+from richter.experiments.layerwise import fig6_4, fig6_5, scaled
 from richter.experiments.running import finding
 from richter.models import modular_transformer
 from richter.report.drawing import faults
@@ -56,7 +57,7 @@ def grokking(late: float = 1200.0, kappa: float = 0.4) -> Callable[[Any], Arrays
 
 
 def test_the_settings_are_those_of_the_table() -> None:
-    rows = {name: (k.weight, k.target, k.input, k.output, k.zero) for name, (_, k) in fig6_5.TABLE.items()}
+    rows = {name: (k.weight, k.target, k.input, k.output, k.zero) for name, (_, k) in scaled.TABLE.items()}
     assert rows == {"a": (5, 3, 1, 1, False), "b": (1, 3, 1, 1, False), "c": (5, 30, 1, 1, False), "d": (5, 3, 0.01, 1, False),
                     "e": (5, 3, 1, 0.1, False)}
 
@@ -70,7 +71,7 @@ def test_late_generalisation_is_told_from_none() -> None:
     wrong = {c.text for c in FIFTH.claims if not holds(c, together)}
     assert wrong == {"(a): test accuracy when the training accuracy is 0.99", "(a): first epoch with a test accuracy above 0.8",
                      "delay of (a) over the longest delay of (b) to (e)",
-                     *(f"delay of (a) over that of ({name}), {fig6_5.TABLE[name][0]}" for name in fig6_5.KNOBS)}
+                     *(f"delay of (a) over that of ({name}), {scaled.TABLE[name][0]}" for name in scaled.KNOBS)}
     assert [c.text for c in FIFTH.claims if not holds(c, flat)] == ["(a): fall of kappa from the solved training set to the end"]
 
 
@@ -155,9 +156,9 @@ def test_the_transformer_before_and_after() -> None:
 
 
 def test_looks_at_which_the_pairs_are_known() -> None:
-    assert fig6_4.moments([0.1, 1.0, 0.5, 1.0, 1.0], [0.1, 0.1, 0.2, 0.99, 0.5]) == (1, 3)
-    assert fig6_4.moments([0.1, 1.0, 1.0], [1.0, 0.1, 0.2]) == (1, 2), "never after training: the last look"
-    assert fig6_4.moments([0.1, 0.9, 0.9], [1.0, 1.0, 0.2]) == (2, 2), "training is not solved: the last look, for both"
+    assert modular.moments([0.1, 1.0, 0.5, 1.0, 1.0], [0.1, 0.1, 0.2, 0.99, 0.5]) == (1, 3)
+    assert modular.moments([0.1, 1.0, 1.0], [1.0, 0.1, 0.2]) == (1, 2), "never after training: the last look"
+    assert modular.moments([0.1, 0.9, 0.9], [1.0, 1.0, 0.2]) == (2, 2), "training is not solved: the last look, for both"
 
 
 class Unwritten:
@@ -172,12 +173,12 @@ def test_the_transformer_is_looked_at_on_training_test_and_all_pairs() -> None:
     run: Any = Unwritten()
     s = FOURTH.settings("smoke", p=7, d=8, steps=20, every=10, seeds=(0, 1))
     trainings = list(FOURTH.tasks(s))
-    rows = [{k: np.asarray(v) for k, v in fig6_4.work(t, run).items()} for t in trainings]
+    rows = [{k: np.asarray(v) for k, v in modular.work(t, run).items()} for t in trainings]
     assert rows[0]["step"].tolist() == [0, 10, 20]
     assert rows[0]["quality"].shape == (3, 8)
     assert len({rows[0][name][-1] for name in ("kappa_cka", "kappa_all", "kappa_test")}) == 3, "three samples"
     model, data = modular_transformer(7, 8, seed=0), modular_arithmetic(7, 0, operation="divide", share=0.75)
-    first = fig6_4.features(model, data.tokens_test, data.labels_test, 7)
+    first = modular.features(model, data.tokens_test, data.labels_test, 7)
     assert rows[0]["kappa_test"][0] == first.kappa_cka
     for tasks in (trainings[:1], trainings):
         figure = fig6_4.draw(Results(s, tasks, rows[:len(tasks)]))
