@@ -211,5 +211,5 @@ EXPERIMENT = Experiment(
         Claim("kappa on photographs less that on digits, beyond what it is before training", harder, Interval(low=0.02),
               (UNTRAINED, Control("photographs in the place of digits", {"subject": "photographs"})), paper="above 0",
               source=VISIBLY, over="seed", places=("Fig. 7.6",)),
-        *single.claims(resnet, "b", BEFORE),
+        *single.claims(resnet, "b", {"smoke": BEFORE}),
     ))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import Interval
-from richter.experiments.frame import Claim, Control, Results
+from richter.experiments.frame import Claim, Control, Results, Scale
 from richter.experiments.layerwise.evolution import CLASSES
 from richter.experiments.layerwise.metrics import relative
 from richter.experiments.layerwise.pictures import looks, outside, seeds
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Choice = Callable[[Results], Results]
+Why = str | Mapping[Scale, str]
 PAIRS = (("quality", "utilisation"), ("quality", "intensity"))
 SHUFFLED = Control("features in a random order", {"subject": "shuffled"})
 TEXT = "the text of Sec. 7.4.1"
@@ -59,11 +60,11 @@ def faster(r: Results) -> float:
     return _over_features(r, read_at(r, "intensity")[0], read_at(r, "quality")[0] - when(r, 0)["quality"][0])
 
 
-def claims(choice: Choice, panel: str, before: str) -> tuple[Claim, ...]:
-    """Of the trainings of ``choice``; ``before``: why the correlation is not learned at the small scale."""
-    def claim(text: str, value: Callable[[Results], float], paper: str) -> Claim:
+def claims(choice: Choice, panel: str, before: Why = "", gains: Why = "") -> tuple[Claim, ...]:
+    """Of the trainings of ``choice``; ``before`` and ``gains``: why the correlation is not learned, and not that of gains."""
+    def claim(text: str, value: Callable[[Results], float], paper: str, differs: Why = "") -> Claim:
         return Claim(f"{panel}: {text}", value, Interval(low=0.5), SHUFFLED, paper=paper, over="seed", places=("Fig. 7.7",),
-                     source=f"{TEXT}; 0.5 is commonly called strong")
+                     source=f"{TEXT}; 0.5 is commonly called strong", differs=differs)
 
     def read(number: Callable[[Results, str, str], float], a: str, b: str) -> Callable[[Results], float]:
         return lambda r: number(choice(r), a, b)
@@ -73,10 +74,10 @@ def claims(choice: Choice, panel: str, before: str) -> tuple[Claim, ...]:
     return (*(claim(text, read(of_features, a, b), clear) for text, a, b in words),
             *(claim(f"{text}, median over epochs that were looked at", read(throughout, a, b), clear) for text, a, b in words),
             claim("rank correlation over features of intensity and the quality gained in training", lambda r: faster(choice(r)),
-                  "larger features gain better quality faster"),
+                  "larger features gain better quality faster", gains),
             *(Claim(f"{panel}: {text}, less that of the untrained network", read(gained, a, b), Interval(low=0.02), UNTRAINED,
                     paper="from learning", source=f"{TEXT}; visibly", over="seed", places=("Fig. 7.7",),
-                    differs={"smoke": before}) for text, a, b in words))
+                    differs=before) for text, a, b in words))
 
 
 def drawing(choice: Choice, network: str) -> Callable[[Results], Figure]:
