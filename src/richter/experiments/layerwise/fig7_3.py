@@ -74,8 +74,8 @@ NARROW = ("625 steps do not lead the narrow network to the minimum: kappa is 0.5
           "would go on falling")
 BEFORE = ("strong features of the untrained network are the better ones already: 0.83 and 0.86 before training, 0.63 and 0.69 "
           "after it. The correlation of the thesis is there, but it is not learned")
-WEAKEST = ("the first ten features gain 0.30 of the target and the others lose 0.10. But among the others the weakest lose least, "
-           "because they had least, and they are 54 of 64: the order of all of them says little")
+WEAKEST = ("the first ten features gain 0.30 of the target and the others lose 0.10. But among the others the weakest lose "
+           "least, because they had least, and they are 54 of 64: the order of all of them says little")
 PAPER = Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=1_250, watched=(1, 3, 8, 14), seeds=tuple(range(1, 6)))
 LESS = ("a VGG-16 of full width and 200 epochs: these are 2,000 images of Fashion-MNIST in the place of CIFAR-10, an eighth of "
         "the width, 20 epochs, initial weights of the variance 2 / fan-in")
