@@ -133,7 +133,7 @@ BEFOREHAND = ("kappa falls below 0.15 while the test accuracy is still near chan
 EXPERIMENT = Experiment(
     name="layerwise_fig6_4", ref=Ref("layerwise", "Fig. 6.4"),
     title="features of a transformer on modular division, before and after it generalises", smoke=Settings(),
-    paper=Settings(more=3000, seeds=(1, 2, 3, 4, 5)), work=work, tasks=tasks, figures={"layerwise_fig6_4": draw},
+    paper=Settings(more=300, seeds=(1, 2, 3, 4, 5)), work=work, tasks=tasks, figures={"layerwise_fig6_4": draw},
     start={"steps": 1, "seeds": (0,)},
     reduced="one seed; training stops where the test is solved",
     missing={"Fig. 6.4": "the thesis' prime and width, which it does not give; here p = 23 and d = 96"},
