@@ -97,6 +97,10 @@ LARGEST = ("kappa and test error fall together up to the base rate. The largest 
 NEARLY = "it is better by 0.019, of 1,000 test images and one seed"
 EVEN = ("features 2 to 10 keep their proportions: in 150 steps weight decay makes all of them stronger, relative to the first, "
         "and none of them more than another")
+RIVALS = ("all three follow the error, with rank correlations of 0.8 in the median: the lowest rate has the largest kappa, "
+          "training loss and norm, and the largest error, which decides most of it among four rates")
+SMALL = ("it is better by 0.009, about the standard error of 2,000 test images (0.008), for three seeds of five. In 8 epochs "
+         "weight decay halves kappa (0.073 to 0.034), and hardly changes the training loss (0.065 to 0.060)")
 PAPER = Settings(rates=(0.016, 0.001, 0.004, 0.048), decays=(1e-3, 0.0, 1e-2), seeds=tuple(range(1, 6)))
 EXPERIMENT = Experiment(
     name="layerwise_fig7_2", ref=Ref("layerwise", "Fig. 7.2"), title="learning rate and weight decay, accuracy and features",
@@ -122,14 +126,14 @@ EXPERIMENT = Experiment(
               SHIFTED, paper="the best has the tightest", source=f"{TEXT}; of four rates at most one pair of neighbours is "
               "exchanged", over="seed", differs={"smoke": LARGEST}),
         Claim("a: the same, less that of the better of two rivals, training loss and norm of the weights", better("lr"),
-              Interval(low=0.02), TRAINING, source=BEAT, over="seed", differs={"smoke": LARGEST}),
+              Interval(low=0.02), TRAINING, source=BEAT, over="seed", differs={"smoke": LARGEST, "paper": RIVALS}),
         Claim("b: kappa of the largest weight decay less that without", change("kappa_cka", "decay"), Interval(high=-0.02),
               UNTRAINED, paper="tighter", source=VISIBLY, over="seed"),
         Claim("b: test accuracy of the largest weight decay less that without", change("accuracy", "decay"), Interval(low=0.02),
-              UNTRAINED, paper="better", source=VISIBLY, over="seed", differs={"smoke": NEARLY}),
+              UNTRAINED, paper="better", source=VISIBLY, over="seed", differs={"smoke": NEARLY, "paper": SMALL}),
         Claim("b: test accuracy of the weight decay with the smallest kappa less that of the one with the largest",
               lambda r: reading.of_the_tightest(along(r, "decay")), Interval(low=0.02), UNTRAINED, paper="better", source=VISIBLY,
-              over="seed"),
+              over="seed", differs={"paper": SMALL}),
         Claim("b: share of features 2 to 10 over which their intensity is spread, largest weight decay less none",
               change("flatness", "decay"), Interval(low=0.02), UNTRAINED, paper="flatter", source=VISIBLY,
               over="seed", differs={"smoke": EVEN}),

@@ -60,8 +60,9 @@ def faster(r: Results) -> float:
     return _over_features(r, read_at(r, "intensity")[0], read_at(r, "quality")[0] - when(r, 0)["quality"][0])
 
 
-def claims(choice: Choice, panel: str, before: Why = "", gains: Why = "") -> tuple[Claim, ...]:
-    """Of the trainings of ``choice``; ``before`` and ``gains``: why the correlation is not learned, and not that of gains."""
+def claims(choice: Choice, panel: str, before: Why = "", gains: Why = "", between: Why = "") -> tuple[Claim, ...]:
+    """Of the trainings of ``choice``. Why the correlation is not learned (``before``), why there is none of ``gains``, and why
+    none of quality and utilisation ``between`` the epochs."""
     def claim(text: str, value: Callable[[Results], float], paper: str, differs: Why = "") -> Claim:
         return Claim(f"{panel}: {text}", value, Interval(low=0.5), SHUFFLED, paper=paper, over="seed", places=("Fig. 7.7",),
                      source=f"{TEXT}; 0.5 is commonly called strong", differs=differs)
@@ -72,7 +73,8 @@ def claims(choice: Choice, panel: str, before: Why = "", gains: Why = "") -> tup
     words = [(f"rank correlation of {a} and {b} over features", a, b) for a, b in PAIRS]
     clear = "a clear correlation"
     return (*(claim(text, read(of_features, a, b), clear) for text, a, b in words),
-            *(claim(f"{text}, median over epochs that were looked at", read(throughout, a, b), clear) for text, a, b in words),
+            *(claim(f"{text}, median over epochs that were looked at", read(throughout, a, b), clear,
+                    between if b == "utilisation" else "") for text, a, b in words),
             claim("rank correlation over features of intensity and the quality gained in training", lambda r: faster(choice(r)),
                   "larger features gain better quality faster", gains),
             *(Claim(f"{panel}: {text}, less that of the untrained network", read(gained, a, b), Interval(low=0.02), UNTRAINED,
