@@ -86,8 +86,8 @@ BEFORE: Mapping[Scale, str] = {
              "after it. The correlation of the thesis is there, but it is not learned",
     "paper": "strong features of the untrained network are the better ones already: 0.77 and 0.84 before training, 0.67 and 0.72 "
              "after it. The correlation of the thesis is there, but it is not learned"}
-LOSE = ("of the target. But among the others the weakest lose least, because they had least, and they are 54 of 64: the order of all "
-        "of them says little")
+LOSE = ("of the target. But among the others the weakest lose least, because they had least, and they are 54 of 64: the order of "
+        "all of them says little")
 WEAKEST: Mapping[Scale, str] = {"smoke": f"the first ten features gain 0.30 and the others lose 0.10 {LOSE}",
                                 "paper": f"the first ten features gain 0.42 and the others lose 0.11 {LOSE}"}
 PAPER = Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=1_250, watched=(1, 3, 8, 14), seeds=tuple(range(1, 6)))
