@@ -179,7 +179,8 @@ EXPERIMENT = Experiment(
               source=TEXT, over="seed"),
         Claim("the same, less that of the root of the AGOP", lambda r: above(r, "nfc_sqrt"), Interval(low=0.0),
               (SHORT, READS, AGOP), paper="above 0", source=TEXT, over="seed", differs={"paper": "training has not converged: "
-              "the seed that came closest (the gradient off the decay by .52) is above by .013, the furthest (.68) below by .026"}),
+              "the seed that came closest (the gradient off the decay by .52) is above by .013, the furthest (.68) below by "
+              ".026"}),
         Claim("mean cosine with FACT: at the end less at 0.4 of the steps", lambda r: fact(r) - fact(r, r.settings.middle),
               Interval(low=0.25), (AGOP, READS), paper="low during most of training", source=TEXT, over="seed"),
     ))
