@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from richter.core.chains import evaluated
 from richter.experiments.frame import Results
-from richter.experiments.layerwise import classes, fig2_3, fig3_5, metrics, props
+from richter.experiments.layerwise import classes, dynamics, laziness, metrics, props, step, targets
 from richter.experiments.layerwise.metrics import Recipe, fit, indicators, numbers, read, right
 from richter.measures import collapse, features
 from richter.models import mlp, resnet18, vgg16
@@ -142,17 +142,17 @@ def test_the_drawing_has_a_curve_for_each_case_and_says_accuracy_and_kappa() -> 
 def test_a_share_of_the_labels_is_wrong() -> None:
     y = torch.arange(1000) % 10
     for share in (0.0, 0.1, 1.0):
-        mixed = fig3_5.noisy(y, share, 3)
+        mixed = targets.noisy(y, share, 3)
         assert torch.equal(mixed.bincount(), y.bincount())
         assert ((mixed != y).double().mean() - 0.9 * share).abs() < 0.03
-    assert not torch.equal(fig3_5.noisy(y, 1.0, 3), fig3_5.noisy(y, 1.0, 4))
+    assert not torch.equal(targets.noisy(y, 1.0, 3), targets.noisy(y, 1.0, 4))
 
 
 def test_the_last_layer_of_least_squares() -> None:
     """Beside many steps of descent on all of it, in float64."""
     model, (x, y) = NETWORKS["mlp"]().double(), images(60)
     x, targets = x.double(), indicators(y, 5).double()
-    fig2_3.solve(model, x, targets, 0.01)
+    dynamics.solve(model, x, targets, 0.01)
     Phi, last = read(model, x)[0], metrics.readout(model)
     penalty = 0.01 * Phi.square().sum(1).mean()
     W, b = (p.detach().clone().requires_grad_() for p in (last.weight, last.bias))
@@ -165,7 +165,7 @@ def test_the_constant_among_features() -> None:
     draw = torch.Generator().manual_seed(0)
     Phi = torch.randn(500, 6, generator=draw) + 20
     a = features.analyse(Phi, torch.zeros(500, 1) + 1, Phi[:, :1])
-    strongest, second = np.asarray(fig2_3.constants(Phi))
+    strongest, second = np.asarray(dynamics.constants(Phi))
     assert strongest == pytest.approx(a.constant, abs=1e-9)
     assert second < 0.05 < 0.99 < strongest
 
@@ -187,3 +187,55 @@ def test_images_of_the_first_classes_in_the_size_of_a_network(monkeypatch: pytes
         data = classes.images(classes.Task(s, classes.Cell(model, "mnist", 3), 0))
         assert data.x.shape == (9, 1, size, size)
         assert set(data.y.tolist()) == set(data.y_test.tolist()) == {0, 1, 2}
+
+
+def test_features_that_vary_are_counted_without_the_constant() -> None:
+    """Of a constant, one direction that tells the target and a third: one is used besides the constant, two vary."""
+    drawn = torch.randn(400, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn[:, 0] = 1.0
+    u = torch.linalg.qr(drawn)[0] * 20  # orthogonal functions of the examples, the first constant
+    Phi, f = u * torch.tensor([3.0, 2.0, 1.0]), 5 * u[:, :1] + u[:, 1:2]
+
+    def spread(*intensity: float) -> float:
+        share = np.array(intensity) / sum(intensity)
+        return float(np.exp(-(share * np.log(share)).sum()))
+
+    rows = targets.varying(Phi, f, f)
+    assert rows["used_varying"] == pytest.approx(1.0, abs=1e-8)
+    assert rows["strong_varying"] == pytest.approx(spread(4, 1), abs=1e-8)
+    assert rows["strong"] == pytest.approx(spread(9, 4, 1), abs=1e-8)
+    assert features.analyse(Phi, f, f).deff_utilisation == pytest.approx(spread(25, 1), abs=1e-8)  # mostly the constant
+
+
+@pytest.mark.parametrize(("case", "outputs"), [("classes", 10), ("random", 10), ("value", 1), ("value, last", 1)])
+def test_a_network_is_taught_classes_or_values(case: targets.Case, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Tensor]()
+    monkeypatch.setattr(targets, "mnist_5k", lambda seed: targets_made())
+    monkeypatch.setattr(targets, "fit", lambda model, x, y, recipe, run, seed: seen.append(y))
+    rows = targets.work(targets.Task(6, 1, case, 0), RUN)
+    (taught,) = seen
+    assert taught.shape == (40, outputs)
+    assert ("nc1" in rows) == (outputs == 10)
+    labels = taught.argmax(1) if outputs == 10 else taught[:, 0].long()
+    assert torch.equal(labels, targets_made().y) == (case != "random")
+
+
+def targets_made() -> classes.Split:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 10
+    return classes.Split(torch.randn(40, 784, generator=draw), y, torch.randn(20, 784, generator=draw), y[:20])
+
+
+def test_values_of_the_step_at_random_places_are_another_training() -> None:
+    s = step.Settings(n=128, width=8, epochs=1, middle=1)
+    rows = {training: step.work(step.Task(s, training, 0), RUN) for training in ("all", "shuffled")}
+    first, last = ([np.asarray(rows[k]["learned"])[i] for k in rows] for i in (0, -1))
+    np.testing.assert_array_equal(*first)
+    assert not np.array_equal(*last)
+    assert rows["all"]["power"][0] == rows["shuffled"]["power"][0]  # both are judged by the step  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("kind", "last", "decay"), [("rich", False, 0.0), ("linear", True, 0.0), ("random", False, 1e-3)])
+def test_recipes_of_lazy_and_rich_trainings(kind: laziness.Kind, last: bool, decay: float) -> None:
+    recipe = laziness.recipe(laziness.Settings(), kind)
+    assert (recipe.last, recipe.decay) == (last, decay)

@@ -3,84 +3,30 @@ as good ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
-import torch
-from jaxtyping import Int
-from numpy.typing import ArrayLike
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise.metrics import Recipe, fit, indicators, metric_panels, numbers
-from richter.experiments.rivals import shuffled
-from richter.models import mlp
+from richter.experiments.layerwise import targets
+from richter.experiments.layerwise.metrics import metric_panels
+from richter.experiments.layerwise.pictures import outside, seeds
+from richter.experiments.layerwise.targets import Case, number, tasks, work
 from richter.report.drawing import caption, panels, styled
-from richter.runs import Writer
-from richter.tasks import mnist_5k
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Case = Literal["own", "tenth", "random", "no decay", "last", "none"]
-CASES: tuple[Case, ...] = ("own", "tenth", "random", "no decay", "last", "none")
-NOISE = {"tenth": 0.1, "random": 1.0, "no decay": 1.0}
-RECIPES: dict[Case, Recipe] = {
-    "own": Recipe(), "tenth": Recipe(), "random": Recipe(epochs=150), "no decay": Recipe(epochs=70, decay=0.0),
-    "last": Recipe(last=True), "none": Recipe(epochs=0)}
-
-
 @dataclass(frozen=True)
-class Settings:
-    """Three hidden layers on 4,000 images of MNIST-5k. ``noisy``, ``random``, ``lazy``, ``good``: the networks that claims say
-    learned labels of which some are wrong, random labels, little of features, and what is true."""
+class Settings(targets.Settings):
+    """``noisy``, ``random``, ``lazy``, ``good``: the networks that claims say learned labels of which some are wrong, random
+    labels, little of features, and what is true."""
 
-    width: int = 256
-    shortened: int = 1  # the number of epochs is divided by this
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    noisy: tuple[Case, ...] = ("own", "tenth", "random")
+    cases: tuple[Case, ...] = ("classes", "tenth", "random", "no decay", "last", "none")
+    noisy: tuple[Case, ...] = ("classes", "tenth", "random")
     random: Case = "random"
     lazy: Case = "last"
-    good: Case = "own"
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    case: Case
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, seeds=(), noisy=(), random="random", lazy="last", good="own")
-    return [Task(alone, case, seed) for case in CASES for seed in s.seeds]
-
-
-def noisy(y: Int[Tensor, " n"], share: float, seed: int) -> Int[Tensor, " n"]:
-    """This share of the labels, each at a random example of theirs."""
-    rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:round(share * len(y))]
-    mixed = y.clone()
-    mixed[rows] = shuffled(y[rows], seed + 1)
-    return mixed
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
-    """Accuracy on the fitting sample is of the labels that were taught, that on held-out examples of the true ones."""
-    s, data, recipe = t.settings, mnist_5k(seed=t.seed), RECIPES[t.case]
-    model = mlp([784, *[s.width] * 3, 10], seed=t.seed)
-    taught = indicators(noisy(data.y, NOISE.get(t.case, 0.0), t.seed))
-    fit(model, data.x, taught, replace(recipe, epochs=recipe.epochs // s.shortened), run, seed=t.seed)
-    return numbers(model, data.x, taught, data.x_test, indicators(data.y_test))
-
-
-# ------------------------------------------------------------------------------------------------ claims
-
-
-def number(r: Results, name: str, case: Case) -> float:
-    return float(np.median(r.where(case=case)[name]))
+    good: Case = "classes"
 
 
 def widest(r: Results) -> float:
@@ -92,8 +38,8 @@ DEFINITION, BAR = "Definition 2: 0.1", "independent check of the recipe, one see
 NO_DECAY = Control("without weight decay", {"random": "no decay"})
 LAST, NONE = (Control(text, {"noisy": (case,), "random": case}) for text, case in (
     ("only the last layer trained, on the true labels", "last"), ("untrained", "none")))
-OWN = Control("the true labels", {"random": "own"})
-EXCHANGED = Control("the network of true labels for that of random ones", {"random": "own", "lazy": "own"})
+OWN = Control("the true labels", {"random": "classes"})
+EXCHANGED = Control("the network of true labels for that of random ones", {"random": "classes", "lazy": "classes"})
 CLAIMS = (
     Claim("kappa on the training set, largest over 0, 10 and 100 % of random labels", widest, Interval(high=0.1), (LAST, NONE),
           paper="minimum feature regime in all three", source=DEFINITION, over="seed"),
@@ -121,15 +67,17 @@ CLAIMS = (
 def draw(results: Results) -> Figure:
     """The three panels on held-out examples, and again on the fitting sample."""
     figure, axes = panels(6, across=3)
-    words = {"own": "0 % random", "tenth": "10 %", "random": "100 %", "no decay": "100 %, no decay", "last": "last layer only"}
+    words: dict[Case, str] = {"classes": "0 % random", "tenth": "10 %", "random": "100 %", "no decay": "100 %, no decay",
+                              "last": "last layer only"}
     cases = {text: results.where(case=case) for case, text in words.items()}
     for row, mark in ((axes[:3], ""), (axes[3:], "_fit")):
-        metric_panels(row, cases, classes=10, mark=mark)
+        metric_panels(row, cases, classes=10, mark=mark, legend=False)
+        outside(row[2])
         for ax in row:
             ax.set_title(f"{ax.get_title()}, {'fitting sample' if mark else 'held-out'}")
     caption(figure, "With weight decay ten features are left whatever the labels (dotted: ten); of random labels they hold "
-                    "nothing of the true classes (panel a). In parentheses test accuracy, in brackets kappa; median and range of "
-                    f"{len(results.distinct('seed'))} seeds. Sums above one are of held-out examples, too few for 256 features.")
+                    "nothing of the true classes (panel a). In parentheses test accuracy, in brackets kappa. Sums above one "
+                    f"are of held-out examples, too few for 256 features. {seeds(results)}")
     return figure
 
 

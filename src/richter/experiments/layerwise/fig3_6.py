@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
-from numpy.typing import ArrayLike
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise.metrics import Recipe, fit, indicators, metric_panels, numbers
-from richter.models import mlp
+from richter.experiments.layerwise import targets
+from richter.experiments.layerwise.metrics import metric_panels
+from richter.experiments.layerwise.pictures import outside, seeds
+from richter.experiments.layerwise.targets import Case, number, tasks, work
 from richter.report.drawing import caption, panels, styled
-from richter.runs import Writer
-from richter.tasks import mnist_5k
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Case = Literal["regression", "classification", "last", "none"]
-CASES: tuple[Case, ...] = ("regression", "classification", "last", "none")
-RECIPES: dict[Case, Recipe] = {
-    "regression": Recipe(lr=0.002, epochs=40), "classification": Recipe(), "last": Recipe(lr=0.002, epochs=40, last=True),
-    "none": Recipe(epochs=0)}
-
-
 @dataclass(frozen=True)
-class Settings:
-    """Three hidden layers on 4,000 images of MNIST-5k. ``one``, ``ten``: the networks of which claims say that they tell a value,
-    and a class. "last" and "none" have one output."""
+class Settings(targets.Settings):
+    """``one``, ``ten``: the networks of which claims say that they tell a value, and a class."""
 
-    width: int = 256
-    shortened: int = 1  # the number of epochs is divided by this
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    one: Case = "regression"
-    ten: Case = "classification"
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    case: Case
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), one="regression", ten="classification"), case, seed) for case in CASES for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
-    """``strong``: the plain effective dimension of all intensities, the first one too."""
-    s, data, recipe = t.settings, mnist_5k(seed=t.seed), RECIPES[t.case]
-    many = t.case == "classification"
-    model = mlp([784, *[s.width] * 3, 10 if many else 1], seed=t.seed)
-    y, y_test = (indicators(c) if many else c[:, None].float() for c in (data.y, data.y_test))
-    fit(model, data.x, y, replace(recipe, epochs=recipe.epochs // s.shortened), run, seed=t.seed)
-    rows = numbers(model, data.x, y, data.x_test, y_test)
-    share = rows["intensity"] / rows["intensity"].sum()
-    kept = {k: v for k, v in rows.items() if not k.startswith("nc")}
-    return {**kept, "strong": np.exp(-np.sum(share * np.log(np.where(share > 0, share, 1.0))))}
-
-
-# ------------------------------------------------------------------------------------------------ claims
-
-
-def number(r: Results, name: str, case: Case) -> float:
-    return float(np.median(r.where(case=case)[name]))
+    cases: tuple[Case, ...] = ("value", "classes", "value, last", "value, none")
+    one: Case = "value"
+    ten: Case = "classes"
 
 
 def kappa(r: Results) -> float:
@@ -76,22 +31,25 @@ def kappa(r: Results) -> float:
 
 
 LAST, NONE, TEN = (Control(text, {"one": case}) for text, case in (
-    ("only the last layer trained", "last"), ("untrained", "none"), ("classification", "classification")))
-ONE = Control("regression", {"ten": "regression"})
+    ("only the last layer trained", "value, last"), ("untrained", "value, none"), ("classification", "classes")))
+ONE = Control("regression", {"ten": "value"})
 TEXT = "the text: two features, of which the first is constant"
 CLAIMS = (
     Claim("regression: kappa, larger of fitting and held-out sample", kappa, Interval(high=0.02), (LAST, NONE, TEN),
           paper="minimum feature regime", source="independent check of the recipe, one seed", over="seed"),
+    Claim("regression: used features without the constant, D_eff(Q^) of centred features and outputs, fitting sample",
+          lambda r: number(r, "used_varying", r.settings.one), Interval(high=1.5), (LAST, NONE, TEN), paper="1",
+          source="the text: one besides the constant; nearer to one than to two", over="seed"),
     Claim("regression: used features, D_eff(Q^) on the fitting sample",
           lambda r: number(r, "deff_utilisation_fit", r.settings.one), Interval(high=2.0), TEN, paper="2", source=TEXT,
           over="seed"),
     Claim("regression: strong features, plain D_eff(rho)", lambda r: number(r, "strong", r.settings.one), Interval(high=2.0),
-          TEN, paper="2", source=TEXT, over="seed"),
+          (LAST, NONE, TEN), paper="2", source=TEXT, over="seed"),
     Claim("classification: used features, D_eff(Q^) on the fitting sample",
           lambda r: number(r, "deff_utilisation_fit", r.settings.ten), Interval(9.5, 11.5), ONE, paper="10",
           source="independent check of the recipe, 2 seeds", over="seed"),
     Claim("classification: kappa on held-out examples", lambda r: number(r, "kappa_cka", r.settings.ten), Interval(high=0.1),
-          Control("an untrained network", {"ten": "none"}), paper="minimum feature regime", source="Definition 2: 0.1",
+          Control("an untrained network", {"ten": "value, none"}), paper="minimum feature regime", source="Definition 2: 0.1",
           over="seed"),
 )
 
@@ -99,11 +57,12 @@ CLAIMS = (
 @styled
 def draw(results: Results) -> Figure:
     figure, axes = panels(3, across=3)
-    words = {"regression": "value", "classification": "class", "last": "value, last layer only"}
-    metric_panels(axes, {text: results.where(case=case) for case, text in words.items()}, classes=10, mark="_fit")
+    words: dict[Case, str] = {"value": "value", "classes": "class", "value, last": "value, last layer only"}
+    metric_panels(axes, {text: results.where(case=case) for case, text in words.items()}, classes=10, mark="_fit", legend=False)
+    outside(axes[2])
     caption(figure, "The value of a digit is told by one feature and a constant, its class by ten (dotted). In parentheses the "
                     "share of test images that are right (a value: nearest to its digit), in brackets kappa; on the fitting "
-                    f"sample, median and range of {len(results.distinct('seed'))} seeds.")
+                    f"sample. {seeds(results)}")
     return figure
 
 
@@ -111,4 +70,9 @@ EXPERIMENT = Experiment(
     name="layerwise_fig3_6", ref=Ref("layerwise", "Fig. 3.6"), title="one feature for a value, ten for a class",
     smoke=Settings(seeds=(0, 1)), paper=Settings(), work=work, tasks=tasks, figures={"layerwise_fig3_6": draw},
     start={"shortened": 200, "width": 16, "seeds": (0,)}, data=("mnist_5k",), reduced="2 seeds for 5",
-    missing={"Fig. 3.6": "ResNet18 on 60,000 images, for which a fully connected network on 4,000 stands"}, claims=CLAIMS)
+    tried="the last layer alone as a control of D_eff(Q^) with the constant: it is 1.25 and 1.29 for two seeds, in the bar, "
+          "because the mean of the values is most of what is learned; it was left out, and the claim without the constant was "
+          "added, which it fails. Without the constant D_eff(rho) is 3.3 and 2.9: an entropy counts many weak features, which "
+          "kappa does not weigh, and there is no claim of it",
+    missing={"Fig. 3.6": "ResNet18 on 60,000 images, for which a fully connected network on 4,000 stands, whose values are right "
+                         "for some 55 % of the test images"}, claims=CLAIMS)

@@ -13,14 +13,15 @@ from richter.core import Interval, Ref
 from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
 from richter.experiments.layerwise.classes import FEWER, SHOWN, TABLE, Cell, Settings, tasks, work
 from richter.experiments.layerwise.metrics import metric_panels
+from richter.experiments.layerwise.pictures import outside, seeds
 from richter.report.drawing import COLOURS, caption, label, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER = {  # D_eff(rho), D_eff(Q^), kappa
-    ("resnet18", "mnist"): (10.1, 10.0, 4.4e-3), ("vgg16", "mnist"): (10.0, 10.0, 1.8e-2),
-    ("resnet18", "cifar10"): (10.4, 10.0, 3.1e-3), ("vgg16", "cifar10"): (10.0, 10.0, 1.1e-3)}
+PAPER = {  # D_eff(rho), D_eff(Q^), kappa, test accuracy
+    ("resnet18", "mnist"): (10.1, 10.0, 4.4e-3, 0.997), ("vgg16", "mnist"): (10.0, 10.0, 1.8e-2, 0.994),
+    ("resnet18", "cifar10"): (10.4, 10.0, 3.1e-3, 0.948), ("vgg16", "cifar10"): (10.0, 10.0, 1.1e-3, 0.933)}
 
 
 def number(r: Results, name: str, cell: Cell) -> float:
@@ -35,6 +36,11 @@ def widest(r: Results, name: str, cells: tuple[Cell, ...], from_classes: bool = 
 def spread(r: Results, cell: Cell) -> float:
     """How far used and strong features are from as many as there are classes."""
     return max(widest(r, name, (cell,), True) for name in ("deff_utilisation_fit", "deff_intensity_fit"))
+
+
+def worse(r: Results) -> float:
+    """The largest difference between a printed test accuracy and ours."""
+    return max(PAPER[c.model, c.data][3] - number(r, "accuracy", c) for c in TABLE)
 
 
 def named(c: Cell) -> str:
@@ -57,11 +63,16 @@ CLAIMS = (
     *(Claim(f"{named(c)}: larger one of |D_eff(Q^)/10 - 1| and |D_eff(rho)/10 - 1|, fitting sample", partial(spread, cell=c),
             NEAR, UNTRAINED, paper=f"{PAPER[c.model, c.data][1]:.3g}, {PAPER[c.model, c.data][0]:.3g}", source=ISSUE, over="seed",
             differs=SHORT.get(c, "")) for c in TABLE),
+    Claim("printed test accuracy less ours, largest of four", worse, Interval(high=0.01), UNTRAINED, paper="0",
+          source="the table, to a per cent", over="seed", differs=FEW),
     Claim("3, 5 and 10 classes: largest kappa on the fitting sample", lambda r: widest(r, "kappa_cka_fit", NUMBERS),
           Interval(high=0.1), UNTRAINED, paper="below 0.1 for 10, 20, 100 classes", source=DEFINITION, over="seed", places=FIG),
     Claim("3, 5 and 10 classes: largest |D_eff(Q^)/C - 1|, on the fitting sample",
           lambda r: widest(r, "deff_utilisation_fit", NUMBERS, True), NEAR, UNTRAINED, paper="C features are used", source=ISSUE,
           over="seed", places=FIG),
+    Claim("3, 5 and 10 classes: smallest share of the first C features in all quality, Pi*(C)/Pi*(p)",
+          lambda r: min(number(r, "quality_top_fit", c) / number(r, "quality_all_fit", c) for c in NUMBERS), Interval(low=0.95),
+          UNTRAINED, paper="about 1", source="about 1: within 5 %", over="seed", places=FIG),
     Claim("3, 5 and 10 classes: smallest share of the learned function in the first C features",
           lambda r: min(number(r, "utilisation_top_fit", c) for c in NUMBERS), Interval(low=0.95), UNTRAINED, paper="about 1",
           source="about 1: within 5 %", over="seed", places=FIG),
@@ -77,10 +88,10 @@ CLAIMS = (
 @styled
 def draw_table(results: Results) -> Figure:
     """Each number of the table as a point, the printed ones as bars."""
-    figure, axes = panels(3, across=3)
+    figure, axes = panels(4, across=4)
     cells = [c for c in TABLE if c in results.distinct("cell")]
-    names = ("deff_intensity_fit", "deff_utilisation_fit", "kappa_cka_fit")
-    words = ("D_eff(rho)", "D_eff(Q^), fitting sample", "kappa, fitting sample")
+    names = ("deff_intensity_fit", "deff_utilisation_fit", "kappa_cka_fit", "accuracy")
+    words = ("D_eff(rho)", "D_eff(Q^), fitting sample", "kappa, fitting sample", "test accuracy")
     for k, (ax, name, y) in enumerate(zip(axes, names, words, strict=True)):
         for i, c in enumerate(cells):
             values = results.where(cell=c)[name]
@@ -91,16 +102,19 @@ def draw_table(results: Results) -> Figure:
         if k < 2:
             ax.set_ylim(0, max(20.0, ax.get_ylim()[1]))
     caption(figure, "A network that has learned its training images has about ten strong features and uses ten. Here small "
-                    "networks and short trainings, which not all of them end; the printed numbers are of full size.")
+                    "networks and short trainings, which not all of them end; the printed numbers are of full size. "
+                    f"{seeds(results)}")
     return figure
 
 
 @styled
 def draw_classes(results: Results) -> Figure:
     figure, axes = panels(3, across=3)
-    metric_panels(axes, {f"C = {c.classes}": results.where(cell=c) for c in NUMBERS}, mark="_fit")
+    metric_panels(axes, {f"C = {c.classes}": results.where(cell=c) for c in NUMBERS}, mark="_fit", legend=False)
+    outside(axes[2])
     caption(figure, "As many features are strong and used as there are classes: 3, 5 and 10 classes of digits, in the place of "
-                    "10, 20 and 100 of CIFAR-100. In parentheses test accuracy, in brackets kappa; on the fitting sample.")
+                    "10, 20 and 100 of CIFAR-100. In parentheses test accuracy, in brackets kappa; on the fitting sample. "
+                    f"{seeds(results)}")
     return figure
 
 
