@@ -68,8 +68,8 @@ def draw(results: Results) -> Figure:
 
 EXPERIMENT = Experiment(
     name="layerwise_fig3_6", ref=Ref("layerwise", "Fig. 3.6"), title="one feature for a value, ten for a class",
-    smoke=Settings(seeds=(0, 1)), paper=Settings(), work=work, tasks=tasks, figures={"layerwise_fig3_6": draw},
-    start={"shortened": 200, "width": 16, "seeds": (0,)}, data=("mnist_5k",), reduced="2 seeds for 5",
+    smoke=Settings(seeds=(0,)), paper=Settings(), work=work, tasks=tasks, figures={"layerwise_fig3_6": draw},
+    start={"shortened": 200, "width": 16, "seeds": (0,)}, data=("mnist_5k",), reduced="one seed for 5",
     tried="the last layer alone as a control of D_eff(Q^) with the constant: it is 1.25 and 1.29 for two seeds, in the bar, "
           "because the mean of the values is most of what is learned; it was left out, and the claim without the constant was "
           "added, which it fails. Without the constant D_eff(rho) is 3.3 and 2.9: an entropy counts many weak features, which "
