@@ -48,7 +48,7 @@ class Settings:
     width: float = 0.125
     rates: tuple[float, ...] = (0.05, 0.01)  # of ResNets and VGG networks
     decay: float = 5e-3
-    epochs: tuple[int, ...] = (24, 40)  # of digits, and of photographs, which are learned more slowly
+    epochs: tuple[int, ...] = (20, 32)  # of digits, and of photographs, which are learned more slowly
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     subject: Literal["", "_untrained"] = ""
 

@@ -31,10 +31,10 @@ class Settings:
     ``trained``, ``last``: the networks that claims say are trained by backpropagation, and in their last layer only.
     ``sample``: "_fit" where utilisation is counted on the fitting sample. ``feature``: which one is the constant, from 0."""
 
-    n: int = 60_000
-    n_test: int = 10_000
-    epochs: tuple[int, ...] = (4, 100)
-    every: tuple[int, ...] = (2, 30)
+    n: int = 10_000
+    n_test: int = 5000
+    epochs: tuple[int, ...] = (12, 100)
+    every: tuple[int, ...] = (5, 30)
     channels: int = 16
     hidden: int = 1024
     features: int = 1024

@@ -103,15 +103,15 @@ def draw(results: Results) -> Figure:
 TRIED = ("some ten pairs of a CNN and a recipe, on seed 0 and 6,000 or 10,000 images: features of the second convolution "
          "itself, of one hidden layer behind it, of two; rates of .05 to .2, weight decays of 1e-3 to 4e-3, 15 to 60 epochs. "
          "The pair that came to the minimum was kept, and its widths were chosen among eight by the test accuracy of the last "
-         "layer alone. At the paper's scale 4 epochs of 60,000 images, looked at on seed 0. There the last layer alone, "
-         "trained by descent (rate .2, 10 epochs), has kappa .61 and a test accuracy of 92.9 %, and solved for 93.8 %; that of "
-         "a CNN whose features are those of a second convolution with 64 channels 95.8 %, but how many features it has after "
-         "backpropagation was not looked at")
+         "layer alone. With all 60,000 images, 4 epochs and seed 0: kappa .042, D_eff(rho) 9.98, D_eff(Q^) 10.04, test "
+         "accuracy 99.0 %; the last layer alone, trained by descent (rate .2, 10 epochs), kappa .61 and 92.9 %, and solved for "
+         "93.8 %; that of a CNN whose features are those of a second convolution with 64 channels 95.8 %, but how many "
+         "features it has after backpropagation was not looked at")
 EXPERIMENT = Experiment(
     name="layerwise_fig2_3", ref=Ref("layerwise", "Fig. 2.3"), title="ten features by backpropagation, hundreds without",
-    smoke=Settings(n=10_000, n_test=5000, epochs=(12, 100), every=(5, 30), seeds=(0,)), paper=Settings(), work=work, tasks=tasks,
+    smoke=Settings(seeds=(0,)), paper=Settings(), work=work, tasks=tasks,
     figures={"layerwise_fig2_3": draw},
     start={"n": 100, "n_test": 100, "features": 32, "hidden": 16, "epochs": (0, 0), "seeds": (0,)}, data=("mnist", "mnist_5k"),
-    reduced="one seed for 5, 10,000 images for 60,000", tried=TRIED,
-    missing={"Fig. 2.3": "a last layer that alone has more than 95 % (ours has some 93.5 %): the thesis does not say which CNN "
-                         "it has, and how its last layer was trained"}, claims=CLAIMS)
+    reduced="one seed for 5", tried=TRIED,
+    missing={"Fig. 2.3": "50,000 of the 60,000 images; a last layer that alone has more than 95 % (ours has some 93 %): the thesis "
+                         "does not say which CNN it has, and how its last layer was trained"}, claims=CLAIMS)

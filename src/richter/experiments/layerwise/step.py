@@ -33,7 +33,7 @@ class Settings:
 
     n: int = 2000
     width: int = 1000
-    epochs: int = 48  # of n/64 steps
+    epochs: int = 32  # of n/64 steps
     lr: float = 0.2
     middle: int = 4  # the epoch of panel b
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)

@@ -147,9 +147,9 @@ EXPERIMENT = Experiment(
     places=("Table 2.2", "Fig. 2.4", "Fig. 2.5"), data=("mnist", "cifar10"),
     figures={"layerwise_table2_2": draw_table, "layerwise_fig2_4": draw_classes, "layerwise_fig2_5": draw_collapse},
     start={"per_class": 10, "n_test": 100, "epochs": (0, 0), "width": 1 / 16, "seeds": (0,)},
-    reduced="one seed for 5, 12 epochs for 24 and 40", tried=TRIED,
-    missing={"Table 2.2": "CIFAR-100, which cannot be had here; full width (an eighth), all images (1,000), 200 epochs (24 of "
-                          "digits, 40 of photographs), augmentation, weight decay 1e-3 (5e-3 for the short training), 32 x 32 "
+    reduced="one seed for 5, 12 epochs for 20 and 32", tried=TRIED,
+    missing={"Table 2.2": "CIFAR-100, which cannot be had here; full width (an eighth), all images (1,000), 200 epochs (20 of "
+                          "digits, 32 of photographs), augmentation, weight decay 1e-3 (5e-3 for the short training), 32 x 32 "
                           "pixels for ResNets",
              "Fig. 2.4": "CIFAR-100 with 10, 20 and 100 classes, which cannot be had here: 3, 5 and 10 digits of MNIST stand for "
                          "them"},
