@@ -113,5 +113,5 @@ EXPERIMENT = Experiment(
     figures={"layerwise_fig2_3": draw},
     start={"n": 100, "n_test": 100, "features": 32, "hidden": 16, "epochs": (0, 0), "seeds": (0,)}, data=("mnist", "mnist_5k"),
     reduced="one seed for 5", tried=TRIED,
-    missing={"Fig. 2.3": "50,000 of the 60,000 images; a last layer that alone has more than 95 % (ours has some 93 %): the thesis "
-                         "does not say which CNN it has, and how its last layer was trained"}, claims=CLAIMS)
+    missing={"Fig. 2.3": "50,000 of the 60,000 images; a last layer that alone has more than 95 % (ours has some 93 %): the "
+                         "thesis does not say which CNN it has, and how its last layer was trained"}, claims=CLAIMS)
