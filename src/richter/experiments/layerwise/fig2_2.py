@@ -113,6 +113,7 @@ def draw_table(results: Results) -> Figure:
                     label=when if not k else None)
         ax.plot(np.arange(3) + 0.2 * i - 0.1, printed[i], "_", color=colour, markersize=16, label=f"printed, {when}")
     ax.set_xticks(range(3), ["of the step, D_eff(Q*)", "used, D_eff(Q^)", "strong, D_eff(rho)"])
+    ax.set_xlim(-0.5, 2.5)
     label(ax, "features that are counted", "effective number", legend=True)
     caption(figure, "After training one feature holds the step and is used. How many an untrained network uses is another number "
                     "for each seed. A point for each of them.")
