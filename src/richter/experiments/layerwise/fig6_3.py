@@ -110,10 +110,10 @@ CLAIMS = (
           places=FIG, over="seed"),
     Claim("kappa with the last layer only less that with targets / 100", further, Interval(low=0), PLAIN,
           source="Sec. 6.4.1: the linear model is further in the extended regime", paper="above 0", places=FIG, over="seed",
-          differs="the other way round: .495 against .646 in the median of five seeds (.415 against .570 in an independent check). "
-                  "Neither changes its features (D_eff(rho) is 65 for both), so that kappa differs only by the function that is "
-                  "learned: the last layer alone has in 40 epochs learned 82 % of the training images by 45 features, the "
-                  "stronger ones, and small targets 98 % by 66"),
+          differs="the other way round: .495 against .646 in the median of five seeds (.415 against .570 in an independent "
+                  "check). Neither changes its features (D_eff(rho) is 65 for both), so that kappa differs only by the "
+                  "function that is learned: the last layer alone has in 40 epochs learned 82 % of the training images by 45 "
+                  "features, the stronger ones, and small targets 98 % by 66"),
     Claim("kappa of the two networks whose features moved least less that of the other two, at least", apart, Interval(low=0),
           Control("sorted by test accuracy, not by movement", {"sorted_by": "accuracy"}), source="Fig. 6.1: an order",
           paper="lazy is extended, rich is minimum", places=SCHEME, over="seed"),
