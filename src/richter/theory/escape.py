@@ -1,0 +1,293 @@
+"""How a deep ReLU network leaves the origin: along low-rank directions, ever faster.  [escape]
+
+    f(x) = W_L relu(W_{L-1} ... relu(W_1 x)),     loss = C(f),   G = dC/df at f = 0  (half a mean squared error: G = -y / n).
+Close to the origin the loss is C(0) + L_0, where L_0 = sum_n G_n . f(x_n) has degree L in the weights. An *escape direction* rho,
+on the sphere |rho|^2 = L, is one that the flow keeps: grad L_0(rho) = -s rho. Its *speed* is s = -L_0(rho), and every layer has
+norm 1. Along it weights c rho grow by dc/dt = s c^(L-1). The flow of most starts turns to a fast one before it grows.
+
+At the fastest direction deep layers have rank one nearly: the share of what is left besides the first singular value falls at
+least like l^(-1/2), so that s_1 / s_2 grows at least like l^(1/4). The constants are not known, and the first two layers may not
+obey.
+
+Speeds of networks of other depth compare on this sphere, of radius sqrt(L), and on no other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from richter.core import Ref, SelectionError
+from richter.core.arrays import Array, ArrayLike, to_tensor
+from richter.core.progress import progress
+from richter.theory.arrays import Times, like, normal, read, times_from_zero, whole
+from richter.theory.flows import flow
+from richter.theory.frame import Theory
+
+FIRST, SETTLES = 0.3, 60  # a step goes a share 0.3 / (1 + t / 60) of the way to the gradient: one that stays swings about a kink
+
+# ------------------------------------------------------------------------------------------------ predict
+
+
+class Layer(NamedTuple):
+    """What is left of a layer besides its first singular value, each a share of squares from 0 to 1, and s_1 / s_2."""
+
+    weights: float  # of W_l
+    activations: float  # of relu(z_l) over the data
+    cut: float  # what relu takes away of z_l
+    ratio: float  # s_1 / s_2 of W_l
+
+
+@dataclass(frozen=True)
+class Direction:
+    """An escape direction: weights W_1..W_L with |W_1|^2 + ... = L, its speed, and how well it is one."""
+
+    weights: list[Array] = field(repr=False)
+    speed: float
+    residual: float  # |grad L_0 + s rho| / (s sqrt(L)): 0, but for directions on a kink of a ReLU, where no gradient tells
+    speeds: Array = field(repr=False)  # of all restarts, the fastest first
+
+    def norm(self, t: Times, start: float) -> Array:
+        """|theta| at these times, from |theta| = ``start`` at 0 along this direction.
+
+        >>> direction.norm([0.0, 1.0], start=0.01)
+        """
+        depth = len(self.weights)
+        return like(math.sqrt(depth) * to_tensor(growth(start / math.sqrt(depth), self.speed, depth, t)), self.weights)
+
+
+def growth(c0: float, speed: float, depth: int, t: Times, *, power: float = 1.0) -> Array:
+    """c(t) of weights c rho: (c0^(2-L) - (L-2) s t)^(-1/(L-2)), or c0 exp(s t) for two layers. It is infinite in finite time,
+    beyond which there is no prediction. ``power`` is the factor of the speed, there to be perturbed."""
+    whole(2, depth=depth)
+    if not (c0 > 0 and math.isfinite(c0) and math.isfinite(speed)):
+        raise SelectionError(f"c0={c0!r}, speed={speed!r}: a start above 0 and a finite speed are needed; at the origin itself "
+                             f"nothing moves.")
+    times, rate = times_from_zero(t), power * speed
+    if depth == 2:
+        return like(c0 * torch.exp(rate * times), t)
+    left = c0 ** (2 - depth) - (depth - 2) * rate * times
+    if (left <= 0).any():
+        raise SelectionError(f"t contains {times.max().item():g}: from c0={c0:g} at the speed {speed:g} weights are infinite at "
+                             f"t = {c0 ** (2 - depth) / ((depth - 2) * rate):g}, and long before that the loss is no longer that "
+                             f"of the origin. Ask for earlier times.")
+    return like(left ** (-1 / (depth - 2)), t)
+
+
+def pull(y: ArrayLike) -> Array:
+    """G = -y / n [n, c]: what half a mean squared error asks of outputs that are zero."""
+    (y_,) = read(y=(_columns(y), "n c"))
+    return like(-y_ / len(y_), y)
+
+
+def speed(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike) -> float:
+    """-L_0 = -sum_n G_n . f(x_n) of the weights W_1..W_L [d_out, d_in], scaled to the sphere |theta|^2 = L."""
+    W, X_, G_ = _network(weights, X, G)
+    size = math.sqrt(sum(float(w.square().sum()) for w in W) / len(W))
+    return -float(_potential([w / size for w in W], X_, G_)) if size else 0.0
+
+
+def fastest(X: ArrayLike, G: ArrayLike, depth: int, *, width: int = 32, restarts: int = 24, steps: int = 1500, seed: int = 0
+            ) -> Direction:
+    """The fastest escape direction of a network of ``depth`` layers, ``width`` units in each hidden one, that a search finds:
+    from every restart at once, steps toward the gradient on the sphere, which become shorter. It is a local optimum; the speeds
+    of all restarts tell how often the search ends there.
+
+    >>> direction = fastest(x, pull(y), depth=4)
+    >>> direction.speed, [layer.ratio for layer in layers(direction.weights, x)]
+    """
+    whole(2, depth=depth)
+    whole(width=width, restarts=restarts, steps=steps)
+    X_, G_ = read(X=(X, "n d"), G=(_columns(G), "n c"))
+    if not (X_.any() and G_.any()):
+        raise SelectionError(f"{'G' if X_.any() else 'X'} is zero: nothing pulls the network away from the origin, and there is "
+                             f"no escape direction.")
+    sizes = [X_.shape[1], *[width] * (depth - 1), G_.shape[1]]
+    W = _on_sphere([normal(restarts, d_out, d_in, seed=seed + k).to(X_) for k, (d_in, d_out) in enumerate(pairwise(sizes))])
+    best, speeds = W, -_potential(W, X_, G_)
+    for t in progress(range(steps), title="escape direction"):
+        gradient = _on_sphere(_gradient(W, X_, G_)[1])
+        share = FIRST / (1 + t / SETTLES)
+        W = _on_sphere([(1 - share) * w - share * g for w, g in zip(W, gradient, strict=True)])
+        now = -_potential(W, X_, G_)
+        better = now > speeds
+        best = [torch.where(better[:, None, None], w, b) for w, b in zip(W, best, strict=True)]
+        speeds = torch.where(better, now, speeds)
+    first = int(speeds.argmax())
+    if not speeds[first] > 0:
+        raise SelectionError(f"of {restarts} restarts none found a direction along which the loss falls (the fastest has the "
+                             f"speed {speeds[first].item():g}). Take more restarts= or a larger width=.")
+    rho = [b[first] for b in best]
+    _, gradient = _gradient([b[first:first + 1] for b in best], X_, G_)
+    off = sum(float((g[0] + speeds[first] * w).square().sum()) for g, w in zip(gradient, rho, strict=True))
+    return Direction([like(w, X) for w in rho], float(speeds[first]), math.sqrt(off / depth) / float(speeds[first]),
+                     like(speeds.sort(descending=True).values, X))
+
+
+def layers(weights: Sequence[ArrayLike], X: ArrayLike) -> list[Layer]:
+    """How nearly each layer has rank one, and what the data leave of it; see ``Layer``."""
+    W = [read(**{f"weights[{i}]": (w, "d_out d_in")})[0] for i, w in enumerate(weights)]
+    (h,) = read(X=(X, "n d"))
+    out = []
+    for i, w in enumerate(W):
+        z = h @ w.T
+        h = z.relu() if i < len(W) - 1 else z
+        s = torch.linalg.svdvals(w)
+        ratio = math.inf if len(s) < 2 or not s[1] else float(s[0] / s[1])
+        out.append(Layer(_besides(s), _besides(torch.linalg.svdvals(h)), _share((z - h).square().sum(), z.square().sum()), ratio))
+    return out
+
+
+def bound(layer: int) -> float:
+    """l^(1/4), which s_1 / s_2 of deep layers l = 1, 2, ... is at least proportional to.  [Thm. 3.1]"""
+    whole(layer=layer)
+    return layer ** 0.25
+
+
+# ------------------------------------------------------------------------------------------------ simulate
+
+
+class Path(NamedTuple):
+    """A training from small weights, in steps of one relative length: the loss, |theta| and singular values after each."""
+
+    loss: Array  # [steps + 1]
+    time: Array  # of the gradient flow that is followed
+    norm: Array
+    values: list[Array]  # of each layer: [steps + 1, the largest few]
+    weights: list[Array]  # at the end
+
+
+def follow(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, steps: int, *, relative: float = 0.02, values: int = 4
+           ) -> Path:
+    """Gradient descent of sum |f - y|^2 / (2n) from these weights, each step ``relative`` |theta| long: gradient flow at another
+    speed, so that a plateau at the origin costs a hundred steps and not |theta|^(2-L)."""
+    whole(steps=steps, values=values)
+    if not 0 < relative < 1:
+        raise SelectionError(f"relative={relative!r}: the length of a step as a share of |theta|, between 0 and 1, is needed.")
+    W, X_, y_ = _network(weights, X, y)
+    rows: list[tuple[float, float, float]] = []
+    singular: list[list[Tensor]] = [[] for _ in W]
+    time = 0.0
+    for step in progress(range(steps + 1), title="saddle to saddle"):
+        loss, gradient = _gradient(W, X_, y_, squared=True)
+        size, slope = (math.sqrt(sum(float(w.square().sum()) for w in group)) for group in (W, gradient))
+        rows.append((loss.item(), time, size))
+        for kept, w in zip(singular, W, strict=True):
+            kept.append(torch.linalg.svdvals(w)[:values])
+        if step == steps or not slope:
+            break
+        lr = relative * size / slope
+        time += lr
+        W = [w - lr * g for w, g in zip(W, gradient, strict=True)]
+    loss_, time_, norm_ = (like(torch.tensor(column, dtype=torch.float64), X) for column in zip(*rows, strict=True))
+    return Path(loss_, time_, norm_, [like(torch.stack(kept), X) for kept in singular], [like(w, X) for w in W])
+
+
+def simulate_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, start: float, t: Times) -> Array:
+    """|theta| at these times, by integrating the flow of L_0 from ``start`` times these weights, brought to norm 1."""
+    x, g, *W = (to_tensor(a) for a in (X, G, *weights))
+
+    def velocity(state: Tensor) -> Tensor:
+        theta = state.clone().requires_grad_()
+        h, rest = x, theta
+        for w in W:
+            h = h.relu() if rest is not theta else h
+            h, rest = h @ rest[:w.numel()].reshape(w.shape).T, rest[w.numel():]
+        return -torch.autograd.grad((g * h).sum(), theta)[0]
+
+    first = torch.nn.utils.parameters_to_vector(W)
+    states = flow(velocity, start * first / first.norm(), times_from_zero(t).tolist(), rtol=1e-12, atol=1e-14)
+    return like(torch.stack(states).norm(dim=1), X)
+
+
+def predict_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, start: float, t: Times, *, power: float = 1.0
+                   ) -> Array:
+    """The same from ``growth``, where the weights are an escape direction."""
+    depth = len(weights)
+    return like(math.sqrt(depth) * to_tensor(growth(start / math.sqrt(depth), speed(weights, X, G), depth, t, power=power)), X)
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def _potential(W: list[Tensor], X: Tensor, G: Tensor) -> Tensor:
+    """L_0 = sum_n G_n . f(x_n) of one network, or of each of several, whose weights have one axis before."""
+    return (_outputs(W, X) * G).sum((-2, -1))
+
+
+def _outputs(W: list[Tensor], X: Tensor) -> Tensor:
+    h = X
+    for i, w in enumerate(W):
+        h = h @ w.mT
+        h = h.relu() if i < len(W) - 1 else h
+    return h
+
+
+def _gradient(W: list[Tensor], X: Tensor, G: Tensor, squared: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """L_0 and its gradient, or with ``squared`` those of sum |f - G|^2 / (2n)."""
+    with torch.enable_grad():
+        own = [w.detach().requires_grad_() for w in W]
+        loss = (_outputs(own, X) - G).square().sum() / (2 * len(X)) if squared else _potential(own, X, G)
+        gradient = torch.autograd.grad(loss.sum(), own)
+    return loss.detach(), list(gradient)
+
+
+def _on_sphere(W: list[Tensor]) -> list[Tensor]:
+    """Each of several networks brought to |theta|^2 = L; one of zeros stays."""
+    size = torch.stack([w.square().sum((-2, -1)) for w in W]).sum(0).sqrt() / math.sqrt(len(W))
+    size = torch.where(size > 0, size, torch.ones_like(size))
+    return [w / size[..., None, None] for w in W]
+
+
+def _network(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike) -> tuple[list[Tensor], Tensor, Tensor]:
+    X_, G_ = read(X=(X, "n d"), G=(_columns(G), "n c"))
+    W = [read(**{f"weights[{i}]": (w, "d_out d_in")})[0].to(X_.device) for i, w in enumerate(weights)]
+    sizes = [X_.shape[1], *(w.shape[0] for w in W)]
+    if len(W) < 2 or [w.shape[1] for w in W] != sizes[:-1] or sizes[-1] != G_.shape[1]:
+        raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_out, d_in], X {tuple(X_.shape)} and targets "
+                             f"{tuple(G_.shape)} do not make a network of two layers or more: each layer reads what the one "
+                             f"before it writes.")
+    return W, X_, G_
+
+
+def _columns(y: ArrayLike) -> Tensor:
+    """Labels [n] as [n, 1]."""
+    t = to_tensor(y, "y")
+    return t[:, None] if t.dim() == 1 else t
+
+
+def _besides(s: Float[Tensor, " r"]) -> float:
+    return _share(s[1:].square().sum(), s.square().sum())
+
+
+def _share(part: Tensor, whole: Tensor) -> float:
+    return float(part / whole) if whole > 0 else 0.0
+
+
+# ------------------------------------------------------------------------------------------------ theories
+
+
+def _cases() -> list[tuple[Any, ...]]:
+    """Directions that are known: one positive unit in every layer, rows of data that all lie on its side; two to four layers."""
+    X = np.abs(np.asarray(normal(7, 3, seed=4))) + 0.1
+    out = list[tuple[Any, ...]]()
+    for depth in (2, 3, 4):
+        mean = X.mean(0)
+        W = [mean[None] / np.linalg.norm(mean), *[np.ones((1, 1))] * (depth - 1)]
+        out.append((W, X, np.full((7, 1), -1 / 7), 0.3 * math.sqrt(depth), [0.0, 0.3, 0.5]))
+    return out
+
+
+THEORIES = (
+    Theory("escape.growth", ref=Ref("escape", "Sec. 3"),
+           title="how the weights of a deep ReLU network grow along an escape direction",
+           predict=predict_growth, simulate=simulate_growth, cases=_cases, tolerance=1e-8, perturb={"power": 1.01}),
+)
