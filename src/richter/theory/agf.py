@@ -1,0 +1,283 @@
+"""Four networks whose staircases are known in closed form: what is learned at each jump, and when.  [agf]
+
+From small weights of size alpha a network of two layers learns in jumps (`richter.theory.alternating` says how, for any network).
+
+    diagonal    f(x) = sum_i u_i v_i x_i                  coordinates, by what the residual has pulled at each so far
+    linear      f(x) = A W x                              singular directions of the residual's correlation with x
+    attention   one layer of linear attention heads       principal components of the inputs, the largest first
+    modular     f = sum_i (u_i.x_a + v_i.x_b)^2 w_i       Fourier components of the template, the largest first
+
+Losses are half a mean squared error, E|y - f|^2 / 2. Times of the first two are in units of log(1 / alpha); the neurons of the
+others have degree 3, and their times go like 1 / alpha, with every neuron's own start.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from richter.core import Ref, SelectionError
+from richter.core.arrays import Array, ArrayLike, to_tensor
+from richter.theory.alternating import Learned as Learned
+from richter.theory.alternating import Staircase, alternating_flows, degree_of  # noqa: F401  for users of this file
+from richter.theory.arrays import Times, column, like, normal, read, times_from_zero, whole
+from richter.theory.flows import FlowError, flow
+from richter.theory.frame import Theory
+
+FINEST = 36.0  # log(1 / alpha) from which rounding of what is learned wakes what sleeps, in float64
+
+# ------------------------------------------------------------------------------------------------ diagonal
+
+
+class Diagonal(NamedTuple):
+    """Of a diagonal linear network: the staircase, and the coefficients u v on each of its levels [k + 1, d]."""
+
+    staircase: Staircase
+    coefficients: Array
+
+
+def diagonal(X: ArrayLike, y: ArrayLike, *, threshold: float = 1.0) -> Diagonal:
+    """f(x) = sum_i u_i v_i x_i from u = sqrt(2) alpha, v = 0. A coordinate wakes when the residual's pull g_i = E[x_i r], summed
+    over time, has reached log(1 / alpha), and sleeps again where its coefficient would change its sign.  [agf, Sec. 3]
+
+    >>> stairs, coefficients = diagonal(x, y)
+    >>> stairs.times * math.log(1 / alpha)
+    """
+    X_, y_ = (a.cpu().numpy() for a in read(X=(X, "n d"), y=(column(y), "n")))
+    n, d = X_.shape
+    beta, G, times, levels, path = np.zeros(d), np.zeros(d), list[float](), [_half(y_)], [np.zeros(d)]
+    active, time = np.zeros(d, dtype=bool), 0.0
+    for _ in range(10 * d + 10):
+        g = X_.T @ (y_ - X_ @ beta) / n
+        asleep = ~active & (np.abs(g) > 1e-12 * np.abs(X_.T @ y_ / n).max())
+        if not asleep.any():
+            break
+        wait = (threshold * np.sign(g[asleep]) - G[asleep]) / g[asleep]
+        G[~active] += wait.min() * g[~active]
+        time += wait.min()
+        active[np.flatnonzero(asleep)[wait <= wait.min() * (1 + 1e-12)]] = True
+        beta = _signed_least_squares(X_, y_, active, np.sign(G))
+        active &= beta != 0
+        times.append(time)
+        levels.append(_half(y_ - X_ @ beta))
+        path.append(beta)
+    stairs = Staircase(*(like(torch.tensor(a, dtype=torch.float64), X) for a in (times, levels)))
+    return Diagonal(stairs, like(torch.from_numpy(np.stack(path)), X))
+
+
+def _half(r: NDArray[np.float64]) -> float:
+    return float(r @ r / (2 * len(r)))
+
+
+def _signed_least_squares(X: NDArray[np.float64], y: NDArray[np.float64], active: NDArray[np.bool_], signs: NDArray[np.float64]
+                          ) -> NDArray[np.float64]:
+    from scipy.optimize import nnls
+    beta = np.zeros(X.shape[1])
+    beta[active] = signs[active] * nnls(X[:, active] * signs[active], y, maxiter=100 * X.shape[1])[0]
+    return beta
+
+
+def predict_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:
+    """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase."""
+    return diagonal(X, y, threshold=threshold).staircase.loss(times_from_zero(t))
+
+
+def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) -> Array:
+    """The loss of the gradient flow at these times, in the variable G = int g dt, in which alpha may be as small as one likes:
+    u v = alpha^2 sinh(2 G) exactly."""
+    from scipy.integrate import solve_ivp
+    x_, y_ = (to_tensor(a).cpu().numpy() for a in (X, column(y)))
+    L = _log(log_inverse)
+
+    def coefficients(G: NDArray[np.float64]) -> NDArray[np.float64]:  # G in units of L
+        return (np.exp(2 * L * (G - 1)) - np.exp(-2 * L * (G + 1))) / 2
+
+    def velocity(_: float, G: NDArray[np.float64]) -> NDArray[np.float64]:
+        return x_.T @ (y_ - x_ @ coefficients(G)) / len(y_)
+
+    def jacobian(_: float, G: NDArray[np.float64]) -> NDArray[np.float64]:
+        return -x_.T @ x_ / len(y_) * (L * (np.exp(2 * L * (G - 1)) + np.exp(-2 * L * (G + 1))))
+
+    times = times_from_zero(t).cpu().numpy()
+    done = solve_ivp(velocity, (0.0, max(float(times.max()), 1e-12)), np.zeros(x_.shape[1]), method="Radau", jac=jacobian,
+                     t_eval=np.unique(times), rtol=1e-8, atol=1e-10)
+    if not done.success:
+        raise FlowError(f"the flow cannot be followed to t = {times.max():.4g}: {done.message}")
+    residual = y_[:, None] - x_ @ coefficients(done.y)
+    losses = (residual**2).sum(0) / (2 * len(y_))
+    return like(torch.from_numpy(losses[np.searchsorted(np.unique(times), times)]), X)
+
+
+def _log(log_inverse: float) -> float:
+    if not (math.isfinite(log_inverse) and log_inverse > 0):
+        raise SelectionError(f"log_inverse={log_inverse!r}: log(1 / alpha) of an alpha below 1 is needed, a number above 0.")
+    return float(log_inverse)
+
+
+# ------------------------------------------------------------------------------------------------ fully connected
+
+
+def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Staircase:
+    """f(x) = A W x, from the moments E[x x^T] [d, d] and E[y x^T] [c, d]; times in units of log(1 / alpha), levels without what no
+    linear function can fit. Exact where the two commute; otherwise a conjecture, within some per cent.  [agf, Sec. 4]
+
+    tau_k = tau_{k-1} + (1 - sum_{i < k-1} s^(i)_{k-i} (tau_{i+1} - tau_i)) / s^(k-1)_1, with s^(i)_j the singular values of
+    (1 - P_i) E[y x^T] and P_i on the first i eigenvectors of E[y x^T] E[x x^T]^-1 E[x y^T].
+    """
+    S, C = read(Sxx=(Sxx, "d d"), Syx=(Syx, "c d"))
+    fitted = C @ torch.linalg.pinv(S, hermitian=True) @ C.T
+    mu, U = (a.flip(-1) for a in torch.linalg.eigh(fitted))
+    rank = int((mu > 1e-12 * mu.max()).sum()) if mu.max() > 0 else 0
+    if not rank:
+        raise SelectionError("E[y x^T] is zero: nothing linear is to be learned, and every neuron sleeps for ever.")
+    values = []
+    for k in range(rank):
+        P = U[:, :k] @ U[:, :k].T
+        values.append(torch.linalg.svdvals(C - P @ C))
+    steps = list[float]()
+    for k in range(1, rank + 1):
+        earlier = sum(float(values[i][k - i - 1]) * steps[i] for i in range(k - 1))
+        steps.append((threshold - earlier) / float(values[k - 1][0]))
+    left = torch.cat([mu[:rank].flip(0).cumsum(0).flip(0), mu.new_zeros(1)]) / 2
+    return Staircase(like(torch.tensor(steps, dtype=torch.float64).cumsum(0), Sxx), like(left, Sxx))
+
+
+def predict_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:
+    """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase, whatever the width."""
+    whole(width=width)
+    return linear(Sxx, Syx, threshold=threshold).loss(times_from_zero(t))
+
+
+def simulate_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, seed: int = 0) -> Array:
+    """The loss of the gradient flow of A and W from N(0, alpha^2 / width) at these times, less what no linear function can fit."""
+    S, C = (to_tensor(a).cpu() for a in (Sxx, Syx))
+    L = _log(log_inverse)
+    A, W = (math.exp(-L) * normal(*shape, seed=seed) / math.sqrt(width) for shape in ((len(C), width), (width, len(S))))
+    states = flow(lambda state: [L * g for g in _pulled(state[0], state[1], S, C)], [A, W], times_from_zero(t).tolist(),
+                  rtol=1e-9, atol=1e-16)
+    best = C @ torch.linalg.pinv(S, hermitian=True)
+    off = [state[0] @ state[1] - best for state in states]
+    return like(torch.stack([((B @ S) * B).sum() / 2 for B in off]), Sxx)
+
+
+def _pulled(A: torch.Tensor, W: torch.Tensor, S: torch.Tensor, C: torch.Tensor) -> list[torch.Tensor]:
+    pull = C - A @ W @ S
+    return [pull @ W.T, A.T @ pull]
+
+
+# ------------------------------------------------------------------------------------------------ linear attention
+
+
+class Attention(NamedTuple):
+    """Of linear attention on in-context regression: levels, and what is learned of each principal component, largest first."""
+
+    levels: Array  # [d + 1]
+    values: Array  # [d], the singular values of sum_h v_h k_h q_h^T
+    utilities: Array  # [d], the largest that a head of norm 1 can have
+
+    def waits(self, norms: ArrayLike, lr: float = 1.0) -> Array:
+        """At least how long each jump takes after the one before, where heads start with these norms."""
+        (size,) = read(norms=(np.atleast_1d(norms), "h"))
+        return like(1 / (3 * lr * size.max() * to_tensor(self.utilities)), self.levels)
+
+
+def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Attention:
+    """Heads v (sum_n y_n x_n.k) (q.x_query) that see ``length`` pairs (x, y = w.x), w ~ N(0, 1), x ~ N(0, Sigma): principal
+    components are learned in the order of their ``eigenvalues``; l_k = [Tr - sum_{i <= k} lambda_i / (1 + (1 + Tr / lambda_i) / N)]
+    / 2.  [agf, Sec. 5]"""
+    (lam,) = read(eigenvalues=(eigenvalues, "d"))
+    whole(length=length)
+    if not (lam > 0).all():
+        raise SelectionError(f"eigenvalues reach {lam.min().item():g}: those of a covariance, above 0, are needed.")
+    lam = lam.sort(descending=True).values
+    trace = lam.sum()
+    gained = lam / (1 + (extra + trace / lam) / length)
+    levels = torch.cat([trace[None], trace - gained.cumsum(0)]) / 2
+    return Attention(*(like(a, eigenvalues) for a in (levels, 1 / (trace + (length + 1) * lam), length * lam**2 / (3 * math.sqrt(3)))))
+
+
+def predict_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, *, extra: float = 1.0) -> tuple[Array, Array]:
+    """(the loss at the end, singular values of what is learned) with at least as many heads as components."""
+    out = attention(eigenvalues, length, extra=extra)
+    return out.levels[-1:], out.values
+
+
+def simulate_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, seed: int = 0) -> tuple[Array, Array]:
+    """The same at the end of the gradient flow of the population's loss, from heads of norm about ``alpha``."""
+    times, losses, M = attention_flow(eigenvalues, length, heads, alpha, [0.0, 4.0, 16.0], seed=seed)
+    return losses[-1:], like(torch.linalg.svdvals(to_tensor(M[-1])), eigenvalues)
+
+
+def attention_flow(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, t: Times, seed: int = 0
+                   ) -> tuple[Array, Array, Array]:
+    """(times, losses [t], sum_h v k q^T [t, d, d]) along the gradient flow of the population's loss from N(0, alpha^2); times are
+    in units of 1 / (alpha N lambda_1^2), in which jumps come at numbers of order one."""
+    S = torch.diag(to_tensor(eigenvalues).cpu())
+    d, N = len(S), length
+    second = N * (N + 1) * S @ S + N * S.trace() * S
+    v, k, q = (alpha * normal(*shape, seed=seed + i) for i, shape in enumerate(((heads,), (heads, d), (heads, d))))
+    unit = 1 / (alpha * N * float(S.max()) ** 2)
+
+    def velocity(state: list[torch.Tensor]) -> list[torch.Tensor]:
+        v, k, q = state
+        M = torch.einsum("h,hi,hj->ij", v, k, q)
+        pull = unit * (N * S @ S - second @ M @ S)  # -dL/dM
+        return [torch.einsum("ij,hi,hj->h", pull, k, q), v[:, None] * (q @ pull.T), v[:, None] * (k @ pull)]
+
+    states = flow(velocity, [v, k, q], times_from_zero(t).tolist(), rtol=1e-8, atol=1e-12)
+    M = torch.stack([torch.einsum("h,hi,hj->ij", *state) for state in states])
+    losses = torch.stack([(S.trace() - 2 * N * (S @ m @ S).trace() + (m.T @ second @ m @ S).trace()) / 2 for m in M])
+    return like(times_from_zero(t), eigenvalues), like(losses, eigenvalues), like(M, eigenvalues)
+
+
+# ------------------------------------------------------------------------------------------------ modular addition
+
+
+class Modular(NamedTuple):
+    """Of quadratic networks on modular addition: frequencies in the order in which they are learned, levels of the mean squared
+    error over examples and outputs, and the largest utility of each."""
+
+    frequencies: Array  # [k]
+    levels: Array  # [k + 1]
+    utilities: Array  # [k]
+
+
+def modular(template: ArrayLike, *, sides: float = 2.0) -> Modular:
+    """f(x_a, x_b) = sum_i (u_i.x_a + v_i.x_b)^2 w_i, which is to give x_{a+b}, where x_a is the template [p] shifted by a. A
+    frequency needs six neurons. ``sides``: that of its two signs, there to be perturbed.  [agf, Sec. 6]"""
+    (x,) = read(template=(template, "p"))
+    p = len(x)
+    if abs(float(x.mean())) > 1e-9 * float(x.abs().max()):
+        raise SelectionError(f"the template has mean {x.mean().item():g}: take its mean off, because no frequency stands for it.")
+    size = torch.fft.rfft(x).abs()[1:]
+    order = size.argsort(descending=True, stable=True)
+    order = order[size[order] > 1e-12 * size.max()]
+    twice = torch.where(2 * (order + 1) == p, torch.ones(()), torch.full((), sides)).double()
+    power = twice * size[order] ** 2 / p**2
+    levels = torch.cat([power.flip(0).cumsum(0).flip(0), power.new_zeros(1)])
+    utilities = math.sqrt(2 / 27) * p ** -1.5 * size[order] ** 3
+    return Modular(like(order + 1, template), like(levels, template), like(utilities, template))
+
+
+def modular_pairs(template: ArrayLike) -> tuple[Array, Array]:
+    """All inputs (x_a, x_b) [p^2, 2p] and targets x_{a+b} [p^2, p] of a template [p]."""
+    (x,) = read(template=(template, "p"))
+    p = len(x)
+    shifts = torch.stack([x.roll(a) for a in range(p)])
+    a, b = (i.reshape(-1) for i in torch.meshgrid(torch.arange(p), torch.arange(p), indexing="ij"))
+    return like(torch.cat([shifts[a], shifts[b]], 1), template), like(shifts[(a + b) % p], template)
+
+
+# ------------------------------------------------------------------------------------------------ theories
+
+
+def _diagonal_cases() -> list[tuple[Any, ...]]:
+    X = np.asarray(normal(40, 6, seed=3))
+    y = X @ np.array([2.0, -1.5, 1.0, 0.5, -0.25, 0.1])
+    times, levels = (np.asarray(a) for a in diagonal(X, y).staircase)
+    between = np.concatenate([[times[0] / 2], (times[:-1] + times[1:]) / 2])
+    return [(X, y, 128.0, between[np.abs(np.diff(levels)) > 1e-3 * levels[0]])]
