@@ -94,13 +94,13 @@ def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) 
     L = _log(log_inverse)
 
     def coefficients(G: NDArray[np.float64]) -> NDArray[np.float64]:  # G in units of L
-        return (np.exp(2 * L * (G - 1)) - np.exp(-2 * L * (G + 1))) / 2
+        return (_exp(2 * L * (G - 1)) - _exp(-2 * L * (G + 1))) / 2
 
     def velocity(_: float, G: NDArray[np.float64]) -> NDArray[np.float64]:
         return x_.T @ (y_ - x_ @ coefficients(G)) / len(y_)
 
     def jacobian(_: float, G: NDArray[np.float64]) -> NDArray[np.float64]:
-        return -x_.T @ x_ / len(y_) * (L * (np.exp(2 * L * (G - 1)) + np.exp(-2 * L * (G + 1))))
+        return -x_.T @ x_ / len(y_) * (L * (_exp(2 * L * (G - 1)) + _exp(-2 * L * (G + 1))))
 
     times = times_from_zero(t).cpu().numpy()
     done = solve_ivp(velocity, (0.0, max(float(times.max()), 1e-12)), np.zeros(x_.shape[1]), method="Radau", jac=jacobian,
@@ -110,6 +110,10 @@ def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) 
     residual = y_[:, None] - x_ @ coefficients(done.y)
     losses = (residual**2).sum(0) / (2 * len(y_))
     return like(torch.from_numpy(losses[np.searchsorted(np.unique(times), times)]), X)
+
+
+def _exp(a: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(np.minimum(a, 300.0))  # trial steps of the solver go further, and are taken back
 
 
 def _log(log_inverse: float) -> float:
@@ -122,8 +126,8 @@ def _log(log_inverse: float) -> float:
 
 
 def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Staircase:
-    """f(x) = A W x, from the moments E[x x^T] [d, d] and E[y x^T] [c, d]; times in units of log(1 / alpha), levels without what no
-    linear function can fit. Exact where the two commute; otherwise a conjecture, within some per cent.  [agf, Sec. 4]
+    """f(x) = A W x, from the moments E[x x^T] [d, d] and E[y x^T] [c, d]; times in units of log(1 / alpha), levels without what
+    no linear function can fit. Exact where the two commute; otherwise a conjecture, within some per cent.  [agf, Sec. 4]
 
     tau_k = tau_{k-1} + (1 - sum_{i < k-1} s^(i)_{k-i} (tau_{i+1} - tau_i)) / s^(k-1)_1, with s^(i)_j the singular values of
     (1 - P_i) E[y x^T] and P_i on the first i eigenvectors of E[y x^T] E[x x^T]^-1 E[x y^T].
@@ -153,7 +157,7 @@ def predict_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: floa
 
 
 def simulate_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, seed: int = 0) -> Array:
-    """The loss of the gradient flow of A and W from N(0, alpha^2 / width) at these times, less what no linear function can fit."""
+    """The loss of the gradient flow of A and W from N(0, alpha^2 / width) at these times, less what nothing linear can fit."""
     S, C = (to_tensor(a).cpu() for a in (Sxx, Syx))
     L = _log(log_inverse)
     A, W = (math.exp(-L) * normal(*shape, seed=seed) / math.sqrt(width) for shape in ((len(C), width), (width, len(S))))
@@ -187,8 +191,10 @@ class Attention(NamedTuple):
 
 def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Attention:
     """Heads v (sum_n y_n x_n.k) (q.x_query) that see ``length`` pairs (x, y = w.x), w ~ N(0, 1), x ~ N(0, Sigma): principal
-    components are learned in the order of their ``eigenvalues``; l_k = [Tr - sum_{i <= k} lambda_i / (1 + (1 + Tr / lambda_i) / N)]
-    / 2.  [agf, Sec. 5]"""
+    components are learned in the order of their ``eigenvalues``.  [agf, Sec. 5]
+
+        l_k = [Tr - sum_{i <= k} lambda_i / (1 + (1 + Tr / lambda_i) / N)] / 2
+    """
     (lam,) = read(eigenvalues=(eigenvalues, "d"))
     whole(length=length)
     if not (lam > 0).all():
@@ -197,19 +203,21 @@ def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Att
     trace = lam.sum()
     gained = lam / (1 + (extra + trace / lam) / length)
     levels = torch.cat([trace[None], trace - gained.cumsum(0)]) / 2
-    return Attention(*(like(a, eigenvalues) for a in (levels, 1 / (trace + (length + 1) * lam), length * lam**2 / (3 * math.sqrt(3)))))
+    values, utilities = 1 / (trace + (length + 1) * lam), length * lam**2 / (3 * math.sqrt(3))
+    return Attention(*(like(a, eigenvalues) for a in (levels, values, utilities)))
 
 
-def predict_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, *, extra: float = 1.0) -> tuple[Array, Array]:
-    """(the loss at the end, singular values of what is learned) with at least as many heads as components."""
+def predict_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, *, extra: float = 1.0
+                      ) -> tuple[Array, Array]:
+    """(the loss at the end, what is learned of each component) with at least as many heads as components."""
     out = attention(eigenvalues, length, extra=extra)
     return out.levels[-1:], out.values
 
 
 def simulate_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, seed: int = 0) -> tuple[Array, Array]:
     """The same at the end of the gradient flow of the population's loss, from heads of norm about ``alpha``."""
-    times, losses, M = attention_flow(eigenvalues, length, heads, alpha, [0.0, 4.0, 16.0], seed=seed)
-    return losses[-1:], like(torch.linalg.svdvals(to_tensor(M[-1])), eigenvalues)
+    _, losses, M = attention_flow(eigenvalues, length, heads, alpha, [0.0, 60.0], seed=seed)
+    return losses[-1:], M[-1].diagonal()
 
 
 def attention_flow(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, t: Times, seed: int = 0
@@ -276,8 +284,31 @@ def modular_pairs(template: ArrayLike) -> tuple[Array, Array]:
 
 
 def _diagonal_cases() -> list[tuple[Any, ...]]:
+    """Random inputs, and two inputs so alike that a coordinate wakes and sleeps again; times between jumps."""
     X = np.asarray(normal(40, 6, seed=3))
-    y = X @ np.array([2.0, -1.5, 1.0, 0.5, -0.25, 0.1])
-    times, levels = (np.asarray(a) for a in diagonal(X, y).staircase)
-    between = np.concatenate([[times[0] / 2], (times[:-1] + times[1:]) / 2])
-    return [(X, y, 128.0, between[np.abs(np.diff(levels)) > 1e-3 * levels[0]])]
+    alike = np.linalg.cholesky([[11.2145, 3.7097], [3.7097, 1.7855]]).T * math.sqrt(2)
+    return [(X, X @ np.array([2.0, -1.5, 1.0, 0.5, -0.25, 0.1]), 128.0, [0.3, 3.0, 7.0, 20.0]),
+            (alike, alike @ np.array([-0.2, 2.0]), 128.0, [0.1, 0.4, 2.0, 5.0])]
+
+
+def _linear_cases() -> list[tuple[Any, ...]]:
+    strengths = np.diag([3.0, 2.0, 1.0, 0.5])
+    return [(np.eye(4), strengths, 8, 32.0, [0.2, 0.42, 0.75, 1.5, 3.0]),
+            (np.diag([2.0, 1.0, 1.0, 0.5]), strengths, 8, 32.0, [0.2, 0.42, 0.75, 1.5, 3.0])]
+
+
+def _attention_cases() -> list[tuple[Any, ...]]:
+    return [(np.array([0.9, 0.7, 0.6]), 16, 4, 0.1), (np.array([1.0, 0.7]), 8, 4, 0.1)]
+
+
+THEORIES = (
+    Theory("agf.diagonal", ref=Ref("agf", "Sec. 3"), title="the staircase of a diagonal linear network from small weights",
+           predict=predict_diagonal, simulate=simulate_diagonal, cases=_diagonal_cases, tolerance=1e-3,
+           perturb={"threshold": 1.3}),
+    Theory("agf.linear", ref=Ref("agf", "Sec. 4"), title="the staircase of a linear network of two layers from small weights",
+           predict=predict_linear, simulate=simulate_linear, cases=_linear_cases, tolerance=1e-3, perturb={"threshold": 1.3},
+           seeds=(0, 1, 2)),
+    Theory("agf.attention", ref=Ref("agf", "Sec. 5"), title="what linear attention learns of in-context regression",
+           predict=predict_attention, simulate=simulate_attention, cases=_attention_cases, tolerance=1e-4, perturb={"extra": 2.0},
+           seeds=(0, 1)),
+)

@@ -228,7 +228,7 @@ class _System:
                 own = torch.from_numpy(flat.copy()).reshape(len(rows), -1).requires_grad_()
                 loss = (self.y - self.outputs(own)).square().sum() / (2 * len(self.y))
                 (g,) = torch.autograd.grad(loss, own)
-            return float(loss), g.numpy().reshape(-1)
+            return loss.item(), g.numpy().reshape(-1)
 
         done = minimize(value, first, jac=True, method="L-BFGS-B",
                         options={"maxiter": 20_000, "maxfun": 40_000, "ftol": 1e-15, "gtol": tolerance * self.loss(0 * theta)})

@@ -1,0 +1,153 @@
+"""Escape from the origin: against finite differences, scans and the numbers of the worked example."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from richter.core import SelectionError
+from richter.testing import check_theory
+from richter.theory import escape
+
+ANGLES = np.arange(8) * np.pi / 4
+CIRCLE, SIGNS = np.stack([np.cos(ANGLES), np.sin(ANGLES)], 1), np.tile([-1.0, 1.0], 4)[:, None]
+
+
+def rank_two() -> list[np.ndarray]:
+    """relu((|u.x| - |v.x|) / 4), u and v along the diagonals."""
+    u, v = np.array([1.0, 1.0]) / math.sqrt(2), np.array([-1.0, 1.0]) / math.sqrt(2)
+    return [np.stack([u, -u, v, -v]) / 2, np.array([[1.0, 1.0, -1.0, -1.0]]) / 2, np.ones((1, 1))]
+
+
+def slow_potential(weights: list[Any], X: Any, G: Any) -> float:
+    """sum_n G_n . f(x_n), example by example, unit by unit."""
+    total = 0.0
+    for x, g in zip(np.asarray(X), np.asarray(G), strict=True):
+        h = x
+        for i, W in enumerate(weights):
+            h = np.array([sum(w * a for w, a in zip(row, h, strict=True)) for row in np.asarray(W)])
+            h = np.maximum(h, 0) if i < len(weights) - 1 else h
+        total += float(g @ h)
+    return total
+
+
+@pytest.mark.parametrize("theory", escape.THEORIES, ids=lambda t: t.name)
+def test_theories(theory: Any) -> None:
+    check_theory(theory)
+
+
+def test_the_circle() -> None:
+    """Eight points with alternating labels: with all layers of rank one the speed is sqrt(2) - 1, with two rows 1/2."""
+    best = 0.0
+    for angle in np.linspace(0, np.pi, 721):
+        u = np.array([[math.cos(angle), math.sin(angle)]])
+        for sign in (1.0, -1.0):
+            best = max(best, escape.speed([u, np.ones((1, 1)), np.array([[sign]])], CIRCLE, SIGNS))
+    assert abs(best - (math.sqrt(2) - 1)) < 1e-6
+    signs = SIGNS if escape.speed(rank_two(), CIRCLE, SIGNS) > 0 else -SIGNS
+    assert abs(escape.speed(rank_two(), CIRCLE, signs) - 0.5) < 1e-12
+    np.testing.assert_allclose(np.linalg.svd(rank_two()[0])[1], [math.sqrt(0.5)] * 2, rtol=1e-12)
+
+
+def test_the_search_beats_rank_one_on_the_circle() -> None:
+    found = escape.fastest(CIRCLE, SIGNS, 3, width=24, restarts=40)
+    assert 0.49 < found.speed <= 0.5 + 1e-9
+    np.testing.assert_allclose([np.linalg.norm(W) for W in found.weights], 1.0, atol=0.02)
+    assert sum(np.linalg.norm(W) ** 2 for W in found.weights) == pytest.approx(3, rel=1e-12)
+    assert found.speed == pytest.approx(float(np.max(found.speeds)), rel=1e-12)
+    assert escape.layers(found.weights, CIRCLE)[0].ratio < 1.1 < 10 < escape.layers(found.weights, CIRCLE)[1].ratio
+
+
+def test_speeds_are_those_of_the_definition() -> None:
+    rng = np.random.default_rng(0)
+    X, G, W = rng.standard_normal((5, 3)), rng.standard_normal((5, 2)), [rng.standard_normal(s) for s in ((4, 3), (3, 4), (2, 3))]
+    radius = math.sqrt(sum((w**2).sum() for w in W) / 3)
+    assert escape.speed(W, X, G) == pytest.approx(-slow_potential([w / radius for w in W], X, G), rel=1e-12)
+    np.testing.assert_allclose(escape.pull(G), -G / 5)
+    np.testing.assert_allclose(escape.pull(G[:, 0]), -G[:, :1] / 5)
+
+
+def test_a_direction_is_one_that_the_flow_keeps() -> None:
+    """grad L_0 = -s rho by finite differences, where no unit lies on its kink; every layer has norm 1."""
+    rng = np.random.default_rng(0)
+    X, G = rng.standard_normal((20, 3)), rng.standard_normal((20, 3))
+    found = escape.fastest(X, G, 3, width=6, restarts=6, steps=1000)
+    assert found.residual < 1e-8
+    np.testing.assert_allclose([np.linalg.norm(W) for W in found.weights], 1.0, rtol=1e-8)
+    W = [np.array(w) for w in found.weights]
+    for layer, (i, j) in ((0, (2, 1)), (1, (0, 3)), (2, (1, 2))):
+        sides = []
+        for h in (1e-5, -1e-5):
+            moved = [w.copy() for w in W]
+            moved[layer][i, j] += h
+            sides.append(slow_potential(moved, X, G))
+        assert (sides[0] - sides[1]) / 2e-5 == pytest.approx(-found.speed * W[layer][i, j], abs=1e-7 * found.speed)
+    h = np.maximum(np.maximum(X @ W[0].T, 0) @ W[1].T, 0)
+    v = np.abs(np.linalg.svd(h)[2][0])  # all that the last layer reads lies along it, so that a layer v v^T changes nothing
+    assert escape.speed([*W[:2], np.outer(v, v), W[2]], X, G) == pytest.approx(found.speed, rel=1e-8)  # deeper is no slower
+
+
+@settings(max_examples=20, deadline=None)
+@given(c0=st.floats(1e-3, 1.0), speed=st.floats(0.1, 3.0), depth=st.integers(2, 6))
+def test_growth_solves_its_equation(c0: float, speed: float, depth: int) -> None:
+    end = 0.5 * (1 / speed if depth == 2 else c0 ** (2 - depth) / ((depth - 2) * speed))
+    t = np.array([0.0, end * (1 - 1e-5), end, end * (1 + 1e-5)])
+    c = escape.growth(c0, speed, depth, t)
+    assert c[0] == pytest.approx(c0, rel=1e-12)
+    assert (c[3] - c[1]) / (t[3] - t[1]) == pytest.approx(speed * c[2] ** (depth - 1), rel=1e-6)
+
+
+def test_training_in_relative_steps_leaves_along_few_directions() -> None:
+    """From small weights the loss rests at its start, then falls; deep layers have one singular value then. Times are those of
+    gradient flow: the first steps against the flow itself."""
+    rng = np.random.default_rng(2)
+    X, y = rng.standard_normal((40, 4)), rng.standard_normal((40, 2))
+    W = [0.05 * rng.standard_normal(s) / math.sqrt(s[1]) for s in ((8, 4), (8, 8), (8, 8), (2, 8))]
+    path = escape.follow(W, X, y, 400)
+    start = (y**2).sum() / 80
+    assert path.loss[0] == pytest.approx(start, rel=1e-3)
+    assert path.loss[-1] < 0.9 * start
+    assert (np.diff(path.time) > 0).all()
+    drop = int(np.argmax(np.asarray(path.loss) < 0.98 * start))
+    assert all(values[drop, 0] > 5 * values[drop, 1] for values in path.values[1:-1])
+    np.testing.assert_allclose(path.norm[-1] ** 2, sum((w**2).sum() for w in path.weights), rtol=1e-10)
+    np.testing.assert_allclose(path.values[0][0], np.linalg.svd(W[0])[1][:4], rtol=1e-10)
+
+
+def test_layers_without_and_with_rank_one() -> None:
+    u, v = np.array([[1.0], [2.0]]), np.array([[3.0, 1.0]])
+    rank_one, both = escape.layers([u @ v, np.eye(2)], np.abs(CIRCLE) + 0.1)
+    assert rank_one.weights < 1e-30
+    assert rank_one.cut == 0.0
+    assert both.weights == pytest.approx(0.5)
+    assert both.ratio == 1.0
+    assert escape.bound(16) == 2.0
+
+
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: escape.fastest(CIRCLE, 0 * SIGNS, 3), "G is zero: nothing pulls the network away from the origin"),
+    (lambda: escape.fastest(0 * CIRCLE, SIGNS, 3), "X is zero: nothing pulls"),
+    (lambda: escape.fastest(CIRCLE, SIGNS[:3], 3), "so n = 3; but n = 8 in X"),
+    (lambda: escape.fastest(CIRCLE, SIGNS, 1), "depth=1; a whole number, at least 2"),
+    (lambda: escape.speed([np.eye(3), np.eye(3)], CIRCLE, SIGNS), "do not make a network of two layers or more"),
+    (lambda: escape.growth(0.0, 1.0, 3, [0.0]), "at the origin itself nothing moves"),
+    (lambda: escape.growth(0.1, 1.0, 3, [0.0, 20.0]), "weights are infinite at t = 10, and long before that"),
+    (lambda: escape.follow(rank_two(), CIRCLE, SIGNS, 5, relative=2.0), "relative=2.0: the length of a step as a share"),
+    (lambda: escape.pull([math.nan, 1.0]), "y contains NaN or Inf"),
+])
+def test_what_is_refused(call: Any, sentence: str) -> None:
+    with pytest.raises(SelectionError, match=sentence):
+        call()
+
+
+def test_tensors_come_back_as_tensors() -> None:
+    found = escape.fastest(torch.tensor(CIRCLE), torch.tensor(SIGNS), 3, width=4, restarts=4, steps=20)
+    assert isinstance(found.weights[0], torch.Tensor)
+    assert isinstance(found.norm([0.0, 0.1], 0.1), torch.Tensor)
+    assert found.norm([0.0], 0.1)[0].item() == pytest.approx(0.1)
