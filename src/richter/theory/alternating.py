@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from richter.theory.flows import FlowError
 Neuron = Callable[[Tensor, Tensor], Tensor]  # (parameters [p], inputs [n, ...]) -> outputs [n, c]
 SCALES = (0.5, 2.0, 3.0)  # at which a neuron is tried, to find its degree
 NONE = 1e-9  # utilities below this share of the first one are none
+TURN, STEPS = 0.01, 200_000  # a step turns no direction further, and wakes none by more than this share; steps between two jumps
 
 
 class Staircase(NamedTuple):
@@ -109,7 +111,7 @@ def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLi
         raise SelectionError(f"initial neurons have norms from {size.min().item():g} to {size.max().item():g}: they sleep where "
                              f"they are above 0 and well below 1. Scale them down.")
     degree = degree_of(neuron, theta_[0] / size[0], x_)
-    system = _System(neuron, x_, y_, degree, lr)
+    system = _System(neuron, x_, y_, degree, lr, theta_ / size[:, None])
     needed = -size.log() if abs(degree - 2) < 1e-6 else (size ** (2 - degree) - 1) / (degree - 2)
     return _alternate(system, theta_, needed.numpy(), tolerance, jumps, theta)
 
@@ -157,6 +159,7 @@ class _System:
     y: Float[Tensor, "n c"]
     degree: float
     lr: float
+    sample: Float[Tensor, "H p"]  # directions at the start
 
     def outputs(self, theta: Float[Tensor, "H p"]) -> Float[Tensor, "n c"]:
         return vmap(self.neuron, (0, None))(theta, self.x).sum(0)
@@ -175,47 +178,47 @@ class _System:
               size: NDArray[np.float64]) -> tuple[float, _Asleep, int] | None:
         """Follow dormant directions until the first has accumulated what it needs: the time that takes, directions and
         accumulated utilities then, and who it is. None where no utility is positive."""
-        from scipy.integrate import solve_ivp
         who = np.flatnonzero(sleeping)
-        p, k = asleep.directions.shape[1], self.degree
-        slope = vmap(grad(self._one), (0, None))
-
-        def velocity(_: float, state: NDArray[np.float64]) -> NDArray[np.float64]:
-            d, S = state[:-len(who)].reshape(-1, p), state[-len(who):]
-            unit = torch.from_numpy(d / np.linalg.norm(d, axis=1, keepdims=True))
-            g = slope(unit, residual)
-            U = (g * unit).sum(1) / k  # Euler
-            left = np.maximum(size[who] ** (2 - k) - (k - 2) * S, 1.0) if k > 2 + 1e-6 else np.ones(len(who))
-            speed = torch.from_numpy(left ** -1.0 if k > 2 + 1e-6 else left)  # |theta|^(k - 2)
-            turn = speed[:, None] * (g - k * U[:, None] * unit)
-            return self.lr * np.concatenate([turn.numpy().reshape(-1), k * U.numpy()])
-
-        def reached(_: float, state: NDArray[np.float64]) -> float:
-            return float((state[-len(who):] - needed[who]).max())
-
-        reached.terminal, reached.direction = True, 1  # type: ignore[attr-defined]
-        start = np.concatenate([asleep.directions[who].reshape(-1), asleep.accumulated[who]])
-        top = float(self.utility(torch.from_numpy(asleep.directions[who]), residual).abs().max())
-        horizon = 10 * float((needed[who] - asleep.accumulated[who]).max()) / (self.lr * k * max(top, NONE))
-        for _ in range(6):  # horizons, each ten times the one before: a neuron may first have to turn
-            done = solve_ivp(velocity, (0.0, horizon), start, method="RK45", events=reached, rtol=1e-6, atol=1e-9)
-            if not done.success:
-                raise FlowError(f"dormant neurons cannot be followed: {done.message}")
-            if len(done.t_events[0]):
-                return float(done.t_events[0][0]), *self._put(asleep, who, done.y_events[0][0], needed)
-            U = self.utility(torch.from_numpy(self._put(asleep, who, done.y[:, -1], needed)[0].directions[who]), residual)
-            if not float(U.max()) > NONE * top:
+        rest = torch.from_numpy(needed[who])
+        d, S = torch.from_numpy(asleep.directions[who]), torch.from_numpy(asleep.accumulated[who])
+        first = torch.from_numpy(size[who])
+        time = 0.0
+        for _ in range(STEPS):
+            turn, gain = self._velocity(d, S, first, residual)
+            fastest = float(turn.norm(dim=1).max())
+            if not float(gain.max()) > NONE * self.pull and fastest <= NONE * self.pull:
                 return None
-            horizon *= 10
-        return None
+            step = TURN / max(fastest, float((gain.abs() / rest).max()), self.pull * float(self._size(S, first).max()))
+            turn_after, gain_after = self._velocity(_unit(d + step * turn), S + step * gain, first, residual)
+            gained = step * (gain + gain_after) / 2
+            share = torch.where(gained > 0, (rest - S) / gained, math.inf).clamp(min=0)
+            d, S = _unit(d + step * (turn + turn_after) / 2), S + min(1.0, float(share.min())) * gained
+            time += min(1.0, float(share.min())) * step
+            if float(share.min()) <= 1:
+                out = _Asleep(asleep.directions.copy(), asleep.accumulated.copy())
+                out.directions[who], out.accumulated[who] = d.numpy(), S.numpy()
+                return time, out, int(who[int(share.argmin())])
+        raise FlowError(f"after {STEPS} steps no dormant neuron has woken: the largest utility is "
+                        f"{float(gain.max()) / self.degree:.3g}. Take fewer jumps=.")
 
-    @staticmethod
-    def _put(asleep: _Asleep, who: NDArray[np.int64], state: NDArray[np.float64], needed: NDArray[np.float64]
-             ) -> tuple[_Asleep, int]:
-        directions, accumulated = asleep.directions.copy(), asleep.accumulated.copy()
-        d = state[:-len(who)].reshape(len(who), -1)
-        directions[who], accumulated[who] = d / np.linalg.norm(d, axis=1, keepdims=True), state[-len(who):]
-        return _Asleep(directions, accumulated), int(who[np.argmax(state[-len(who):] - needed[who])])
+    def _velocity(self, d: Float[Tensor, "h p"], S: Float[Tensor, " h"], first: Float[Tensor, " h"],
+                  residual: Float[Tensor, "n c"]) -> tuple[Float[Tensor, "h p"], Float[Tensor, " h"]]:
+        """How dormant directions turn, and what their neurons accumulate: lr |theta|^(k-2) (1 - d d^T) grad U, and lr k U."""
+        slope = vmap(grad(self._one), (0, None))(d, residual)
+        along = (slope * d).sum(1)  # k U, by Euler
+        return self.lr * self._size(S, first)[:, None] * (slope - along[:, None] * d), self.lr * along
+
+    def _size(self, S: Float[Tensor, " h"], first: Float[Tensor, " h"]) -> Float[Tensor, " h"]:
+        """|theta|^(k-2) of dormant neurons, 1 at most."""
+        k = self.degree
+        return 1 / (first ** (2 - k) - (k - 2) * S).clamp(min=1.0) if k > 2 + 1e-6 else torch.ones_like(S)
+
+    @cached_property
+    def pull(self) -> float:
+        """How fast directions of norm 1 turn at most, about: the largest gradient of the first utility over those at the start.
+        Near a saddle of the utility nothing seems to move, but what leaves it grows at this rate."""
+        slope = vmap(grad(self._one), (0, None))(self.sample, self.y)
+        return self.lr * float(slope.norm(dim=1).max())
 
     def settle(self, theta: Float[Tensor, "H p"], awake: NDArray[np.bool_], tolerance: float) -> Float[Tensor, "H p"]:
         """All active neurons at a minimum of the loss, from where they are: L-BFGS, to gradients of ``tolerance``."""
@@ -231,7 +234,11 @@ class _System:
             return loss.item(), g.numpy().reshape(-1)
 
         done = minimize(value, first, jac=True, method="L-BFGS-B",
-                        options={"maxiter": 20_000, "maxfun": 40_000, "ftol": 1e-15, "gtol": tolerance * self.loss(0 * theta)})
+                        options={"maxiter": 2_000, "maxfun": 4_000, "ftol": 1e-13, "gtol": tolerance * self.loss(0 * theta)})
         out = theta.clone()
         out[rows] = torch.from_numpy(done.x).reshape(len(rows), -1)
         return out
+
+
+def _unit(d: Float[Tensor, "h p"]) -> Float[Tensor, "h p"]:
+    return d / d.norm(dim=1, keepdim=True)
