@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from richter.core import Interval, Ref
 from richter.core.cosine import cosine
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
 from richter.experiments.training import descend, epochs, one_hot
 from richter.learners import Laplace, RFMRegressor
 from richter.models import mlp
@@ -182,10 +182,16 @@ CONTROLS = (UNTRAINED, *(Control(f"{words} as M", {"metric": name}) for name, wo
 HALF = "half of what is missing to the best rival, in the same runs; the paper says 'highly correlated' of other data"
 
 
-def claims(data: str, name: str, kinds: Mapping[str, str]) -> tuple[Claim, ...]:
+MISSED: Mapping[Scale, str] = {
+    "paper": "half is missed by a hundredth of it: .505 with 4,000 images and five iterations, .457 with 2,000 and three, so "
+             "that the machine goes further than 30 epochs take the network; the Pearson correlation holds on average"}
+
+
+def claims(data: str, name: str, kinds: Mapping[str, str], missed: str = "") -> tuple[Claim, ...]:
     return tuple(Claim(f"{name}: what is missing to 1 of the {words} of W^T W and M, over that of the best rival",
                        missing(data, kind), Interval(high=0.5), CONTROLS, paper="highly correlated", source=HALF, over="seed",
-                       was=f"{words} >= 0.5, which the covariance of MNIST's pixels passes as M (cosine .56, diagonals .84)")
+                       was=f"{words} >= 0.5, which the covariance of MNIST's pixels passes as M (cosine .56, diagonals .84)",
+                       differs=MISSED if kind == missed else "")
                  for kind, words in kinds.items())
 
 
@@ -198,4 +204,4 @@ EXPERIMENT = Experiment(
     tried="8,000 images, which were given up for their cost before a number was seen",
     claims=(*claims("chain", "chain monomial", {"cosine": "cosine", "pearson": "Pearson correlation"}),
             *claims("images", "MNIST", {"cosine": "cosine", "pearson": "Pearson correlation",
-                                        "diagonal": "Pearson correlation of the diagonals"})))
+                                        "diagonal": "Pearson correlation of the diagonals"}, "cosine")))
