@@ -8,8 +8,9 @@ from richter.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from richter.workflows.comparing import compare  # noqa: F401
+    from richter.workflows.extrapolation import scaling  # noqa: F401
     from richter.workflows.outrun import acceleration  # noqa: F401
 
 __getattr__, __dir__, __all__ = lazy_names(
-    __name__, {"acceleration": "outrun", "compare": "comparing"},
-    ("checkpoints", "comparing", "demo", "outrun", "propagation", "richness", "shares"))
+    __name__, {"acceleration": "outrun", "compare": "comparing", "scaling": "extrapolation"},
+    ("checkpoints", "comparing", "demo", "extrapolation", "laws", "outrun", "propagation", "richness", "shares"))

@@ -1,0 +1,242 @@
+"""Laws that a loss may follow as something grows (time, data, parameters or compute), and their fits to a curve.
+
+- power law: a x^-beta;
+- power law with an offset: a x^-beta + e;
+- multilinear: that of finitely many skills of frequencies ~ k^-(alpha + 1), ``theory.multilinear``. In time and data it begins
+  with a plateau; late it falls faster than its power law, by the finite-size correction: a x^-beta - L_C, where beta is
+  alpha / (alpha + 1) in time and data, alpha in parameters and alpha / (alpha + 2) in compute (there this form itself is fitted);
+- multilinear with an offset: the same + e, in time and data (elsewhere it is the power law with an offset of either sign).
+Errors are relative: squares of differences of logarithms are summed.  [layerwise, Ch. 4; App. C.2]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike, NDArray
+from scipy.interpolate import RectBivariateSpline
+from scipy.optimize import least_squares
+from scipy.stats import t as student
+
+from richter.theory.multilinear import Exponents, Multilinear
+
+Numbers = NDArray[np.float64]
+Resource = Literal["time", "data", "parameters", "compute"]
+SKILLS = (3, 10, 30, 100, 300, 1000, 10_000, 100_000)  # how many there may be, in time and data
+RANGE = (math.log(1e-2), math.log(1e12))  # of x in its unit, where losses are tabulated
+SEARCHES = 2  # from the best of all places to begin
+SLOPES = (0.05, 6.0)  # exponents and alphas that are looked at
+ALPHA: dict[Resource, Callable[[float], float]] = {  # of an exponent, by Table 4.1
+    "time": lambda b: b / (1 - b) if b < 1 else math.inf, "data": lambda b: b / (1 - b) if b < 1 else math.inf,
+    "parameters": lambda b: b, "compute": lambda b: 2 * b / (1 - b) if b < 1 else math.inf}
+
+
+class Law(NamedTuple):
+    """A function of x > 0 with numbers of which each may be anything (logarithms of what must be above 0), where to begin the
+    search, and what people call the numbers."""
+
+    name: str
+    value: Callable[[Numbers, Numbers], Numbers]
+    starts: tuple[tuple[float, ...], ...]
+    named: Callable[[Numbers, float, float], dict[str, float]]  # also of the units of x and of the loss
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law with its best numbers. x and loss are in units of ``scale``."""
+
+    law: Law
+    theta: Numbers
+    covariance: Float[np.ndarray, "k k"]
+    rss: float  # of logarithms
+    points: int
+    scale: tuple[float, float]
+    count: int  # numbers that were fitted, the noise and the number of skills among them
+
+    @property
+    def aicc(self) -> float:
+        """Akaike's criterion for few points: smaller is better, and 2 log of the ratio of likelihoods."""
+        n, k = self.points, self.count
+        return n * math.log(max(self.rss, 1e-300) / n) + 2 * k + 2 * k * (k + 1) / max(1e-9, n - k - 1)
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the relative error of a point."""
+        return math.sqrt(self.rss / max(1, self.points - self.count + 1))
+
+    def parameters(self) -> dict[str, tuple[float, float]]:
+        """Each number with its standard error."""
+        values = self.law.named(self.theta, *self.scale)
+        slopes = _gradient(lambda theta: np.array([*self.law.named(theta, *self.scale).values()]), self.theta)
+        errors = np.sqrt(np.maximum(0.0, np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)))
+        return {name: (value, float(e)) for (name, value), e in zip(values.items(), errors, strict=True)}
+
+    def loss(self, x: Numbers) -> tuple[Numbers, Numbers]:
+        """And its standard error."""
+        x = x / self.scale[0]
+        slopes = _gradient(lambda theta: _value(self.law, theta, x), self.theta)
+        variance = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
+        return self.scale[1] * _value(self.law, self.theta, x), self.scale[1] * np.sqrt(np.maximum(0.0, variance))
+
+
+@dataclass(frozen=True)
+class Average:
+    """Fits of one law that differ in a whole number (of skills), each with its probability; ``best`` is the most probable."""
+
+    name: str
+    fits: tuple[Fit, ...]
+    shares: tuple[float, ...]
+
+    @property
+    def best(self) -> Fit:
+        return self.fits[int(np.argmax(self.shares))]
+
+    def predict(self, x: ArrayLike, confidence: float = 0.95) -> tuple[Numbers, Numbers, Numbers]:
+        """The loss at x, and the ends of the interval in which the curve lies (without the noise of a point)."""
+        x = np.atleast_1d(np.asarray(x, np.float64))
+        known = [fit.loss(x) for fit in self.fits]
+        means, errors = np.stack([m for m, _ in known]), np.stack([e for _, e in known])
+        p = np.array(self.shares)[:, None]
+        mean = (p * means).sum(0)
+        wide = float(student.ppf(0.5 + confidence / 2, max(1, self.best.points - self.best.count + 1)))
+        reach = wide * np.sqrt((p * (errors**2 + (means - mean)**2)).sum(0))
+        near = np.exp(reach / mean)  # relative errors, as long as they are small
+        return mean, np.where(reach < mean, mean / near, 0.0), np.where(reach < mean, mean * near, mean + reach)
+
+
+# ------------------------------------------------------------------------------------------------------------------- the laws
+
+def _power(slopes: Sequence[float]) -> Law:
+    return Law("power law", lambda th, x: np.exp(th[0]) * x**-np.exp(th[1]), tuple((0.0, math.log(b)) for b in slopes),
+               lambda th, u, v: {"exponent": math.exp(th[1]), "prefactor": _prefactor(th, u, v)})
+
+
+def _offset(slopes: Sequence[float], floor: float) -> Law:
+    starts = tuple((math.log(max(1e-3, 1 - part * floor)), math.log(b), math.log(part * floor))
+                   for b in (*slopes, 3 * slopes[0]) for part in (0.01, 0.5, 0.9))
+    return Law("power law with an offset", lambda th, x: np.exp(th[0]) * x**-np.exp(th[1]) + np.exp(th[2]), starts,
+               lambda th, u, v: {"exponent": math.exp(th[1]), "prefactor": _prefactor(th, u, v), "offset": v * math.exp(th[2])})
+
+
+def _prefactor(th: Numbers, u: float, v: float) -> float:
+    return v * math.exp(th[0] + math.log(u) * math.exp(th[1]))
+
+
+def _corrected(slopes: Sequence[float], last: float, resource: Resource) -> Law:
+    """a (x^-beta - n^-beta): n is where the loss ends, beyond the last point."""
+    def named(th: Numbers, u: float, v: float) -> dict[str, float]:
+        beta = math.exp(th[1])
+        ends = last * (1 + math.exp(-th[2]))
+        return {"exponent": beta, "alpha": ALPHA[resource](beta), "prefactor": _prefactor(th, u, v), "ends at": u * ends,
+                "finite-size correction": v * math.exp(th[0]) * ends**-beta}
+
+    def value(th: Numbers, x: Numbers) -> Numbers:
+        beta = np.exp(th[1])
+        return np.exp(th[0]) * np.maximum(x**-beta - (last * (1 + np.exp(-th[2])))**-beta, 1e-12)
+
+    return Law("multilinear", value, tuple((0.0, math.log(b), q) for b in slopes for q in (-6.0, -1.0, 1.5)), named)
+
+
+def _skilled(slope: float, skills: int, resource: Resource, initial: float, x: Numbers, y: Numbers, offset: bool) -> Law:
+    """Of a number of skills, in time or in data: its height, alpha, the unit of x, and perhaps an offset."""
+    curve, low = _curves(skills, resource, initial), float(y.min())
+
+    def bare(th: Numbers, x: Numbers) -> Numbers:
+        return np.exp(th[0] + curve(np.clip(th[1], *np.log(SLOPES)), np.clip(np.log(x) - th[2], *RANGE), grid=False))
+
+    def named(th: Numbers, u: float, v: float) -> dict[str, float]:
+        alpha, height = float(np.exp(np.clip(th[1], *np.log(SLOPES)))), v * math.exp(th[0])
+        words = {"exponent": -Exponents.make(alpha).time, "alpha": alpha, "skills": float(skills), "before learning": height,
+                 f"unit of {resource}": u * math.exp(th[2]),
+                 "finite-size correction": height * _model(alpha, skills, initial).finite_size()}
+        return {**words, "offset": v * math.exp(th[3])} if offset else words
+
+    starts = []
+    for alpha in np.clip(ALPHA[resource](min(slope, 0.8)) * np.array([0.5, 1.0, 2.5]), 0.05, 5.0):
+        for unit in (1.0, 0.1, 0.01, 1e-3):
+            for part in (0.05, 0.8) if offset else (0.0,):
+                theta = np.array([0.0, math.log(alpha), math.log(unit)])
+                height = float(np.mean(np.log(np.maximum(y - part * low, 0.05 * low)) - np.log(np.maximum(bare(theta, x), 1e-6))))
+                starts.append((height, *theta[1:].tolist(), *((math.log(part * low),) if offset else ())))
+    if not offset:
+        return Law("multilinear", bare, tuple(starts), named)
+    return Law("multilinear with an offset", lambda th, x: bare(th, x) + np.exp(th[3]), tuple(starts), named)
+
+
+def _model(alpha: float, skills: int, initial: float) -> Multilinear:
+    """With a loss of 1 before learning."""
+    return Multilinear(alpha, skills, target=math.sqrt(2), lr=1 / math.sqrt(2), initial=initial * math.sqrt(2))
+
+
+@lru_cache(maxsize=64)
+def _curves(skills: int, resource: Resource, initial: float) -> RectBivariateSpline:
+    """The logarithm of the loss of so many skills, by log(alpha) and log(x): a table, read off by splines."""
+    alphas, grown = np.geomspace(*SLOPES, 25), np.exp(np.linspace(*RANGE, 200))
+    rows = [_model(float(a), skills, initial) for a in alphas]
+    losses = np.stack([np.asarray(m.loss(T=grown) if resource == "time" else m.loss(D=grown)) for m in rows])
+    return RectBivariateSpline(np.log(alphas), np.log(grown), np.log(np.maximum(losses, 1e-12)))
+
+
+def laws(x: Numbers, y: Numbers, resource: Resource, initial: float) -> Iterator[tuple[str, Law, int]]:
+    """Every law that is tried, and how many numbers it has besides those that are searched for: one for the noise, one for the
+    number of skills. x and y are in units of their geometric means."""
+    slope = float(np.clip(-np.polyfit(np.log(x), np.log(y), 1)[0], 0.05, 3.0))
+    floor = float(y.min())
+    for law in (_power([slope]), _offset([slope], floor)):
+        yield law.name, law, 1
+    if resource in ("parameters", "compute"):
+        yield "multilinear", _corrected([slope, slope / 2], float(x[-1]), resource), 1
+        return
+    for skills in SKILLS:
+        for offset in (False, True):
+            law = _skilled(slope, skills, resource, initial, x, y, offset)
+            yield law.name, law, 2
+
+
+# ------------------------------------------------------------------------------------------------------------------- the fits
+
+def fitted(law: Law, x: Numbers, y: Numbers, weights: Numbers, scale: tuple[float, float], extra: int) -> Fit | None:
+    """The better of searches from the best places to begin; None if neither ends at numbers."""
+    def off(theta: Numbers) -> Numbers:
+        return np.asarray(weights * np.log(_value(law, theta, x) / y))
+
+    starts = sorted(law.starts, key=lambda start: float(np.square(off(np.array(start))).sum()))[:SEARCHES]
+    with np.errstate(all="ignore"):
+        seen = [least_squares(off, start, xtol=1e-10, ftol=1e-10, gtol=1e-12, max_nfev=25 * len(start)) for start in starts]
+    best = min((s for s in seen if np.isfinite(s.cost)), key=lambda s: s.cost, default=None)
+    if best is None:
+        return None
+    rss, k = 2 * float(best.cost), len(best.x)
+    variance = rss / max(1, len(x) - k)
+    covariance = variance * np.linalg.pinv(best.jac.T @ best.jac, rcond=1e-12, hermitian=True)
+    return Fit(law, best.x, covariance, rss, len(x), scale, k + extra)
+
+
+def averaged(fits: Sequence[Fit]) -> Average:
+    """By their likelihoods. Those that are less probable by a factor of 1000 than the best are left out."""
+    logs = np.array([-fit.points / 2 * math.log(max(fit.rss, 1e-300)) for fit in fits])
+    shares = np.exp(logs - logs.max())
+    kept = [(fit, p) for fit, p in zip(fits, shares, strict=True) if p > 1e-3]
+    total = sum(p for _, p in kept)
+    return Average(fits[0].law.name, tuple(fit for fit, _ in kept), tuple(float(p / total) for _, p in kept))
+
+
+def _value(law: Law, theta: Numbers, x: Numbers) -> Numbers:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.clip(np.nan_to_num(law.value(np.clip(theta, -60, 60), x), nan=1e30), 1e-30, 1e30))
+
+
+def _gradient(f: Callable[[Numbers], Numbers], theta: Numbers) -> Float[np.ndarray, "m k"]:
+    """By central differences."""
+    columns = []
+    for i in range(len(theta)):
+        step = np.zeros(len(theta))
+        step[i] = 1e-5 * max(1.0, abs(theta[i]))
+        columns.append((f(theta + step) - f(theta - step)) / (2 * step[i]))
+    return np.stack(columns, 1)
