@@ -64,8 +64,8 @@ def _of_file(path: Path) -> tuple[list[float], list[float], list[float] | None]:
             rows.append([float(cell) for cell in line[:3]])
         except ValueError as why:
             if i:  # the first may be the names of the columns
-                raise DataError(f"{path}, line {i + 1}: {','.join(line)[:60]!r} are no numbers. Each line has what grows, a loss, "
-                                f"and perhaps its standard error.") from why
+                raise DataError(f"{path}, line {i + 1}: {','.join(line)[:60]!r} are no numbers. Each line has what grows, a "
+                                f"loss, and perhaps its standard error.") from why
     if not rows or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
         raise DataError(f"{path} has {len(rows)} lines of numbers with {sorted({len(row) for row in rows})} columns: two of them "
                         f"are needed in every line, what grows and the loss, and perhaps its standard error.")

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from richter.core import SelectionError
 from richter.core.progress import progress
-from richter.workflows.laws import Average, Fit, Numbers, Resource, averaged, fitted, laws
+from richter.workflows.laws import Average, Fit, Numbers, Resource, averaged, fitted, laws, polished
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,8 +118,8 @@ def scaling(x: ArrayLike, loss: ArrayLike, *, resource: Resource = "time", error
 
     ``errors``: standard errors of the losses (without them all have the same relative error). ``start``: points below are left
     out, as laws hold late. ``at``: where to say the loss (10 and 100 times the last x). ``initial``: of the multilinear model in
-    time, the strength of a skill at the start over that at the end, which a curve cannot tell from the unit of time. Long curves are
-    reduced to 40 points, evenly in log x.
+    time, the strength of a skill at the start over that at the end, which a curve cannot tell from the unit of time. Long curves
+    are reduced to 40 points, evenly in log x.
     """
     t, y, e = _curve(x, loss, errors, start)
     if resource not in RESOURCES:
@@ -149,13 +149,14 @@ def _fits(t: Numbers, y: Numbers, e: Numbers, resource: Resource, initial: float
         fit = fitted(law, x, z, weights, scale, extra) if len(law.starts[0]) + extra + 1 < len(x) else None
         if fit is not None:
             groups.setdefault(name, []).append(fit)
-    ordered = sorted((averaged(group) for group in groups.values()), key=lambda a: a.best.aicc)
-    return {a.name: a for a in ordered}
+    bar = progress(groups.values(), title=f"{title}, exactly", unit="law")
+    every = [polished(averaged(group), x, z, weights) for group in bar]
+    return {a.name: a for a in sorted(every, key=lambda a: a.best.aicc)}
 
 
 def _curve(x: ArrayLike, loss: ArrayLike, errors: ArrayLike | None, start: float) -> tuple[Numbers, Numbers, Numbers]:
     t, y = np.asarray(x, np.float64), np.asarray(loss, np.float64)
-    e = np.full(t.shape, 1.0) * y if errors is None else np.asarray(errors, np.float64)
+    e = y if errors is None else np.asarray(errors, np.float64)  # the same relative error everywhere
     if t.ndim != 1 or y.shape != t.shape or e.shape != t.shape:
         raise SelectionError(f"x of shape {t.shape}, losses of {y.shape} and errors of {e.shape}: one of each for "
                              f"every point is needed.")
@@ -165,8 +166,8 @@ def _curve(x: ArrayLike, loss: ArrayLike, errors: ArrayLike | None, start: float
     kept = (t >= start) & (t > 0)
     t, y, e = t[kept], y[kept], e[kept]
     if not np.isfinite(y).all() or not (y > 0).all():
-        raise SelectionError(f"{(~(np.isfinite(y) & (y > 0))).sum()} of {len(y)} losses are not above 0, or NaN: a power law has a "
-                             f"logarithm. Leave out points that were not measured.")
+        raise SelectionError(f"{(~(np.isfinite(y) & (y > 0))).sum()} of {len(y)} losses are not above 0, or NaN: a power law has "
+                             f"a logarithm. Leave out points that were not measured.")
     if errors is not None and not (np.isfinite(e).all() and (e > 0).all()):
         raise SelectionError("errors must be finite and above 0: standard errors of the losses.")
     if len(t) < FEWEST or math.log10(t[-1] / t[0]) < DECADES:
