@@ -18,7 +18,7 @@ from richter import cli
 from richter.core import Row
 from richter.instrument.snapshot import Snapshot
 
-COMMANDS = ("demo", "runs", "report", "serve", "doctor", "compare", "scaling", "export", "list", "run", "check", "ledger",
+COMMANDS = ("demo", "runs", "report", "serve", "doctor", "compare", "export", "scaling", "list", "run", "check", "ledger",
             "cite", "data", "completion")
 
 

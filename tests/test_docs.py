@@ -143,6 +143,16 @@ def test_the_example_of_stages(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.sub(r"[\d.]+", "#", shown) in re.sub(r"[\d.]+", "#", written)
 
 
+def test_the_example_of_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the page shows is what comes out: laws, their order, and the sentence."""
+    monkeypatch.chdir(tmp_path)
+    for code in blocks("docs/scaling.md"):
+        exec(code, {})
+    shown, written = capsys.readouterr().out.splitlines(), (ROOT / "docs/scaling.md").read_text()
+    assert [line[:60] for line in shown if line[:60] not in written] == []
+    assert (tmp_path / "scaling.png").exists()
+
+
 def test_the_example_of_features(capsys: pytest.CaptureFixture[str]) -> None:
     """As few features as classes with all layers, many with the last alone; and both answer right."""
     names: dict[str, Any] = {}

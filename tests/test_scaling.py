@@ -123,7 +123,7 @@ def test_it_says_when_laws_cannot_be_told_apart() -> None:
     assert "more decades of parameters would" in str(seen)
     sure = scaling(X, noisy(3 * X**-0.5 + 0.2, 0.01, 0), resource="parameters")
     assert (sure.best, sure.rivals) == ("power law with an offset", ())
-    assert "every other law is worse by 6 or more in AICc" in sure.words
+    assert "every other law fits worse, by odds of 20 to 1 or more" in sure.words
     assert sure.held["power law with an offset"] < sure.held["power law"] / 3
 
 

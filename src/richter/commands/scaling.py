@@ -74,6 +74,6 @@ def _of_file(path: Path) -> tuple[list[float], list[float], list[float] | None]:
     return columns[0], columns[1], columns[2] if len(columns) > 2 else None
 
 
-COMMAND = Command("scaling", __doc__, do, arguments, group="look at runs", place=25, examples=(
+COMMAND = Command("scaling", __doc__, do, arguments, group="look at runs", place=26, examples=(
     "richter scaling sizes.csv --resource data --at 1e6 1e7", "richter scaling runs/demo --name loss --start 100",
     "richter scaling flops.csv --resource compute --figures pictures/ --json"))

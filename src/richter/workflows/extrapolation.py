@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 FEWEST = 8  # points
 DECADES = 0.7  # that x must span
 POINTS = 40  # to which long curves are reduced, evenly in log x
-MARGIN = 6.0  # of AICc: laws within it of the best (odds of 20 to 1) cannot be told apart
+MARGIN = 6.0  # of -2 log likelihood: laws that fit worse by less than that (odds of 20 to 1) cannot be told apart
+EACH = 2  # points for every number of a law
+ALIKE = 2.0  # of AICc: among laws that are so near the smallest, that with the fewest numbers is the best
 HELD = 0.3  # the last share of log x, from which the first is extrapolated to compare laws
 RESOURCES = ("time", "data", "parameters", "compute")
 
@@ -51,9 +53,10 @@ class Scaling:
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """Laws that the data cannot tell from the best: AICc within 6 of it."""
-        return tuple(name for name, fit in self.fits.items() if name != self.best
-                     and fit.best.aicc - self.fits[self.best].best.aicc < MARGIN)
+        """Laws that the data cannot tell from the best: by AICc, or by how well they fit alone, however many numbers they have."""
+        best = self.fits[self.best].best
+        return tuple(name for name, fit in self.fits.items() if name != self.best and min(
+            fit.best.aicc - best.aicc, best.points * math.log(max(fit.best.rss, 1e-300) / max(best.rss, 1e-300))) < MARGIN)
 
     def predict(self, x: ArrayLike, law: str | None = None, confidence: float = 0.95) -> tuple[Numbers, Numbers, Numbers]:
         """The loss at x by a law, or by the best, and the ends of its interval: of one law, or (None) from the lowest to the
@@ -68,9 +71,9 @@ class Scaling:
     @property
     def words(self) -> str:
         if self.rivals:
-            return (f"{self.best} is best, but the data cannot tell it from {' or '.join(self.rivals)} (AICc within {MARGIN:g}): "
+            return (f"{self.best} is best, but the data cannot tell it from {' or '.join(self.rivals)} (odds below 20 to 1): "
                     f"more decades of {self.resource} would")
-        return f"{self.best}: every other law is worse by {MARGIN:g} or more in AICc"
+        return f"{self.best}: every other law fits worse, by odds of 20 to 1 or more"
 
     def __str__(self) -> str:
         from richter.core.text import table
@@ -141,17 +144,19 @@ def scaling(x: ArrayLike, loss: ArrayLike, *, resource: Resource = "time", error
 
 
 def _fits(t: Numbers, y: Numbers, e: Numbers, resource: Resource, initial: float, title: str) -> dict[str, Average]:
-    """Every law that has fewer numbers than there are points, the best first."""
+    """Every law for whose numbers (the noise and that of skills among them) there are points enough, the best first by AICc."""
     scale = float(np.exp(np.log(t).mean())), float(np.exp(np.log(y).mean()))
     x, z, weights = t / scale[0], y / scale[1], np.exp(np.log(e).mean()) / e
     groups: dict[str, list[Fit]] = {}
     for name, law, extra in progress([*laws(x, z, resource, initial)], title=title, unit="law"):
-        fit = fitted(law, x, z, weights, scale, extra) if len(law.starts[0]) + extra + 1 < len(x) else None
+        fit = fitted(law, x, z, weights, scale, extra) if EACH * (len(law.starts[0]) + extra) <= len(x) else None
         if fit is not None:
             groups.setdefault(name, []).append(fit)
     bar = progress(groups.values(), title=f"{title}, exactly", unit="law")
     every = [polished(averaged(group), x, z, weights) for group in bar]
-    return {a.name: a for a in sorted(every, key=lambda a: a.best.aicc)}
+    least = min(a.best.aicc for a in every)
+    best = min((a for a in every if a.best.aicc <= least + ALIKE), key=lambda a: (a.best.count, a.best.aicc))
+    return {best.name: best, **{a.name: a for a in sorted(every, key=lambda a: a.best.aicc)}}
 
 
 def _curve(x: ArrayLike, loss: ArrayLike, errors: ArrayLike | None, start: float) -> tuple[Numbers, Numbers, Numbers]:
