@@ -53,7 +53,7 @@ class Scaling:
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """Laws that the data cannot tell from the best: by AICc, or by how well they fit alone, however many numbers they have."""
+        """Laws that the data cannot tell from the best: by AICc, or by how well they fit, however many numbers they have."""
         best = self.fits[self.best].best
         return tuple(name for name, fit in self.fits.items() if name != self.best and min(
             fit.best.aicc - best.aicc, best.points * math.log(max(fit.best.rss, 1e-300) / max(best.rss, 1e-300))) < MARGIN)
