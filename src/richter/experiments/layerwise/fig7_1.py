@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
 from richter.experiments.layerwise.evolution import CLASSES, TUNED, Settings, tasks, work
 from richter.experiments.layerwise.metrics import metric_panels
 from richter.experiments.layerwise.pictures import outside, seeds
@@ -92,6 +92,16 @@ SHORT = ("150 steps show the 2,000 images of the largest size less than three ti
          "kappa falls with training too. After 500 steps 1,500 images gave 0.05 and 100 images 0.12 (one seed)")
 PHASE = ("the larger sizes are seen fewer times in the same 150 steps, and are not learned by heart as the smaller ones are: "
          "their errors are too large")
+INSIDE = ("100 images are enough for the minimum: kappa 0.084 in the median (0.06 to 0.20), after 160 epochs in which they are "
+          "learned by heart, and 0.022 of 3,600. Images of Fashion-MNIST are easier than those of CIFAR-10")
+ONE_PHASE = ("there is no second, faster phase: the exponent of the error is 0.24 up to 600 images and 0.18 from there on, that "
+             "of the loss 0.22 and 0.20. Nearly all sizes are in the minimum feature regime already, and the two largest, seen for 12 "
+             "epochs, are not learned by heart (training accuracy 0.98 and 0.96)")
+FULL = "it is 0.987 of 100 images, so that no more than 0.013 can be gained; 3,600 have 0.997"
+REASONS: tuple[tuple[str, Callable[[Results], NDArray[np.float64]], Mapping[Scale, str]], ...] = (
+    ("the target", lambda r: read_at(r, "quality_top"), {}),
+    ("the learned function", lambda r: read_at(r, "utilisation_top"), {"smoke": SHORT, "paper": FULL}),
+    ("intensity", strength_top, {"smoke": SHORT}))
 PAPER = Settings(sizes=(3_600, 1_500, 600, 250, 100), least=12, seeds=tuple(range(1, 6)))
 EXPERIMENT = Experiment(
     name="layerwise_fig7_1", ref=Ref("layerwise", "Fig. 7.1"), title="with more images fewer features and a faster falling error",
@@ -111,19 +121,18 @@ EXPERIMENT = Experiment(
         Claim("kappa at the largest size", lambda r: kappa(r, ends(r)[1]), Interval(high=MINIMUM), UNTRAINED,
               paper="below 0.1", source=TEXT, over="seed", differs={"smoke": SHORT}),
         Claim("the lesser of kappa at the smallest size less 0.1, and 0.1 less kappa at the largest", both_sides,
-              Interval(low=0.0), (UNTRAINED, EXCHANGED), paper="above 0", source=TEXT, over="seed", differs={"smoke": SHORT}),
+              Interval(low=0.0), (UNTRAINED, EXCHANGED), paper="above 0", source=TEXT, over="seed",
+              differs={"smoke": SHORT, "paper": INSIDE}),
         Claim("exponent of the error at the larger sizes over that at the smaller ones",
               lambda r: faster(r, lambda q: 1 - when(q)["accuracy"]), Interval(low=1.1),
               Control("one power law through all sizes", {"subject": "single"}), paper="a faster power law",
-              source=f"{TEXT}; visibly: by a tenth", over="seed", differs={"smoke": PHASE}),
+              source=f"{TEXT}; visibly: by a tenth", over="seed", differs={"smoke": PHASE, "paper": ONE_PHASE}),
         Claim("exponent of the loss at the larger sizes over that at the smaller ones",
               lambda r: faster(r, lambda q: when(q)["loss"]), Interval(low=1.1),
               Control("one power law through all sizes", {"subject": "single"}), paper="a faster power law",
-              source=f"{TEXT}; visibly: by a tenth", over="seed", differs={"smoke": PHASE}),
+              source=f"{TEXT}; visibly: by a tenth", over="seed", differs={"smoke": PHASE, "paper": ONE_PHASE}),
         *(Claim(f"share of {name} in the first ten features, largest less smallest size", growing(number), Interval(low=0.02),
                 UNTRAINED, paper="greater concentration", source=VISIBLY, over="seed",
-                differs={"smoke": why} if why else "")
-          for name, number, why in (("the target", lambda r: read_at(r, "quality_top"), ""),
-                                    ("the learned function", lambda r: read_at(r, "utilisation_top"), SHORT),
-                                    ("intensity", strength_top, SHORT))),
+                differs=why)
+          for name, number, why in REASONS),
     ))
