@@ -95,8 +95,8 @@ PHASE = ("the larger sizes are seen fewer times in the same 150 steps, and are n
 INSIDE = ("100 images are enough for the minimum: kappa 0.084 in the median (0.06 to 0.20), after 160 epochs in which they are "
           "learned by heart, and 0.022 of 3,600. Images of Fashion-MNIST are easier than those of CIFAR-10")
 ONE_PHASE = ("there is no second, faster phase: the exponent of the error is 0.24 up to 600 images and 0.18 from there on, that "
-             "of the loss 0.22 and 0.20. Nearly all sizes are in the minimum feature regime already, and the two largest, seen for "
-             "12 epochs, are not learned by heart (training accuracy 0.98 and 0.96)")
+             "of the loss 0.22 and 0.20. Nearly all sizes are in the minimum feature regime already, and the two largest, seen "
+             "for 12 epochs, are not learned by heart (training accuracy 0.98 and 0.96)")
 FULL = "it is 0.987 of 100 images, so that no more than 0.013 can be gained; 3,600 have 0.997"
 REASONS: tuple[tuple[str, Callable[[Results], NDArray[np.float64]], Mapping[Scale, str]], ...] = (
     ("the target", lambda r: read_at(r, "quality_top"), {}),
