@@ -20,6 +20,18 @@ DENSE = 256  # rows up to which all eigenvalues of a matrix are as quick as one
 # ------------------------------------------------------------------------------------------------ largest eigenvalues
 
 
+def eigh(K: Float[Tensor, "n n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
+    """Eigenvalues of a symmetric matrix, the smallest first, and vectors. torch's method (divide and conquer) gives up on some
+    matrices that are zero nearly everywhere, as those of dead units are; then LAPACK's other one is asked."""
+    try:
+        values, vectors = torch.linalg.eigh(K)
+    except torch.linalg.LinAlgError:
+        from scipy.linalg import eigh as relatively_robust
+        both = relatively_robust(K.detach().double().cpu().numpy(), driver="evr")
+        values, vectors = (torch.from_numpy(np.ascontiguousarray(z)).to(K) for z in both)
+    return values, vectors
+
+
 def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"],
                   tolerance: float = 1e-12) -> tuple[float, Tensor, Tensor]:
     """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products, its vector, and the basis
@@ -66,7 +78,7 @@ def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,
     """The largest eigenvalues of a symmetric positive semi-definite matrix and their vectors: at most so many, and those that
     stand above ``noise`` times the largest. Of a large matrix few are found by Lanczos."""
     if len(K) <= 2 * DENSE or most > len(K) // 8 or not K.any():  # Lanczos has nothing to begin with
-        values, vectors = torch.linalg.eigh(K)
+        values, vectors = eigh(K)
     else:
         from scipy.sparse.linalg import eigsh
         start = anywhere(len(K), K).cpu().numpy()

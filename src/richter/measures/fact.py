@@ -21,6 +21,7 @@ from torch import Tensor
 from richter.core import Card, Interval, Mark, Ref, Remark, SelectionError
 from richter.instrument.cotangents import loss_gradient
 from richter.instrument.statistics import AGOP, MATRIX, NFM, WEIGHT_DECAY, WEIGHT_GRADIENT, FeatureMatrix, OfWeight
+from richter.linalg import eigh
 from richter.measures.cards import CORRELATIONS
 from richter.measures.measure import Measure, quotient
 
@@ -75,7 +76,7 @@ def power_correlation(F: FeatureMatrix, G: FeatureMatrix, exponent: float) -> fl
     W = F.factor.W
     B = W.T if W.shape[1] <= W.shape[0] else torch.linalg.qr(W.T, mode="r")[1]  # in a basis of the rows of W
     nfm, agop = B @ B.T, B @ G.K @ B.T
-    values, vectors = torch.linalg.eigh((agop + agop.T) / 2)
+    values, vectors = eigh((agop + agop.T) / 2)
     least = len(values) * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)  # below it is rounding, whose root is not small
     root = (vectors * torch.where(values > least, values, 0.0).pow(exponent)) @ vectors.T
     return quotient((nfm * root).sum().item(), (nfm.norm() * root.norm()).item())

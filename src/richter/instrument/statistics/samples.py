@@ -18,7 +18,7 @@ from richter.instrument.statistics.elsewhere import HeldOut
 from richter.instrument.statistics.frame import Derived, Gathering, Group, Missing, Place, Remembered, Simple, Statistic, Wants
 from richter.instrument.statistics.norms import settling
 from richter.instrument.statistics.rows import NOT_FINITE, UNREACHED, Layers, lacking
-from richter.linalg import Scatter, scatter_without_each
+from richter.linalg import Scatter, eigh, scatter_without_each
 
 if TYPE_CHECKING:
     from richter.instrument.statistics.passes import Reading
@@ -118,7 +118,7 @@ class Sample:
         G = self.second[self._outputs, self._outputs]
         size = G.diagonal().sqrt()
         scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
-        values, vectors = torch.linalg.eigh(scale[:, None] * G * scale)
+        values, vectors = eigh(scale[:, None] * G * scale)
         least = max(DIGITS * len(G) * torch.finfo(torch.float64).eps, (DIGITS * self.rounding) ** 2) * values[-1]
         real = (values > least) & (values > 0)
         return scale[:, None] * vectors[:, real] / values[real].sqrt()
@@ -126,7 +126,7 @@ class Sample:
     @cached_property
     def spectrum(self) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
         """Eigenvalues of <Phi|Phi>, the largest first, zero where they are rounding, and the vectors of the others."""
-        values, vectors = (t.flip(-1) for t in torch.linalg.eigh(self.phi_phi))
+        values, vectors = (t.flip(-1) for t in eigh(self.phi_phi))
         real = values > self.p * torch.finfo(torch.float64).eps * values[:1].clamp(min=0)
         return torch.where(real, values, 0.0), vectors[:, real]
 
