@@ -230,7 +230,7 @@ def test_an_experiment_of_no_file_is_told_so() -> None:
 ])
 def test_a_task_is_known_by_its_work_alone(package: Path, edit: tuple[str, str], again: bool) -> None:
     """Words, bars and drawings are read anew from finished tasks; what a task does, or is, makes it another."""
-    path = file_of("nfa_slo", package)
+    path = file_of("nfa_fig17", package)  # whose work has no variable of its own that is called draw
 
     def key() -> str:
         return keys.key(keys.modules([path], package, wanted="work"))
