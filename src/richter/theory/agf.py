@@ -28,8 +28,6 @@ from richter.theory.arrays import Times, column, like, normal, read, times_from_
 from richter.theory.flows import FlowError, flow
 from richter.theory.frame import Theory
 
-FINEST = 36.0  # log(1 / alpha) from which rounding of what is learned wakes what sleeps, in float64
-
 # ------------------------------------------------------------------------------------------------ diagonal
 
 
@@ -264,8 +262,7 @@ def modular(template: ArrayLike, *, sides: float = 2.0) -> Modular:
     size = torch.fft.rfft(x).abs()[1:]
     order = size.argsort(descending=True, stable=True)
     order = order[size[order] > 1e-12 * size.max()]
-    twice = torch.where(2 * (order + 1) == p, torch.ones(()), torch.full((), sides)).double()
-    power = twice * size[order] ** 2 / p**2
+    power = torch.where(2 * (order + 1) == p, 1.0, sides) * size[order] ** 2 / p**2
     levels = torch.cat([power.flip(0).cumsum(0).flip(0), power.new_zeros(1)])
     utilities = math.sqrt(2 / 27) * p ** -1.5 * size[order] ** 3
     return Modular(like(order + 1, template), like(levels, template), like(utilities, template))

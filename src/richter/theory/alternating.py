@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad, vmap
@@ -63,8 +63,8 @@ class Learned:
 class _Asleep(NamedTuple):
     """Directions [H, p] on the unit sphere, and accumulated utilities [H]."""
 
-    directions: NDArray[np.float64]
-    accumulated: NDArray[np.float64]
+    directions: Float[Tensor, "H p"]
+    accumulated: Float[Tensor, " H"]
 
 
 # ------------------------------------------------------------------------------------------------ any network of neurons
@@ -111,37 +111,31 @@ def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLi
         raise SelectionError(f"initial neurons have norms from {size.min().item():g} to {size.max().item():g}: they sleep where "
                              f"they are above 0 and well below 1. Scale them down.")
     degree = degree_of(neuron, theta_[0] / size[0], x_)
-    system = _System(neuron, x_, y_, degree, lr, theta_ / size[:, None])
-    needed = -size.log() if abs(degree - 2) < 1e-6 else (size ** (2 - degree) - 1) / (degree - 2)
-    return _alternate(system, theta_, needed.numpy(), tolerance, jumps, theta)
+    return _alternate(_System(neuron, x_, y_, degree, lr, theta_ / size[:, None], size), tolerance, jumps, theta)
 
 
-def _alternate(system: _System, theta: Tensor, needed: NDArray[np.float64], tolerance: float, jumps: int | None, kind: ArrayLike
-               ) -> Learned:
-    size = theta.norm(dim=1, keepdim=True)
-    asleep = _Asleep((theta / size).numpy(), np.zeros(len(theta)))
-    sleeping, active = np.ones(len(theta), dtype=bool), torch.zeros_like(theta)
+def _alternate(system: _System, tolerance: float, jumps: int | None, kind: ArrayLike) -> Learned:
+    asleep = _Asleep(system.start, torch.zeros_like(system.size))
+    sleeping, active = torch.ones_like(system.size, dtype=torch.bool), torch.zeros_like(system.start)
     times, levels = list[float](), [system.loss(active)]
     order, utilities, after = list[int](), list[float](), list[Array]()
-    time, limit = 0.0, len(theta) if jumps is None else jumps
+    time, limit = 0.0, len(active) if jumps is None else jumps
     with progress(total=limit, title="alternating flows", unit="jumps") as bar:
         while sleeping.any() and levels[-1] > tolerance * levels[0] and len(times) < limit:
             residual = system.y - system.outputs(active)
-            woken = system.climb(asleep, sleeping, residual, needed, size[:, 0].numpy())
+            woken = system.climb(asleep, sleeping, residual)
             if woken is None:
                 break
             elapsed, asleep, first = woken
-            direction = torch.from_numpy(asleep.directions[first])
             time += elapsed
             sleeping[first] = False
-            utilities.append(float(system.utility(direction[None], residual)[0]))
-            active[first] = direction
+            active[first] = asleep.directions[first]
+            utilities.append(float(system.utility(active[first], residual)))
             active = system.settle(active, ~sleeping, tolerance)
             times.append(time)
             levels.append(system.loss(active))
-            order.append(int(first))
-            on_sphere = torch.from_numpy(asleep.directions)
-            after.append(like(torch.where(torch.from_numpy(sleeping)[:, None], on_sphere, active), kind))
+            order.append(first)
+            after.append(like(torch.where(sleeping[:, None], asleep.directions, active), kind))
             bar.update(1)
     if not times:
         raise SelectionError("no neuron has a direction of positive utility from where it starts: none wakes, and the loss stays "
@@ -159,29 +153,43 @@ class _System:
     y: Float[Tensor, "n c"]
     degree: float
     lr: float
-    sample: Float[Tensor, "H p"]  # directions at the start
+    start: Float[Tensor, "H p"]  # directions at the start
+    size: Float[Tensor, " H"]  # and norms
 
     def outputs(self, theta: Float[Tensor, "H p"]) -> Float[Tensor, "n c"]:
         return vmap(self.neuron, (0, None))(theta, self.x).sum(0)
 
+    def cost(self, theta: Float[Tensor, "H p"]) -> Float[Tensor, ""]:
+        return (self.y - self.outputs(theta)).square().sum() / (2 * len(self.y))
+
     def loss(self, theta: Float[Tensor, "H p"]) -> float:
-        return float((self.y - self.outputs(theta)).square().sum() / (2 * len(self.y)))
+        return self.cost(theta).item()
 
-    def utility(self, theta: Float[Tensor, "H p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, " H"]:
-        """E<f_i, r> of each neuron."""
-        return vmap(self._one, (0, None))(theta, residual)
-
-    def _one(self, theta: Tensor, residual: Tensor) -> Tensor:
+    def utility(self, theta: Float[Tensor, " p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, ""]:
+        """E<f_i, r> of a neuron."""
         return (self.neuron(theta, self.x) * residual).sum() / len(self.y)
 
-    def climb(self, asleep: _Asleep, sleeping: NDArray[np.bool_], residual: Tensor, needed: NDArray[np.float64],
-              size: NDArray[np.float64]) -> tuple[float, _Asleep, int] | None:
+    def slopes(self, theta: Float[Tensor, "H p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, "H p"]:
+        """The gradients of the utilities of several."""
+        return vmap(grad(self.utility), (0, None))(theta, residual)
+
+    @cached_property
+    def needed(self) -> Float[Tensor, " H"]:
+        """c_i: the accumulated utility at which each wakes."""
+        k = self.degree
+        return (self.size ** (2 - k) - 1) / (k - 2) if self.higher else -self.size.log()
+
+    @property
+    def higher(self) -> bool:
+        """Is the degree above 2?"""
+        return self.degree > 2 + 1e-6
+
+    def climb(self, asleep: _Asleep, sleeping: Bool[Tensor, " H"], residual: Float[Tensor, "n c"]
+              ) -> tuple[float, _Asleep, int] | None:
         """Follow dormant directions until the first has accumulated what it needs: the time that takes, directions and
         accumulated utilities then, and who it is. None where no utility is positive."""
-        who = np.flatnonzero(sleeping)
-        rest = torch.from_numpy(needed[who])
-        d, S = torch.from_numpy(asleep.directions[who]), torch.from_numpy(asleep.accumulated[who])
-        first = torch.from_numpy(size[who])
+        who = sleeping.nonzero()[:, 0]
+        rest, first, d, S = (z[who] for z in (self.needed, self.size, asleep.directions, asleep.accumulated))
         time = 0.0
         for _ in range(STEPS):
             turn, gain = self._velocity(d, S, first, residual)
@@ -192,51 +200,48 @@ class _System:
             turn_after, gain_after = self._velocity(_unit(d + step * turn), S + step * gain, first, residual)
             gained = step * (gain + gain_after) / 2
             share = torch.where(gained > 0, (rest - S) / gained, math.inf).clamp(min=0)
-            d, S = _unit(d + step * (turn + turn_after) / 2), S + min(1.0, float(share.min())) * gained
-            time += min(1.0, float(share.min())) * step
-            if float(share.min()) <= 1:
-                out = _Asleep(asleep.directions.copy(), asleep.accumulated.copy())
-                out.directions[who], out.accumulated[who] = d.numpy(), S.numpy()
-                return time, out, int(who[int(share.argmin())])
+            part = min(1.0, float(share.min()))
+            d, S, time = _unit(d + step * (turn + turn_after) / 2), S + part * gained, time + part * step
+            if part < 1 or float(share.min()) == 1:
+                now = _Asleep(asleep.directions.index_copy(0, who, d), asleep.accumulated.index_copy(0, who, S))
+                return time, now, int(who[share.argmin()])
         raise FlowError(f"after {STEPS} steps no dormant neuron has woken: the largest utility is "
                         f"{float(gain.max()) / self.degree:.3g}. Take fewer jumps=.")
 
     def _velocity(self, d: Float[Tensor, "h p"], S: Float[Tensor, " h"], first: Float[Tensor, " h"],
                   residual: Float[Tensor, "n c"]) -> tuple[Float[Tensor, "h p"], Float[Tensor, " h"]]:
         """How dormant directions turn, and what their neurons accumulate: lr |theta|^(k-2) (1 - d d^T) grad U, and lr k U."""
-        slope = vmap(grad(self._one), (0, None))(d, residual)
+        slope = self.slopes(d, residual)
         along = (slope * d).sum(1)  # k U, by Euler
         return self.lr * self._size(S, first)[:, None] * (slope - along[:, None] * d), self.lr * along
 
     def _size(self, S: Float[Tensor, " h"], first: Float[Tensor, " h"]) -> Float[Tensor, " h"]:
         """|theta|^(k-2) of dormant neurons, 1 at most."""
         k = self.degree
-        return 1 / (first ** (2 - k) - (k - 2) * S).clamp(min=1.0) if k > 2 + 1e-6 else torch.ones_like(S)
+        return 1 / (first ** (2 - k) - (k - 2) * S).clamp(min=1.0) if self.higher else torch.ones_like(S)
 
     @cached_property
     def pull(self) -> float:
         """How fast directions of norm 1 turn at most, about: the largest gradient of the first utility over those at the start.
         Near a saddle of the utility nothing seems to move, but what leaves it grows at this rate."""
-        slope = vmap(grad(self._one), (0, None))(self.sample, self.y)
-        return self.lr * float(slope.norm(dim=1).max())
+        return self.lr * float(self.slopes(self.start, self.y).norm(dim=1).max())
 
-    def settle(self, theta: Float[Tensor, "H p"], awake: NDArray[np.bool_], tolerance: float) -> Float[Tensor, "H p"]:
+    def settle(self, theta: Float[Tensor, "H p"], awake: Bool[Tensor, " H"], tolerance: float) -> Float[Tensor, "H p"]:
         """All active neurons at a minimum of the loss, from where they are: L-BFGS, to gradients of ``tolerance``."""
         from scipy.optimize import minimize
-        rows = torch.from_numpy(np.flatnonzero(awake))
-        first = theta[rows].numpy().reshape(-1)
+        first = theta[awake]
 
         def value(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             with torch.enable_grad():
-                own = torch.from_numpy(flat.copy()).reshape(len(rows), -1).requires_grad_()
-                loss = (self.y - self.outputs(own)).square().sum() / (2 * len(self.y))
+                own = torch.from_numpy(flat.copy()).to(first).reshape(first.shape).requires_grad_()
+                loss = self.cost(own)
                 (g,) = torch.autograd.grad(loss, own)
-            return loss.item(), g.numpy().reshape(-1)
+            return loss.item(), g.cpu().numpy().reshape(-1)
 
-        done = minimize(value, first, jac=True, method="L-BFGS-B",
+        done = minimize(value, first.cpu().numpy().reshape(-1), jac=True, method="L-BFGS-B",
                         options={"maxiter": 2_000, "maxfun": 4_000, "ftol": 1e-13, "gtol": tolerance * self.loss(0 * theta)})
         out = theta.clone()
-        out[rows] = torch.from_numpy(done.x).reshape(len(rows), -1)
+        out[awake] = torch.from_numpy(done.x).to(first).reshape(first.shape)
         return out
 
 
