@@ -138,9 +138,9 @@ CLAIMS = (
           lambda r: apart(r, "width"), Interval(high=0.15), (EQUAL, INVERSE), paper="predicted by N_c = 4",
           source=f"{DECADES}; of width it has the median over inits", places=FIG_5_1,
           differs={"smoke": "0.22: one network of each of four widths, 2, 4, 10 and 24",
-                   "paper": "0.60: the first three skills are half learned within 0.11 decades of where they should be (2.8, 8.8 and "
-                            "13.5 units for 2.3, 6.9 and 11.5), the fourth and fifth not by the median network of up to 32 units in "
-                            "12,000 steps, of 500,000 in the paper; they stand at 64 here, twice the widest"}),
+                   "paper": "0.60: three skills are half learned within 0.11 decades of what is expected (2.8, 8.8, 13.5 units "
+                            "for 2.3, 6.9, 11.5), the fourth and fifth not by the median network of up to 32 units in 12,000 "
+                            "steps; they stand at 64 here, twice the widest"}),
     Claim("R / S of the first skill with 10 units", lambda r: in_table(r, 1), Interval(low=0.9), FEWER, paper="0.98",
           source="Table 5.1", over="seed", places=TABLE),
     Claim("R / S of the last skill with 10 units", lambda r: in_table(r, r.settings.skills), Interval(high=0.1), TURNED,
