@@ -552,6 +552,14 @@ def nfa_measures(W: Tensor, W0: Tensor, J: Tensor, J0: Tensor) -> dict[str, floa
     }
 
 
+def weight_ranks(W: Tensor) -> dict[str, float]:
+    """Of the singular values s of W: sum s^2 / s_1^2, and how many are at least s_1 / 10; 0/0 is NaN."""
+    s = torch.linalg.svdvals(W).tolist()
+    counted = sum(1 for value in s if value >= s[0] / 10)
+    return {"stable_rank_of_weights": _ratio(sum(value**2 for value in s), s[0]**2),
+            "rank_of_weights": float(counted) if s[0] else math.nan}
+
+
 def nfc_sqrt(W: Tensor, J: Tensor) -> float:
     """rho(W^T W, AGOP^(1/2)) of J[n,k,s,d_out]: the root's eigenvalues are the singular values of all (df/dh) / sqrt(n s)."""
     n, _, s, _ = J.shape

@@ -101,6 +101,7 @@ def test_feature_correlations_are_those_of_the_definition(name: str, device: str
         W0, _, J0 = oracles.layer_io(then, case.batch(examples(name))[0], layer, case.output)
         expected |= {(measure, layer): v for measure, v in oracles.nfa_measures(W, W0, J, J0).items()}
         expected["nfc_sqrt", layer] = oracles.nfc_sqrt(W, J)
+        expected |= {(measure, layer): v for measure, v in oracles.weight_ranks(W).items()}
     of_outputs = {m.name for m in richter.measures.catalogue().values() if not m.of_kernels and m.cotangents is every_output}
     of_outputs -= {*richter.measures.MOVEMENT, "label_gradient_correlation"}  # in test_movement.py and test_curvature.py
     of_outputs -= {m.name for m in (*features.MEASURES, *collapse.MEASURES)}  # in test_features_measured.py

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import richter
 from richter.core import Mark
 from richter.instrument.measurement import Measurement
-from richter.measures import alignment, fact, nfa
+from richter.measures import alignment, fact, nfa, ranks
 
-MEASURES = [m for family in (nfa, fact, alignment) for m in family.MEASURES
+MEASURES = [m for family in (nfa, fact, alignment, ranks) for m in family.MEASURES
             if not m.name.startswith("fact")]  # which compare weights with gradients: a number of its own at every scale
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 3

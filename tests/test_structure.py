@@ -53,7 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "instrument": ("core", "layers", "kernels", "measures", "runs", "instrument"),
     "runs": ("core", "runs", "instrument.snapshot"),
     "report": ("core", "report", "runs", "instrument.snapshot", "instrument.verdict", "measures.cards", "measures.delay",
-               "measures.profile", "measures.stages"),
+               "measures.profile", "measures.saddles", "measures.stages"),
     "tasks": ("core", "linalg", "tasks"),
     "models": ("core", "models"),
     "testing": ("core", "experiments", "instrument", "kernels", "layers", "learners", "measures", "models",

@@ -12,10 +12,10 @@ UNIT, COSINE, POSITIVE, COUNT = Interval(0.0, 1.0), Interval(-1.0, 1.0), Interva
 MINIMUM = 0.1  # kappa_cka below which a network is in the minimum feature regime: "eps = 0.1 works well in practice"  [Def. 2]
 
 # heading -> what to look for
-MOVEMENT, CORRELATIONS, LEARNED, TANGENT, EVOLUTION, CONVERGENCE, MANY, COLLAPSE, ANSWERS = (
+MOVEMENT, CORRELATIONS, LEARNED, TANGENT, EVOLUTION, CONVERGENCE, MANY, COLLAPSE, RANKS, ANSWERS = (
     "How far the network has gone", "Feature correlations", "What was learned, and how far the weights moved",
     "Tangent kernel and labels", "How the tangent kernel evolved", "Features at convergence", "How many features there are",
-    "Neural collapse", "What the network answers on the probe")
+    "Neural collapse", "How many directions the weights use", "What the network answers on the probe")
 PANELS: dict[str, str] = {
     MOVEMENT:
         "Has the network left its linearisation at initialisation, and have its features turned? Both near 0: lazy; both large: "
@@ -43,6 +43,9 @@ PANELS: dict[str, str] = {
     COLLAPSE:
         "Have the examples of a class become one point, are the points a simplex, and does the last layer point to them? All go "
         "to 0 where collapse is complete, on the examples that were trained on.",
+    RANKS:
+        "From small initial weights a network goes from saddle to saddle: it leaves the origin along directions in which deep layers "
+        "have rank one, and gains others later, each at a drop of the loss. Initial weights and those of a lazy network have many.",
     ANSWERS:
         "Whether there is a training to speak of: a loss that falls, an accuracy above chance, outputs that differ between "
         "examples.",
@@ -215,6 +218,14 @@ CARDS: dict[str, Card] = {
     "nc4": Card(
         "NC4: nearest class mean", "The share of examples whose nearest class mean is of another class than the network says.",
         rich="down", panel=COLLAPSE, range=UNIT, ref=Ref("layerwise", "Eq. D.9")),
+    "stable_rank_of_weights": Card(
+        "stable rank of the weights",
+        "Over how many directions the weights of a layer are spread, each counted by its square relative to the largest: 1 if they "
+        "have one.",
+        rich="down", panel=RANKS, range=COUNT, ref=Ref("escape", "Thm. 3.1")),
+    "rank_of_weights": Card(
+        "rank of the weights", "How many singular values of a layer's weights are at least a tenth of the largest.",
+        rich="down", panel=RANKS, range=COUNT, ref=Ref("escape", "Thm. 3.1")),
     "probe_loss": Card("loss on the probe", "The loss of the probe's examples.", panel=ANSWERS, ref=Ref("lazy", "Sec. 1")),
     "probe_accuracy": Card(
         "accuracy on the probe", "The share of the probe's labels that have the largest output.", panel=ANSWERS, range=UNIT,

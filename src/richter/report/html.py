@@ -247,6 +247,7 @@ def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
 
 
 def _scalars(shown: Sequence[Shown], album: Album) -> Markup:
+    from richter.measures.saddles import RANK, saddles_of
     from richter.measures.stages import stages_of
     from richter.report import figures
     runs = {s.name: s.run for s in shown if s.run.names}
@@ -254,10 +255,12 @@ def _scalars(shown: Sequence[Shown], album: Album) -> Markup:
         return Markup("")
     late = {name: delay_of(run) for name, run in runs.items()}
     stages = {f"{name}: {n}" if len(runs) > 1 else n: seen for name, run in runs.items() for n, seen in stages_of(run).items()}
+    ranks = {f"{name}: {n}" if len(runs) > 1 else n: seen for name, run in runs.items() if RANK in run.measures
+             for n, seen in saddles_of(run).items() if len(seen)}
     marks = " Dotted: drops that come faster than what was before, with how well their times are known; pale bars: plateaus."
     caption = f"As they were logged during training.{marks if any(map(len, stages.values())) else ''}"
     return joined([album.page("scalars", lambda: figures.scalars(runs), caption),
-                   *(tag("p", f"{name}: {seen}.") for name, seen in stages.items()),
+                   *(tag("p", f"{name}: {seen}.") for name, seen in (*stages.items(), *ranks.items())),
                    *(tag("p", f"{f'{name}: ' if len(runs) > 1 else ''}{words}.") for name, words in late.items() if words)])
 
 
