@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from richter.core import SelectionError
 from richter.testing import check_theory
 from richter.theory import escape
+from richter.theory.flows import FlowError
 
 ANGLES = np.arange(8) * np.pi / 4
 CIRCLE, SIGNS = np.stack([np.cos(ANGLES), np.sin(ANGLES)], 1), np.tile([-1.0, 1.0], 4)[:, None]
@@ -23,6 +24,9 @@ def rank_two() -> list[np.ndarray]:
     """relu((|u.x| - |v.x|) / 4), u and v along the diagonals."""
     u, v = np.array([1.0, 1.0]) / math.sqrt(2), np.array([-1.0, 1.0]) / math.sqrt(2)
     return [np.stack([u, -u, v, -v]) / 2, np.array([[1.0, 1.0, -1.0, -1.0]]) / 2, np.ones((1, 1))]
+
+
+BIASED = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
 
 
 def slow_potential(weights: list[Any], X: Any, G: Any) -> float:
@@ -140,6 +144,24 @@ def test_layers_without_and_with_rank_one() -> None:
     (lambda: escape.growth(0.1, 1.0, 3, [0.0, 20.0]), "weights are infinite at t = 10, and long before that"),
     (lambda: escape.follow(rank_two(), CIRCLE, SIGNS, 5, relative=2.0), "relative=2.0: the length of a step as a share"),
     (lambda: escape.pull([math.nan, 1.0]), "y contains NaN or Inf"),
+    (lambda: escape.fastest(np.where(CIRCLE > 0.9, np.nan, CIRCLE), SIGNS, 3), "X contains NaN or Inf"),
+    (lambda: escape.fastest(CIRCLE, SIGNS, 3, seed=-1), "seed=-1; a whole number, at least 0"),
+    (lambda: escape.fastest(np.concatenate([CIRCLE, CIRCLE]), np.concatenate([SIGNS, -SIGNS]) / 3, 3, width=4, restarts=4,
+                            steps=50), "Examples that are equal and pull against each other leave none"),
+    (lambda: escape.speed([np.zeros((2, 2)), np.zeros((1, 2))], CIRCLE, SIGNS), "the origin has no direction, and no speed"),
+    (lambda: escape.speed([np.eye(2), np.ones((2, 2))], CIRCLE, SIGNS), "the last layer writes the c outputs"),
+    (lambda: escape.speed(BIASED, CIRCLE, SIGNS), r"weights are a Sequential: .*weights_of\(model, X\) reads them"),
+    (lambda: escape.speed([p.detach() for p in BIASED.parameters()], CIRCLE, SIGNS), "as a bias has: near the origin a network"),
+    (lambda: escape.weights_of(BIASED, torch.tensor(CIRCLE).float()), "'0' has a bias: near the origin a network with biases"),
+    (lambda: escape.weights_of(torch.nn.Sequential(torch.nn.Linear(2, 3, bias=False), torch.nn.Tanh(), torch.nn.Linear(
+        3, 1, bias=False)), torch.tensor(CIRCLE).float()), "'0' is Linear -> Tanh: the theory is of linear layers with a ReLU"),
+    (lambda: escape.weights_of(3, torch.tensor(CIRCLE)), "model is a int"),  # type: ignore[arg-type]
+    (lambda: escape.layers([np.eye(3), np.eye(2)], CIRCLE), "do not make a network of two layers or more"),
+    (lambda: escape.layers([np.eye(2)], CIRCLE), "do not make a network of two layers or more"),
+    (lambda: escape.follow([np.zeros((2, 2)), np.zeros((1, 2))], CIRCLE, SIGNS, 5), "the gradient is zero at these weights"),
+    (lambda: escape.simulate_growth([np.eye(3), np.ones((1, 2))], CIRCLE, SIGNS, 0.1, [1.0]), "do not make a network"),
+    (lambda: escape.simulate_growth([np.eye(2), np.ones((1, 2))], CIRCLE, SIGNS, 0.0, [1.0]), "start=0.0, .* nothing moves"),
+    (lambda: escape.growth(0.1, 1.0, 2, [1e4]), "beyond what a float holds"),
 ])
 def test_what_is_refused(call: Any, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):
@@ -151,3 +173,44 @@ def test_tensors_come_back_as_tensors() -> None:
     assert isinstance(found.weights[0], torch.Tensor)
     assert isinstance(found.norm([0.0, 0.1], 0.1), torch.Tensor)
     assert found.norm([0.0], 0.1)[0].item() == pytest.approx(0.1)
+
+
+def test_a_flow_that_slides_along_a_kink_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in an hour of ever shorter steps."""
+    monkeypatch.setattr(escape, "PATIENCE", 500)
+    with pytest.raises(FlowError, match="after 500 gradients the flow has not come to t = 1: it slides along a kink of a ReLU"):
+        escape.simulate_growth([np.array([[1.0, 0.0]]), np.ones((1, 1))], CIRCLE, SIGNS, 0.1, [0.0, 1.0])
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-3, 1e200])
+def test_speeds_are_proportional_to_what_pulls(scale: float) -> None:
+    """Also where squares of it leave the range of floats; of lists and of single precision the same."""
+    options: dict[str, Any] = {"width": 4, "restarts": 4, "steps": 60}
+    plain, scaled = escape.fastest(CIRCLE, SIGNS, 3, **options), escape.fastest(CIRCLE, scale * SIGNS, 3, **options)
+    assert scaled.speed == pytest.approx(scale * plain.speed, rel=1e-9)
+    assert scaled.residual == pytest.approx(plain.residual, rel=1e-6)
+    listed = escape.fastest((scale * CIRCLE).tolist(), SIGNS[:, 0].tolist(), 3, **options)
+    assert listed.speed == pytest.approx(scale * plain.speed, rel=1e-9)
+    single = escape.fastest(torch.tensor(CIRCLE).float(), torch.tensor(SIGNS).float(), 3, **options)
+    assert single.speed == pytest.approx(plain.speed, rel=1e-4)
+
+
+def test_the_loss_never_rises_along_a_path() -> None:
+    """Steps of one relative length swing about a minimum; those that would raise the loss are halved, and at its end it stops."""
+    rng = np.random.default_rng(3)
+    X, y = rng.standard_normal((12, 3)), rng.standard_normal((12, 1))
+    W = [0.3 * rng.standard_normal(s) for s in ((5, 3), (1, 5))]
+    path = escape.follow(W, X, y, 800, relative=0.1)
+    assert (np.diff(path.loss) <= 0).all()
+    before = np.asarray(path.norm)[:-1] * 0.1
+    assert (np.abs(np.diff(path.norm)) <= before + 1e-12).all()
+
+
+def test_weights_of_a_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 3, bias=False), torch.nn.ReLU(),
+                                torch.nn.Linear(3, 1, bias=False))
+    W = escape.weights_of(model, torch.tensor(CIRCLE).float())
+    assert [tuple(w.shape) for w in W] == [(3, 2), (1, 3)]
+    assert not any(w.requires_grad for w in W)
+    arrays = [w.double().numpy() for w in W]
+    assert escape.speed(W, CIRCLE, SIGNS) == pytest.approx(escape.speed(arrays, CIRCLE, SIGNS), rel=1e-12)

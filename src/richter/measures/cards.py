@@ -44,8 +44,9 @@ PANELS: dict[str, str] = {
         "Have the examples of a class become one point, are the points a simplex, and does the last layer point to them? All go "
         "to 0 where collapse is complete, on the examples that were trained on.",
     RANKS:
-        "From small initial weights a network goes from saddle to saddle: it leaves the origin along directions in which deep layers "
-        "have rank one, and gains others later, each at a drop of the loss. Initial weights and those of a lazy network have many.",
+        "From small initial weights a network goes from saddle to saddle: it leaves the origin along directions in which deep "
+        "layers have rank one, and gains others later, each at a drop of the loss. Initial weights and those of a lazy network "
+        "have many.",
     ANSWERS:
         "Whether there is a training to speak of: a loss that falls, an accuracy above chance, outputs that differ between "
         "examples.",
@@ -220,8 +221,8 @@ CARDS: dict[str, Card] = {
         rich="down", panel=COLLAPSE, range=UNIT, ref=Ref("layerwise", "Eq. D.9")),
     "stable_rank_of_weights": Card(
         "stable rank of the weights",
-        "Over how many directions the weights of a layer are spread, each counted by its square relative to the largest: 1 if they "
-        "have one.",
+        "Over how many directions the weights of a layer are spread, each counted by its square relative to the largest: 1 if "
+        "they have one.",
         rich="down", panel=RANKS, range=COUNT, ref=Ref("escape", "Thm. 3.1")),
     "rank_of_weights": Card(
         "rank of the weights", "How many singular values of a layer's weights are at least a tenth of the largest.",

@@ -1,10 +1,10 @@
 """At which saddle is a network? From small initial weights it rests at a saddle, leaves it along few directions, and rests at the
 next: the loss has plateaus, and on each of them every layer has a rank. Numbers in, numbers out; needs no torch.
 
-    with richter.Observer(model, probe, measures=["rank_of_weights", "stable_rank_of_weights"], run="runs/mine", when=50) as watch:
+    with richter.Observer(model, probe, measures=["rank_of_weights", "stable_rank_of_weights"], when=50) as watch:
         ...                                    # train, and say watch(step, loss=loss)
     print(saddles_of(watch)["loss"])           # or of a run that was opened
-    # saddle 0 (step 0 to 310, loss 0.45): ranks 57, 58, 9; saddle 1 (step 420 to 900, loss 0.41): ranks 1, 1, 1; now: at saddle 1
+    # saddle 0 (step 0 to 99, loss 0.45): ranks 57, 9; saddle 1 (step 420 to 900, loss 0.41): ranks 1, 1; now: saddle 1
 
 Saddles are the plateaus of ``measures.stages``, numbered by the drops before them. Saddle 0 of a training from small weights is the
 origin: its ranks are those of the initial weights first, and of the direction in which it is left at its end; the median of what
@@ -67,7 +67,7 @@ class Saddles:
     def __str__(self) -> str:
         if not self.saddles:
             return f"no saddles: {self.stages}"
-        where = f"now: at saddle {self.now.number}" if self.now else "now: falling"
+        where = f"now: saddle {self.now.number}" if self.now else "now: falling"
         return "; ".join([*map(str, self.saddles), where])
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.core.arrays import like as like  # for the theories, which all give back the kind of array they are given
 
+BIASES = ("near the origin a network with biases has no one degree in its weights, and no escape direction as the theory has "
+          "them. Take one without: nn.Linear(..., bias=False).")
 Times = float | Sequence[float] | Array  # one number is one time
 
 
@@ -48,6 +50,33 @@ def network(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, layer: int
     return W_, X_, y_
 
 
+def relu_network(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike) -> tuple[list[Tensor], Tensor, Tensor]:
+    """W_1..W_L [d_out, d_in] of a network of two layers or more without biases, its inputs, and a row of outputs for each."""
+    X_, y_ = read(X=(X, "n d"), y=(columns(y), "n c"))
+    W = relu_layers(weights, X_)[0]
+    if W[-1].shape[0] != y_.shape[1]:
+        raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_out, d_in] and targets {tuple(y_.shape)} [n, c] do not "
+                             f"make a network: the last layer writes the c outputs.")
+    return W, X_, y_
+
+
+def relu_layers(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor], Tensor]:
+    """The same without outputs."""
+    (X_,) = read(X=(X, "n d"))
+    if isinstance(weights, nn.Module):
+        raise SelectionError(f"weights are a {type(weights).__name__}: matrices [d_out, d_in] are needed. "
+                             f"theory.escape.weights_of(model, X) reads them.")
+    W = [to_tensor(w, f"weights[{i}]").detach().to(X_.device) for i, w in enumerate(weights)]
+    for i, w in enumerate(W):
+        if w.dim() == 1:
+            raise SelectionError(f"weights[{i}] has shape {tuple(w.shape)}, as a bias has: {BIASES}")
+        read(**{f"weights[{i}]": (w, "d_out d_in")})
+    if len(W) < 2 or [w.shape[1] for w in W] != [X_.shape[1], *(w.shape[0] for w in W[:-1])]:
+        raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_out, d_in] and X {tuple(X_.shape)} do not make a network "
+                             f"of two layers or more: each layer reads what the one before it writes.")
+    return W, X_
+
+
 def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covariance: ArrayLike | None = None
                   ) -> tuple[list[Tensor], Float[Tensor, "d c"], Float[Tensor, "d d"] | None]:
     """The weights of a linear network f(x) = x^T W_1 W_2 ... W_L, each [d_in, d_out], with E[x y^T] [d, c] and E[x x^T] [d, d]
@@ -79,6 +108,12 @@ def per_mode(**given: ArrayLike) -> list[Float[Tensor, " m"]]:
 def first_array(*given: ArrayLike) -> ArrayLike:
     """The first tensor of several arguments, which may be single numbers; the first of all where there is none."""
     return next((g for g in given if isinstance(g, Tensor)), given[0])
+
+
+def columns(y: ArrayLike) -> Tensor:
+    """Labels [n] as [n, 1]; of any other shape as they are."""
+    t = to_tensor(y, "y")
+    return t[:, None] if t.dim() == 1 else t
 
 
 def column(y: ArrayLike) -> Tensor:

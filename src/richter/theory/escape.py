@@ -23,16 +23,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
+from richter.core.chains import chain
 from richter.core.progress import progress
-from richter.theory.arrays import Times, like, normal, read, times_from_zero, whole
-from richter.theory.flows import flow
+from richter.theory.arrays import BIASES, Times, columns, like, normal, read, relu_layers, relu_network, times_from_zero, whole
+from richter.theory.flows import FlowError, flow
 from richter.theory.frame import Theory
 
 FIRST, SETTLES = 0.3, 60  # a step goes a share 0.3 / (1 + t / 60) of the way to the gradient: one that stays swings about a kink
+ROUNDING = 1e-12  # of the largest speed that the data allow: a smaller one is none
+PATIENCE = 20_000  # gradients of a flow that slides along a kink of a ReLU, which no step passes
+QUIET = (nn.Identity, nn.Flatten, nn.Dropout)  # what does nothing to a network that is looked at, or reshapes its inputs
+GROWS = 1.1  # a step that was halved, from one to the next
+SHORTEST = 1e-10  # of |theta|: where a step as short as this still raises the loss, the descent has come to its end
 
 # ------------------------------------------------------------------------------------------------ predict
 
@@ -73,7 +79,12 @@ def growth(c0: float, speed: float, depth: int, t: Times, *, power: float = 1.0)
                              f"nothing moves.")
     times, rate = times_from_zero(t), power * speed
     if depth == 2:
-        return like(c0 * torch.exp(rate * times), t)
+        c = c0 * torch.exp(rate * times)
+        if not torch.isfinite(c).all():
+            raise SelectionError(f"t contains {times.max().item():g}: at the speed {speed:g} weights are then beyond what a "
+                                 f"float holds, and long before that the loss is no longer that of the origin. Ask for "
+                                 f"earlier times.")
+        return like(c, t)
     left = c0 ** (2 - depth) - (depth - 2) * rate * times
     if (left <= 0).any():
         raise SelectionError(f"t contains {times.max().item():g}: from c0={c0:g} at the speed {speed:g} weights are infinite at "
@@ -84,15 +95,39 @@ def growth(c0: float, speed: float, depth: int, t: Times, *, power: float = 1.0)
 
 def pull(y: ArrayLike) -> Array:
     """G = -y / n [n, c]: what half a mean squared error asks of outputs that are zero."""
-    (y_,) = read(y=(_columns(y), "n c"))
+    (y_,) = read(y=(columns(y), "n c"))
     return like(-y_ / len(y_), y)
 
 
 def speed(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike) -> float:
     """-L_0 = -sum_n G_n . f(x_n) of the weights W_1..W_L [d_out, d_in], scaled to the sphere |theta|^2 = L."""
-    W, X_, G_ = _network(weights, X, G)
+    W, X_, G_ = relu_network(weights, X, G)
     size = math.sqrt(sum(float(w.square().sum()) for w in W) / len(W))
-    return -float(_potential([w / size for w in W], X_, G_)) if size else 0.0
+    if not size:
+        raise SelectionError("all weights are zero: the origin has no direction, and no speed. Give weights that are not.")
+    return -float(_potential([w / size for w in W], X_, G_))
+
+
+def weights_of(model: nn.Module, X: Tensor) -> list[Tensor]:
+    """W_1..W_L of a model that is a chain of linear layers without biases and ReLUs between them. ``X``: some inputs, on which
+    the chain is tried.
+
+    >>> speed(weights_of(model, x), x, pull(y))
+    """
+    if not isinstance(model, nn.Module):
+        raise SelectionError(f"model is a {type(model).__name__}; an nn.Module is needed.")
+    stages, W = chain(model, X), list[Tensor]()
+    for i, stage in enumerate(stages):
+        after = [m for m in stage.after if not isinstance(m, QUIET)]
+        wanted = [nn.ReLU] if i < len(stages) - 1 else []
+        if not isinstance(stage.module, nn.Linear) or [type(m) for m in after] != wanted:
+            seen = " -> ".join(type(m).__name__ for m in (stage.module, *stage.after))
+            raise SelectionError(f"{stage.name!r} is {seen}: the theory is of linear layers with a ReLU behind each but "
+                                 f"the last.")
+        if stage.module.bias is not None:
+            raise SelectionError(f"{stage.name!r} has a bias: {BIASES}")
+        W.append(stage.module.weight.detach())
+    return W
 
 
 def fastest(X: ArrayLike, G: ArrayLike, depth: int, *, width: int = 32, restarts: int = 24, steps: int = 1500, seed: int = 0
@@ -106,15 +141,17 @@ def fastest(X: ArrayLike, G: ArrayLike, depth: int, *, width: int = 32, restarts
     """
     whole(2, depth=depth)
     whole(width=width, restarts=restarts, steps=steps)
-    X_, G_ = read(X=(X, "n d"), G=(_columns(G), "n c"))
+    whole(0, seed=seed)
+    X_, G_ = read(X=(X, "n d"), G=(columns(G), "n c"))
     if not (X_.any() and G_.any()):
         raise SelectionError(f"{'G' if X_.any() else 'X'} is zero: nothing pulls the network away from the origin, and there is "
-                             f"no escape direction.")
+                             f"no escape direction. Labels that are centred, or all alike, may have become zero.")
+    (X_, x_unit), (G_, g_unit) = _in_units(X_), _in_units(G_)  # the speed is proportional to both
     sizes = [X_.shape[1], *[width] * (depth - 1), G_.shape[1]]
     W = _on_sphere([normal(restarts, d_out, d_in, seed=seed + k).to(X_) for k, (d_in, d_out) in enumerate(pairwise(sizes))])
     best, speeds = W, -_potential(W, X_, G_)
     for t in progress(range(steps), title="escape direction"):
-        gradient = _on_sphere(_gradient(W, X_, G_)[1])
+        gradient = _on_sphere(_gradient(W, X_, G_))
         share = FIRST / (1 + t / SETTLES)
         W = _on_sphere([(1 - share) * w - share * g for w, g in zip(W, gradient, strict=True)])
         now = -_potential(W, X_, G_)
@@ -122,20 +159,21 @@ def fastest(X: ArrayLike, G: ArrayLike, depth: int, *, width: int = 32, restarts
         best = [torch.where(better[:, None, None], w, b) for w, b in zip(W, best, strict=True)]
         speeds = torch.where(better, now, speeds)
     first = int(speeds.argmax())
-    if not speeds[first] > 0:
-        raise SelectionError(f"of {restarts} restarts none found a direction along which the loss falls (the fastest has the "
-                             f"speed {speeds[first].item():g}). Take more restarts= or a larger width=.")
+    if not speeds[first] > ROUNDING * (X_.norm(dim=1) * G_.norm(dim=1)).sum():
+        raise SelectionError(f"of {restarts} restarts none found a direction along which the loss falls: the fastest has the "
+                             f"speed {speeds[first].item() * x_unit * g_unit:.3g}. Examples that are equal and pull against each "
+                             f"other leave none; otherwise take more restarts= or a larger width=.")
     rho = [b[first] for b in best]
-    _, gradient = _gradient([b[first:first + 1] for b in best], X_, G_)
+    gradient = _gradient([b[first:first + 1] for b in best], X_, G_)
     off = sum(float((g[0] + speeds[first] * w).square().sum()) for g, w in zip(gradient, rho, strict=True))
-    return Direction([like(w, X) for w in rho], float(speeds[first]), math.sqrt(off / depth) / float(speeds[first]),
-                     like(speeds.sort(descending=True).values, X))
+    return Direction([like(w, X) for w in rho], float(speeds[first]) * x_unit * g_unit,
+                     math.sqrt(off / depth) / float(speeds[first]),
+                     like(speeds.sort(descending=True).values * x_unit * g_unit, X))
 
 
 def layers(weights: Sequence[ArrayLike], X: ArrayLike) -> list[Layer]:
     """How nearly each layer has rank one, and what the data leave of it; see ``Layer``."""
-    W = [read(**{f"weights[{i}]": (w, "d_out d_in")})[0] for i, w in enumerate(weights)]
-    (h,) = read(X=(X, "n d"))
+    W, h = relu_layers(weights, X)
     out = []
     for i, w in enumerate(W):
         z = h @ w.T
@@ -168,43 +206,75 @@ class Path(NamedTuple):
 def follow(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, steps: int, *, relative: float = 0.02, values: int = 4
            ) -> Path:
     """Gradient descent of sum |f - y|^2 / (2n) from these weights, each step ``relative`` |theta| long: gradient flow at another
-    speed, so that a plateau at the origin costs a hundred steps and not |theta|^(2-L)."""
+    speed, so that a plateau at the origin costs a hundred steps and not |theta|^(2-L). A step that would raise the loss, which
+    no flow does, is halved until it does not, and later ones grow again; the path ends where none lowers it."""
     whole(steps=steps, values=values)
     if not 0 < relative < 1:
         raise SelectionError(f"relative={relative!r}: the length of a step as a share of |theta|, between 0 and 1, is needed.")
-    W, X_, y_ = _network(weights, X, y)
+    W, X_, y_ = relu_network(weights, X, y)
     rows: list[tuple[float, float, float]] = []
     singular: list[list[Tensor]] = [[] for _ in W]
-    time = 0.0
+    time, share = 0.0, relative
+    loss, gradient = _trained(W, X_, y_)
+    if not any(g.any() for g in gradient):
+        raise SelectionError("the gradient is zero at these weights: from the origin, and from two layers of zeros, nothing "
+                             "moves. Start from small weights.")
     for step in progress(range(steps + 1), title="saddle to saddle"):
-        loss, gradient = _gradient(W, X_, y_, squared=True)
         size, slope = (math.sqrt(sum(float(w.square().sum()) for w in group)) for group in (W, gradient))
         rows.append((loss.item(), time, size))
         for kept, w in zip(singular, W, strict=True):
             kept.append(torch.linalg.svdvals(w)[:values])
         if step == steps or not slope:
             break
-        lr = relative * size / slope
-        time += lr
-        W = [w - lr * g for w, g in zip(W, gradient, strict=True)]
+        while share > SHORTEST:
+            moved = [w - share * size / slope * g for w, g in zip(W, gradient, strict=True)]
+            after, its = _trained(moved, X_, y_)
+            if after <= loss:
+                break
+            share /= 2
+        else:
+            break
+        time += share * size / slope
+        W, loss, gradient, share = moved, after, its, min(relative, GROWS * share)
     loss_, time_, norm_ = (like(torch.tensor(column, dtype=torch.float64), X) for column in zip(*rows, strict=True))
     return Path(loss_, time_, norm_, [like(torch.stack(kept), X) for kept in singular], [like(w, X) for w in W])
 
 
+def _trained(W: list[Tensor], X: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """sum |f - y|^2 / (2n), and its gradient."""
+    with torch.enable_grad():
+        own = [w.detach().requires_grad_() for w in W]
+        h = X
+        for w in own[:-1]:
+            h = nn.functional.relu(nn.functional.linear(h, w))
+        loss = (nn.functional.linear(h, own[-1]) - y).square().sum() / (2 * len(X))
+        return loss.detach(), list(torch.autograd.grad(loss, own))
+
+
 def simulate_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, start: float, t: Times) -> Array:
     """|theta| at these times, by integrating the flow of L_0 from ``start`` times these weights, brought to norm 1."""
-    x, g, *W = (to_tensor(a) for a in (X, G, *weights))
+    W, x, g = relu_network(weights, X, G)
+    first, count = torch.nn.utils.parameters_to_vector(W), 0
+    if not (first.any() and start > 0 and math.isfinite(start)):
+        raise SelectionError(f"start={start!r}, |weights| = {first.norm():g}: a norm above 0 and weights that are not all zero "
+                             f"are needed; at the origin itself nothing moves.")
 
     def velocity(state: Tensor) -> Tensor:
-        theta = state.clone().requires_grad_()
-        h, rest = x, theta
-        for w in W:
-            h = h.relu() if rest is not theta else h
-            h, rest = h @ rest[:w.numel()].reshape(w.shape).T, rest[w.numel():]
-        return -torch.autograd.grad((g * h).sum(), theta)[0]
+        nonlocal count
+        count += 1
+        if count > PATIENCE:
+            raise FlowError(f"after {PATIENCE:,} gradients the flow has not come to t = {times[-1]:g}: it slides along a kink of "
+                            f"a ReLU, where no step is short enough. Start from an escape direction, as `fastest` finds it.")
+        with torch.enable_grad():
+            theta = state.clone().requires_grad_()
+            h, rest = x, theta
+            for w in W:
+                h = h.relu() if rest is not theta else h
+                h, rest = h @ rest[:w.numel()].reshape(w.shape).T, rest[w.numel():]
+            return -torch.autograd.grad((g * h).sum(), theta)[0]
 
-    first = torch.nn.utils.parameters_to_vector(W)
-    states = flow(velocity, start * first / first.norm(), times_from_zero(t).tolist(), rtol=1e-12, atol=1e-14)
+    times = times_from_zero(t).tolist()
+    states = flow(velocity, start * first / first.norm(), times, rtol=1e-12, atol=1e-14)
     return like(torch.stack(states).norm(dim=1), X)
 
 
@@ -231,13 +301,11 @@ def _outputs(W: list[Tensor], X: Tensor) -> Tensor:
     return h
 
 
-def _gradient(W: list[Tensor], X: Tensor, G: Tensor, squared: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """L_0 and its gradient, or with ``squared`` those of sum |f - G|^2 / (2n)."""
+def _gradient(W: list[Tensor], X: Tensor, G: Tensor) -> list[Tensor]:
+    """Of L_0."""
     with torch.enable_grad():
         own = [w.detach().requires_grad_() for w in W]
-        loss = (_outputs(own, X) - G).square().sum() / (2 * len(X)) if squared else _potential(own, X, G)
-        gradient = torch.autograd.grad(loss.sum(), own)
-    return loss.detach(), list(gradient)
+        return list(torch.autograd.grad(_potential(own, X, G).sum(), own))
 
 
 def _on_sphere(W: list[Tensor]) -> list[Tensor]:
@@ -247,21 +315,10 @@ def _on_sphere(W: list[Tensor]) -> list[Tensor]:
     return [w / size[..., None, None] for w in W]
 
 
-def _network(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike) -> tuple[list[Tensor], Tensor, Tensor]:
-    X_, G_ = read(X=(X, "n d"), G=(_columns(G), "n c"))
-    W = [read(**{f"weights[{i}]": (w, "d_out d_in")})[0].to(X_.device) for i, w in enumerate(weights)]
-    sizes = [X_.shape[1], *(w.shape[0] for w in W)]
-    if len(W) < 2 or [w.shape[1] for w in W] != sizes[:-1] or sizes[-1] != G_.shape[1]:
-        raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_out, d_in], X {tuple(X_.shape)} and targets "
-                             f"{tuple(G_.shape)} do not make a network of two layers or more: each layer reads what the one "
-                             f"before it writes.")
-    return W, X_, G_
-
-
-def _columns(y: ArrayLike) -> Tensor:
-    """Labels [n] as [n, 1]."""
-    t = to_tensor(y, "y")
-    return t[:, None] if t.dim() == 1 else t
+def _in_units(t: Tensor) -> tuple[Tensor, float]:
+    """In units of a power of two near the largest, which loses no bit: squares of tiny and of huge numbers are numbers then."""
+    unit = 2.0 ** math.floor(math.log2(float(t.abs().max())))
+    return t / unit, unit
 
 
 def _besides(s: Float[Tensor, " r"]) -> float:
@@ -275,6 +332,26 @@ def _share(part: Tensor, whole: Tensor) -> float:
 # ------------------------------------------------------------------------------------------------ theories
 
 
+def predict_speed(X: ArrayLike, y: ArrayLike, depth: int, *, power: float = 1.0) -> float:
+    """The speed with which a network of small weights leaves the origin: that of the fastest direction."""
+    return power * fastest(X, pull(y), depth, width=8, restarts=8, steps=600).speed
+
+
+def simulate_speed(X: ArrayLike, y: ArrayLike, depth: int) -> float:
+    """The largest over some trainings from small weights, each when its loss has fallen by 1e-5: how c = |theta| / sqrt(L)
+    grows in a step, (change of c) / (change of t) / c^(L-1)."""
+    x, d, k = to_tensor(X), to_tensor(X).shape[1], columns(y).shape[1]
+    speeds = []
+    for seed in range(4):
+        W = [1e-6 * normal(o, i, seed=seed).to(x) / math.sqrt(i) for i, o in pairwise([d, *[8] * (depth - 1), k])]
+        path = follow(W, X, y, 900)
+        loss, t, c = (to_tensor(column) for column in (path.loss, path.time, path.norm))
+        c = c / math.sqrt(depth)
+        for at in (loss < (1 - 1e-5) * loss[0]).nonzero()[:1, 0].tolist():  # a start whose units are all off never leaves
+            speeds.append(float((c[at] - c[at - 1]) / (t[at] - t[at - 1]) / c[at - 1] ** (depth - 1)))
+    return max(speeds)
+
+
 def _cases() -> list[tuple[Any, ...]]:
     """Directions that are known: one positive unit in every layer, rows of data that all lie on its side; two to four layers."""
     X = np.abs(np.asarray(normal(7, 3, seed=4))) + 0.1
@@ -286,8 +363,16 @@ def _cases() -> list[tuple[Any, ...]]:
     return out
 
 
+def _data() -> list[tuple[Any, ...]]:
+    X, y = np.asarray(normal(20, 3, seed=1)), np.asarray(normal(20, 2, seed=2))
+    return [(X, y, depth) for depth in (2, 3)]
+
+
 THEORIES = (
     Theory("escape.growth", ref=Ref("escape", "Sec. 3"),
            title="how the weights of a deep ReLU network grow along an escape direction",
            predict=predict_growth, simulate=simulate_growth, cases=_cases, tolerance=1e-8, perturb={"power": 1.01}),
+    Theory("escape.speed", ref=Ref("escape", "Sec. 3"),
+           title="how fast a deep ReLU network leaves the origin",
+           predict=predict_speed, simulate=simulate_speed, cases=_data, tolerance=1e-3, perturb={"power": 1.01}),
 )
