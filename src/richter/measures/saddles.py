@@ -6,9 +6,10 @@ next: the loss has plateaus, and on each of them every layer has a rank. Numbers
     print(saddles_of(watch)["loss"])           # or of a run that was opened
     # saddle 0 (step 0 to 99, loss 0.45): ranks 57, 9; saddle 1 (step 420 to 900, loss 0.41): ranks 1, 1; now: saddle 1
 
-Saddles are the plateaus of ``measures.stages``, numbered by the drops before them. Saddle 0 of a training from small weights is the
-origin: its ranks are those of the initial weights first, and of the direction in which it is left at its end; the median of what
-was measured there is told. A network that was not started from small weights has plateaus as well, of ranks that are not low.
+Saddles are the plateaus of ``measures.stages``, numbered by the drops before them. Saddle 0 of a training from small weights is
+the origin: its ranks are those of the initial weights first, and of the direction in which it is left at its end; the median of
+what was measured there is told. A network that was not started from small weights has plateaus as well, of ranks that are not
+low.
 """
 
 from __future__ import annotations
