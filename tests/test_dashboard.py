@@ -37,7 +37,7 @@ from richter.core import Card, Mark, RichterError, Row, SelectionError, StoreErr
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.verdict import diagnose
 from richter.measures.cards import CARDS, panels
-from richter.report import server, shelf, views
+from richter.report import listing, server, shelf, views
 from richter.report.answers import answers
 from richter.report.guard import chosen_token
 from richter.report.query import Query
@@ -286,7 +286,7 @@ def test_a_run_is_listed_and_shown_with_its_magnitude(tmp_path: Path, monkeypatc
     (tmp_path / "bad" / "run.db").write_bytes(b"nothing of use" * 100)
     assert {r["name"]: r["verdict"] for r in c.get("/api/runs").json()["runs"]} == {
         "rich": "rich, magnitude 0.368(10)", "new": "", "bad": ""}
-    monkeypatch.setattr("richter.report.shelf.VERDICTS", -1.0)  # no time is left
+    monkeypatch.setattr("richter.report.listing.Listing._judged", lambda self, s: s)  # no time is left
     assert [r["verdict"] for r in client(tmp_path).get("/api/runs").json()["runs"]] == [None, None, None]
 
 
@@ -440,7 +440,7 @@ def test_runs_are_open_one_at_a_time(store: Path) -> None:
 # ------------------------------------------------------------------------------------------------- polling and many runs
 
 def test_an_idle_poll_is_answered_with_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "SETTLED", 0.0)
+    monkeypatch.setattr(listing, "SETTLED", 0.0)
     c, ask = client(store), {"run": "a", "measure": "nfc", "layer": "0"}
     for path, query in (("/api/runs", {}), ("/api/run", {"run": "a"}), ("/api/verdict", {"run": "a"}), ("/api/curves", ask),
                         ("/plotly.js", {})):
@@ -458,7 +458,7 @@ def test_an_idle_poll_is_answered_with_nothing(store: Path, monkeypatch: pytest.
 
 
 def test_a_run_whose_process_has_gone_is_no_longer_running(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "SETTLED", 0.0)
+    monkeypatch.setattr(listing, "SETTLED", 0.0)
     c = client(store)
     code = f"""
 from richter.runs import create

@@ -17,10 +17,15 @@ def arguments(p: argparse.ArgumentParser) -> None:
 
 
 def do(given: argparse.Namespace) -> int:
+    from richter.core import StoreError
     from richter.report.server import serve
+    if given.store is not None and not given.store.exists():
+        raise StoreError(f"there is no folder {given.store}. Name the folder in which runs are, or none for the default, which "
+                         f"may be made later.")
     serve(options.chosen_store(given), host=given.host, port=given.port, token=given.token, open_browser=given.open)
     return 0
 
 
 COMMAND = Command("serve", __doc__, do, arguments, group="look at runs", place=22, examples=(
-    "richter serve", "richter serve runs --port 9000", "richter serve --host 0.0.0.0 --token SECRET"))
+    "richter serve", "richter serve runs --port 9000",
+    "richter serve --host 0.0.0.0    # for other machines, with a token that is made and printed"))

@@ -10,9 +10,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -50,8 +49,15 @@ def application(store: str | os.PathLike[str], host: str, token: str | None) -> 
 
 def _runs(shelf: Shelf, request: Request) -> Response:
     """Every run: name, status, last step, times, and a mark that differs when there is something new."""
-    lines = [asdict(s) for s in shelf.summaries()]
-    return _tagged(request, repr(lines), lambda: {"store": shelf.given, "now": time.time(), "runs": lines})
+    lines = shelf.listing.text()
+    head = f'{{"store":{json.dumps(shelf.given)},"now":{time.time()},"runs":'
+    return _tagged(request, lines, lambda: Written(f"{head}{lines}}}"))
+
+
+class Written(NamedTuple):
+    """A reply that is JSON already."""
+
+    text: str
 
 
 def _answer(shelf: Shelf, request: Request, path: str) -> Response:
@@ -73,6 +79,8 @@ def _tagged(request: Request, state: str, compute: Callable[[], Any]) -> Respons
         return Response(reply.data, media_type=PICTURES[reply.kind], headers={"Content-Security-Policy": ALONE})
     if isinstance(reply, Sheet):
         return _table(*reply)
+    if isinstance(reply, Written):
+        return Response(reply.text, headers={"ETag": tag}, media_type="application/json")
     return _json(reply, headers={"ETag": tag})
 
 

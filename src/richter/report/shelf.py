@@ -3,51 +3,70 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import queue
 import sqlite3
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from richter.core import RichterError, SelectionError, StoreError
-from richter.instrument.verdict import diagnose
+from richter.report.listing import Listing, Summary, facts_of, mark_of
 from richter.runs import Run, inside
-from richter.runs.format import DATABASE, LOCK
-from richter.runs.lock import held
-from richter.runs.reader import paths
+from richter.runs.format import DATABASE
 
-DEPTH = 3  # folders below the store that are looked into
-SETTLED = 2.0  # seconds; a file that changed more recently may change again without a new time of change
-VERDICTS = 0.3  # seconds for the verdicts of runs that changed, each time the list is made; those left over come the next time
+Answer = TypeVar("Answer")
+PATIENCE = 10.0  # seconds that one waits for a run to open
 # in which reading a file that somebody has damaged can end
 DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, OSError,
           sqlite3.Error)
 
 
-@dataclass(frozen=True)
-class Summary:
-    """A line of the list of runs."""
-
-    name: str
-    mark: str  # differs when there is something new
-    status: str  # running, finished, interrupted, failed, unreadable, or the writer's own word
-    reason: str = ""
-    last: int | None = None
-    updated: float | None = None
-    progress: float | None = None  # 0 to 1, of one that is running and says so
-    verdict: str | None = None  # the word, and the magnitude where there is one; None: not looked at yet
-
-
-@dataclass
 class _Entry:
-    run: Run
-    file: tuple[int, int]
-    users: int = 0
-    retired: bool = False
+    """A run that is open, or about to be: whoever comes first opens it, the others wait for that."""
+
+    def __init__(self, path: Path, file: tuple[int, int]) -> None:
+        self.path, self.file = path, file
+        self.users, self.retired = 0, False
+        self._run: Run | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def run(self) -> Run:
+        if not self._opening.acquire(timeout=PATIENCE):
+            raise StoreError(f"the run {self.path} does not open: somebody else has been waiting for it for {PATIENCE:.0f} s.")
+        try:
+            if self._run is None:
+                self._run = in_time(lambda: Run(self.path), f"the run {self.path} does not open")
+            return self._run
+        finally:
+            self._opening.release()
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.close()
+
+
+def in_time(work: Callable[[], Answer], what: str) -> Answer:
+    """What is worked out, in a thread of its own: a file system that does not answer keeps nobody else waiting for ever."""
+    results: queue.SimpleQueue[tuple[Answer | None, BaseException | None]] = queue.SimpleQueue()
+
+    def go() -> None:
+        try:
+            results.put((work(), None))
+        except BaseException as why:
+            results.put((None, why))
+
+    threading.Thread(target=go, daemon=True, name="richter open").start()
+    try:
+        answer, why = results.get(timeout=PATIENCE)
+    except queue.Empty:
+        raise StoreError(f"{what}: its file system has not answered for {PATIENCE:.0f} seconds.") from None
+    if why is not None:
+        raise why
+    return answer  # type: ignore[return-value]
 
 
 class Shelf:
@@ -57,9 +76,7 @@ class Shelf:
         self.given, self.store, self.most = os.fspath(store), Path(store).resolve(), most
         self._guard = threading.Lock()
         self._open: OrderedDict[Path, _Entry] = OrderedDict()
-        self._known: dict[str, Summary] = {}
-        self._paths: list[Path] = []
-        self._search_at = 0.0
+        self.listing = Listing(self)
 
     # ------------------------------------------------------------------------------------------------------ one run
 
@@ -70,7 +87,7 @@ class Shelf:
             entry = self._take(self.path(name))
         try:
             with understood(name):
-                yield entry.run
+                yield entry.run  # opened here, and not while others wait for the shelf
         finally:
             self._give_back(entry)
 
@@ -89,7 +106,7 @@ class Shelf:
 
     def mark(self, name: str) -> str:
         """Something short that differs when the run has changed; asks the file system only."""
-        return _seen(self.path(name))[0]
+        return mark_of(facts_of(self.path(name)))
 
     def _take(self, path: Path) -> _Entry:
         status = os.stat(path / DATABASE)
@@ -100,7 +117,7 @@ class Shelf:
                 self._retire(path)
                 entry = None
             if entry is None:
-                entry = self._open[path] = _Entry(Run(path), file)
+                entry = self._open[path] = _Entry(path, file)
             self._open.move_to_end(path)
             entry.users += 1
             idle = [p for p, e in self._open.items() if not e.users]
@@ -112,60 +129,23 @@ class Shelf:
         entry = self._open.pop(path)
         entry.retired = True
         if not entry.users:
-            entry.run.close()
+            entry.close()
 
     def _give_back(self, entry: _Entry) -> None:
         with self._guard:
             entry.users -= 1
             if entry.retired and not entry.users:
-                entry.run.close()
+                entry.close()
 
     def close(self) -> None:
+        self.listing.close()
         with self._guard:
             for path in list(self._open):
                 self._retire(path)
 
-    # ---------------------------------------------------------------------------------------------------- all of them
-
     def summaries(self) -> list[Summary]:
-        """Every run of the store, also those that cannot be read. Those that have not changed cost a look at their files."""
-        summaries = [self._summary(path) for path in self._search()]
-        end = time.monotonic() + VERDICTS
-        summaries = [s if s.verdict is not None or time.monotonic() > end else self._judged(s) for s in summaries]
-        self._known = {s.name: s for s in summaries}
-        return summaries
-
-    def _judged(self, s: Summary) -> Summary:
-        """With its verdict: the word and the magnitude, or nothing, if it has none."""
-        try:
-            with self.open(s.name) as run:
-                d = diagnose(run)
-        except (RichterError, OSError):
-            return replace(s, verdict="")
-        return replace(s, verdict=f"{d.word}, magnitude {d.magnitude}" if d.magnitude else d.word)
-
-    def _search(self) -> list[Path]:
-        """Not again at once, if the store is so large that looking through it takes long."""
-        begun = time.monotonic()
-        if begun >= self._search_at:
-            self._paths = list(paths(self.store, DEPTH))
-            self._search_at = time.monotonic() + 20 * (time.monotonic() - begun)
-        return self._paths
-
-    def _summary(self, path: Path) -> Summary:
-        name = path.relative_to(self.store).as_posix()
-        try:
-            (mark, updated), known = _seen(path), self._known.get(name)
-            if known is not None and known.mark == mark and (known.status != "running" or held(path / LOCK)):
-                return known
-            with self.open(name) as run:
-                status, _, reason = run.status.partition(": ")
-                last = run.last
-                if not isinstance(last, int | None):
-                    raise StoreError(f"the run {name!r} is damaged: its last step is {last!r}.")
-                return Summary(name, mark, status, reason, last, updated, _share(run) if status == "running" else None)
-        except (StoreError, OSError) as why:
-            return Summary(name, "unreadable", "unreadable", str(why))
+        """Every run of the store, also those that cannot be read."""
+        return self.listing.known()
 
 
 class Chosen:
@@ -201,12 +181,6 @@ class Chosen:
         self._stack.close()
 
 
-def _share(run: Run) -> float | None:
-    """How much is done, as its writer said; None if that is no share."""
-    share = run.about.get("progress")
-    return float(share) if isinstance(share, (int, float)) and 0 <= share <= 1 else None
-
-
 @contextlib.contextmanager
 def understood(name: str) -> Iterator[None]:
     """A damaged file can hold anything anywhere; what goes wrong in reading it is said in a sentence."""
@@ -216,15 +190,3 @@ def understood(name: str) -> Iterator[None]:
         raise
     except DAMAGE as why:
         raise StoreError(f"the run {name!r} is damaged: {type(why).__name__}: {why}.") from why
-
-
-def _seen(path: Path) -> tuple[str, float]:
-    """The mark of a run, and when something was last written."""
-    files = []
-    for name in (DATABASE, f"{DATABASE}-wal"):
-        with contextlib.suppress(FileNotFoundError):
-            s = os.stat(path / name)
-            files += [(s.st_mtime_ns, s.st_size, s.st_ino)] if s.st_size else []  # a reader may leave an empty log behind
-    updated = max(files)[0] / 1e9 if files else 0.0
-    fresh = time.monotonic() if time.time() - updated < SETTLED else None
-    return hashlib.sha256(repr((files, fresh)).encode()).hexdigest()[:16], updated
