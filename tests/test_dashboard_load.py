@@ -1,0 +1,230 @@
+"""A dashboard under load: connections that are never used, requests that never end, many runs, file systems that do not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from richter.core import StoreError
+from richter.report import listing, shelf
+from richter.runs import Run, create
+from test_dashboard import client, make, serving
+
+QUICK = "import richter.report.connections as c; c.PATIENCE = 1.0; c.MOST = 40"
+
+
+def opened(address: str, number: int, sent: bytes) -> list[socket.socket]:
+    host, port = address.removeprefix("http://").rstrip("/").split(":")
+    sockets = []
+    for _ in range(number):
+        s = socket.create_connection((host, int(port)), timeout=20)
+        with contextlib.suppress(OSError):  # closed already
+            s.sendall(sent)
+        sockets.append(s)
+    return sockets
+
+
+def asked(address: str) -> list[str]:
+    with urllib.request.urlopen(f"{address}api/runs", timeout=20) as reply:
+        return [run["name"] for run in json.load(reply)["runs"]]
+
+
+def closed(s: socket.socket, within: float) -> bool:
+    s.settimeout(within)
+    try:
+        return s.recv(1) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /api/runs HTTP/1.1\r\nHost: localh", b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n"])
+def test_connections_that_ask_nothing_keep_nobody_out(tmp_path: Path, sent: bytes) -> None:
+    make(tmp_path / "a")
+    with serving(tmp_path, before=QUICK) as address:
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(s) for s in opened(address, 120, sent)]
+            assert asked(address) == ["a"]
+            assert closed(sockets[0], 10.0)  # more than there may be: the oldest
+            assert closed(sockets[-1], 10.0)  # after its time
+            assert asked(address) == ["a"]
+
+
+def test_a_second_request_that_never_ends_is_closed(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    whole = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(tmp_path, before=QUICK) as address, opened(address, 1, whole)[0] as s:
+        s.settimeout(20)
+        answer = b""
+        while b'"runs":' not in answer or not answer.endswith(b"]}"):
+            answer += s.recv(65536)
+        s.sendall(whole[:20])
+        assert closed(s, 10.0)
+
+
+def test_a_request_that_takes_long_is_answered(tmp_path: Path) -> None:
+    """Patience is for what is not asked yet."""
+    make(tmp_path / "a")
+    slow = f"{QUICK}; import time, richter.report.listing as l; real = l.Listing.known\n" \
+           "def known(self): time.sleep(3); return real(self)\nl.Listing.known = known"
+    with serving(tmp_path, before=slow) as address:
+        assert asked(address) == ["a"]
+
+
+@pytest.mark.long
+def test_two_thousand_connections(tmp_path: Path) -> None:
+    """As they come, with the limits as they are."""
+    make(tmp_path / "a")
+    with serving(tmp_path) as address, contextlib.ExitStack() as stack:
+        for sent in (b"", b"GET /api/runs HTTP/1.1\r\nHost: localh"):
+            for s in opened(address, 450, sent):
+                stack.enter_context(s)
+            assert asked(address) == ["a"]
+        for _ in range(1100):  # and closed at once
+            opened(address, 1, b"GET /")[0].close()
+        assert asked(address) == ["a"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- many runs
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("many")
+    first = make(store / "r0", steps=2)
+    for i in range(1, 300):
+        shutil.copytree(first, store / f"r{i}")
+    return store
+
+
+def test_a_list_of_many_runs_is_there_before_they_are_read(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    real = listing.Listing._read
+
+    def waiting(self: listing.Listing, name: str, path: Path) -> listing.Summary:
+        go_on.wait(30)
+        return real(self, name, path)
+
+    monkeypatch.setattr(listing.Listing, "_read", waiting)
+    monkeypatch.setattr(listing, "FIRST", 0.2)
+    mine = shelf.Shelf(many)
+    lines = mine.summaries()
+    assert {line.name for line in lines} == {f"r{i}" for i in range(300)}
+    assert {line.status for line in lines} == {listing.UNREAD}
+    go_on.set()
+    monkeypatch.setattr(listing, "FIRST", 60.0)
+    ends = time.monotonic() + 60
+    while listing.UNREAD in {line.status for line in mine.summaries()} and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert {line.status for line in mine.summaries()} == {"finished"}
+    mine.close()
+
+
+def test_a_poll_reads_no_run_that_has_not_changed(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "SETTLED", 0.0)
+    monkeypatch.setattr(listing, "FIRST", 60.0)
+    monkeypatch.setattr(listing, "OFTEN", 0.0)
+    mine, read = shelf.Shelf(many), list[str]()
+    while any(line.verdict is None for line in mine.summaries()):
+        time.sleep(0.05)
+    monkeypatch.setattr(listing.Listing, "_read", lambda self, name, path: read.append(name))
+    written = [mine.listing._written(line) for line in mine.summaries()]
+    assert read == []
+    assert all(mine.listing._written(line) is text for line, text in zip(mine.summaries(), written, strict=True))
+    mine.close()
+
+
+def test_runs_that_come_and_go_are_listed(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    c = client(tmp_path)
+
+    def names() -> list[str]:
+        return [run["name"] for run in c.get("/api/runs").json()["runs"]]
+
+    assert names() == ["a"]
+    make(tmp_path / "b")
+    ends = time.monotonic() + 20
+    while names() != ["a", "b"] and time.monotonic() < ends:
+        time.sleep(0.05)
+    shutil.rmtree(tmp_path / "a")
+    while names() != ["b"] and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert names() == ["b"]
+
+
+# ----------------------------------------------------------------------------------------------- what does not answer
+
+
+@contextlib.contextmanager
+def stuck(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
+    """The file system of one run does not answer."""
+    release, real = threading.Event(), Run.__init__
+
+    def init(self: Run, path: Path) -> None:
+        if Path(path).name == name:
+            release.wait(60)
+        real(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "__init__", init)
+        patch.setattr(shelf, "PATIENCE", 0.3)
+        try:
+            yield
+        finally:
+            release.set()
+
+
+def test_a_run_that_does_not_open_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a")
+    make(tmp_path / "b")
+    mine = shelf.Shelf(tmp_path)
+    with stuck(monkeypatch, "a"):
+        begun, errors = threading.Event(), list[str]()
+
+        def ask() -> None:
+            begun.set()
+            try:
+                with mine.open("a"):
+                    raise AssertionError
+            except StoreError as why:
+                errors.append(str(why))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        begun.wait(10)
+        with mine.open("b") as run:
+            assert run.last == 4
+        thread.join(30)
+        assert "has not answered" in errors[0]
+        assert {s.name: s.status for s in mine.summaries()} == {"a": "unreadable", "b": "finished"}
+    with mine.open("a") as run:
+        assert run.last == 4
+    mine.close()
+
+
+def test_a_run_that_cannot_be_opened_is_opened_later(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    whole = (tmp_path / "a" / "run.db").read_bytes()
+    (tmp_path / "a" / "run.db").write_bytes(b"nothing of use" * 100)
+    mine = shelf.Shelf(tmp_path)
+    for _ in range(2):
+        with pytest.raises(StoreError), mine.open("a"):
+            pass
+    (tmp_path / "a" / "run.db").write_bytes(whole)
+    with mine.open("a") as run:
+        assert run.last == 4
+    with create(tmp_path / "other"):
+        pass
+    mine.close()
