@@ -1,4 +1,4 @@
-"""A dashboard under load: connections that are never used, requests that never end, many runs, file systems that do not answer."""
+"""A dashboard under load: connections without use, requests that never end, many runs, file systems that do not answer."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def closed(s: socket.socket, within: float) -> bool:
         return False
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /api/runs HTTP/1.1\r\nHost: localh", b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"GET /api/runs HTTP/1.1\r\nHost: localh",
+                                  b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n"])
 def test_connections_that_ask_nothing_keep_nobody_out(tmp_path: Path, sent: bytes) -> None:
     make(tmp_path / "a")
-    with serving(tmp_path, before=QUICK) as address:
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(s) for s in opened(address, 120, sent)]
-            assert asked(address) == ["a"]
-            assert closed(sockets[0], 10.0)  # more than there may be: the oldest
-            assert closed(sockets[-1], 10.0)  # after its time
-            assert asked(address) == ["a"]
+    with serving(tmp_path, before=QUICK) as address, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(s) for s in opened(address, 120, sent)]
+        assert asked(address) == ["a"]
+        assert closed(sockets[0], 10.0)  # more than there may be: the oldest
+        assert closed(sockets[-1], 10.0)  # after its time
+        assert asked(address) == ["a"]
 
 
 def test_a_second_request_that_never_ends_is_closed(tmp_path: Path) -> None:
