@@ -1,5 +1,5 @@
-"""What a dashboard costs with many runs: the first list, a poll after it, and memory over many requests; the server runs in a process
-of its own, the runs are copies of one."""
+"""What a dashboard costs with many runs: the first list, a poll after it, and memory over many requests; the server runs in a
+process of its own, the runs are copies of one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def main() -> None:
                 seconds, _, read = asked(found[0])
                 polls.append(seconds)
                 time.sleep(1)
-            print(f"all read after {time.perf_counter() - begun:.0f} s; polls meanwhile: at most {max(polls, default=0):.2f} s", flush=True)
+            passed = time.perf_counter() - begun
+            print(f"all read after {passed:.0f} s; polls meanwhile: at most {max(polls, default=0):.2f} s", flush=True)
             polls = [asked(found[0])[0] for _ in range(20)]
             print(f"polls then: {sorted(polls)[10]:.2f} s, at most {max(polls):.2f} s", flush=True)
             before = resident(server.pid)

@@ -62,7 +62,8 @@ class Listing:
             if self._look is None and (self._took < LATER or time.monotonic() - self._ended > OFTEN):
                 self._look = threading.Event()
                 threading.Thread(target=self._go, args=(self._look,), daemon=True, name="richter list of runs").start()
-            look, wait = self._look, LATER if self.lines and self._took > LATER else FIRST
+            small = self._ended > 0 and self._took < LATER
+            look, wait = self._look, FIRST if small or not self.lines else LATER
         if look is not None:
             look.wait(wait)
         return list(self.lines.values())
