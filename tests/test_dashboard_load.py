@@ -208,6 +208,9 @@ def test_a_run_that_does_not_open_keeps_no_other_waiting(tmp_path: Path, monkeyp
             assert run.last == 4
         thread.join(30)
         assert "has not answered" in errors[0]
+        ends = time.monotonic() + 20
+        while listing.UNREAD in {s.status for s in mine.summaries()} and time.monotonic() < ends:
+            time.sleep(0.05)
         assert {s.name: s.status for s in mine.summaries()} == {"a": "unreadable", "b": "finished"}
     with mine.open("a") as run:
         assert run.last == 4

@@ -107,16 +107,16 @@ class Listing:
         if self.lines.keys() != lines.keys():
             self._publish(lines)
         for name in sorted(unread, key=lambda name: -(lines[name].updated or 0.0)):
-            self._say(self._read(name, there[name]))
+            if not self._closed:
+                self._say(self._read(name, there[name]))
         for line in [s for s in self.lines.values() if s.verdict is None]:
-            self._say(self._judged(line))
+            if not self._closed:
+                self._say(self._judged(line))
 
     def _publish(self, lines: dict[str, Summary]) -> None:
         self.lines, self.version = lines, self.version + 1
 
     def _say(self, line: Summary) -> None:
-        if self._closed:
-            raise SystemExit  # of this thread
         if self.lines[line.name] != line:
             self.lines[line.name] = line  # no line more: who goes through them meanwhile is not disturbed
             self.version += 1
