@@ -166,7 +166,7 @@ def left(n: int, group: int, groups: int = 4) -> Tensor:
 @given(seed=SEEDS)
 def test_sums_over_groups_are_those_of_the_rest(seed: int) -> None:
     K, K0, Y = stack(seed), stack(seed + 1), normal(seed + 2, 9, 3)
-    crossed, evolved = own.crossed_leaving(K, Y, 4), own.evolved_leaving(K, K0, 4)
+    crossed, evolved = own.crossed_leaving(K, Y, 4), own.evolved_leaving(own.evolved(K, K0), K, K0, 4)
     for g in range(4):
         rest = left(9, g)
         part, first = K[:, rest][:, :, rest], K0[:, rest][:, :, rest]

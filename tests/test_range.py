@@ -74,10 +74,10 @@ def test_no_size_of_weights_is_an_error(scale: float, activation: type[nn.Module
 
 
 def test_a_matrix_without_eigenvalues_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(K: Tensor) -> float:
+    def fail(K: Tensor, centred: bool) -> float:
         raise torch.linalg.LinAlgError("did not converge")
 
-    monkeypatch.setattr("richter.instrument.statistics.centred.top_eigenvalue", fail)
+    monkeypatch.setattr("richter.instrument.statistics.centred.leading", fail)
     model, initial = network(0, torch.float32)
     snap = richter.measure(model, richter.Probe(X, Y), ["tangent_stable_rank", "nfc"], initial=initial)
     assert snap.row("tangent_stable_rank").mark is Mark.FAILED

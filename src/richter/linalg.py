@@ -32,33 +32,41 @@ def eigh(K: Float[Tensor, "n n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n
     return values, vectors
 
 
-def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"],
-                  tolerance: float = 1e-12) -> tuple[float, Tensor, Tensor]:
+def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], tolerance: float = 1e-12,
+                  of_value: float = 0.0) -> tuple[float, Tensor, Tensor]:
     """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products, its vector, and the basis
     in which it was found: Lanczos with full re-orthogonalisation, until the residual (which bounds the error) is below
-    ``tolerance`` of it."""
-    Q = [start / start.norm()]
+    ``tolerance`` of it; or, where the value alone is wanted, until its error, the residual's square over the gap to the next
+    eigenvalue, is below ``of_value`` of it."""
+    most = min(len(start), 300)
+    V = start.new_empty(most + 1, len(start))  # pages that are not written to take no memory
+    V[0] = start / start.norm()
     alpha: list[float] = []
     beta: list[float] = []
     top, y = 0.0, torch.ones(1, dtype=torch.float64)
-    most = min(len(start), 300)
     for step in range(1, most + 1):
-        w = times(Q[-1])
-        alpha.append((w @ Q[-1]).item())
-        basis = torch.stack(Q)
+        w, basis = times(V[step - 1]), V[:step]
+        alpha.append((w @ V[step - 1]).item())
         for _ in range(2):
-            w = w - basis.T @ (basis @ w)
+            w = torch.addmv(w, basis.T, basis @ w, alpha=-1)
         size = w.norm().item()
         if step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):  # looking costs as much as a product
             a, b = torch.tensor(alpha, dtype=torch.float64), torch.tensor(beta, dtype=torch.float64)
             values, vectors = torch.linalg.eigh(torch.diag(a) + torch.diag(b, 1) + torch.diag(b, -1))
             top, y = values[-1].item(), vectors[:, -1]
-            if size * abs(y[-1].item()) <= max(tolerance, 1e-14) * abs(top):
+            residual = size * abs(y[-1].item())
+            error = _error_of(residual, top - values[-2].item() if step > 1 else 0.0)
+            if residual <= max(tolerance, 1e-14) * abs(top) or error <= of_value * abs(top):
                 break
         beta.append(size)
-        Q.append(w / size)
-    basis = torch.stack(Q[:len(y)]).T
+        torch.div(w, size, out=V[step])
+    basis = V[:len(y)].T
     return top, basis @ y.to(start), basis
+
+
+def _error_of(residual: float, gap: float) -> float:
+    """Of a largest eigenvalue, whose vector has this residual, and from which the next one is this far."""
+    return residual * residual / gap if gap > residual else residual
 
 
 def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
@@ -66,11 +74,35 @@ def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
     return torch.arange(1, n + 1, dtype=like.dtype, device=like.device).square().sin()
 
 
-def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix: dense for small ones, else by Lanczos."""
+VALUE = 1e-14  # the error of a largest eigenvalue by Lanczos, relative to it: what rounding leaves
+
+
+class Leading(NamedTuple):
+    """The largest eigenvalue of a symmetric matrix, and what the way to it has found of the vectors of the largest ones."""
+
+    value: float
+    vectors: Float[Tensor, "n m"]
+
+
+def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6) -> Leading:
+    """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos, without
+    a copy of the matrix. The value is right to rounding; of the vectors at most so many are kept, as they are."""
     if len(K) <= DENSE:
-        return torch.linalg.eigvalsh(K)[-1].item()
-    return top_eigenpair(lambda q: K @ q, anywhere(len(K), K))[0]
+        rows = K.mean(0, keepdim=True) * centred
+        values, vectors = eigh(K - rows - rows.T + rows.mean())
+        return Leading(values[-1].item(), vectors[:, -most:])
+
+    def without_mean(q: Tensor) -> Tensor:
+        return q - q.mean() if centred else q
+
+    top, _, basis = top_eigenpair(lambda q: without_mean(K @ q), without_mean(anywhere(len(K), K)), of_value=VALUE)
+    T = basis.T @ (K @ basis)
+    return Leading(top, basis @ eigh((T + T.T) / 2)[1][:, -most:])
+
+
+def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix."""
+    return torch.linalg.eigvalsh(K)[-1].item() if len(K) <= DENSE else leading(K, most=1).value
 
 
 def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,
@@ -170,40 +202,58 @@ def without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
     return blocks.sum((1, 2))[:, None] - blocks.sum(1) - blocks.sum(2) + blocks.diagonal(dim1=1, dim2=2)
 
 
-def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], steps: int = 20,
-                centred: bool = True) -> Float[Tensor, " g"]:
+EACH = 1e-2  # of how far largest eigenvalues with groups left out lie apart: what they may be off, each for a standard error
+EXACT = 128  # rows of which all eigenvalues of every set are as quick
+
+
+def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], whole: Leading | None = None, centred: bool = True,
+                steps: int = 60) -> Float[Tensor, " g"]:
     """The largest eigenvalue of C K C on each set of rows (``keep`` is 1 on its rows and 0 elsewhere; C removes their mean, or
-    nothing where they are not ``centred``): Lanczos on all sets side by side, from the vector of the whole matrix. For standard
-    errors, which need few digits: after at most ``steps`` steps it is right to about six."""
-    def kept(X: Tensor) -> Tensor:
-        return (X - ((X * keep).sum(1) / keep.sum(1))[:, None] * centred) * keep
+    nothing where they are not ``centred``). For standard errors, which need few digits: by Rayleigh and Ritz on what the sets
+    have of the ``whole`` matrix's leading vectors, and where that is not close enough (EACH), on their residuals too, which are
+    added until it is, or for so many steps."""
+    means = keep / keep.sum(1, keepdim=True) * centred  # set, row
+    if len(K) <= EXACT:
+        P = torch.diag_embed(keep) - keep[:, :, None] * means[:, None]
+        return torch.linalg.eigvalsh(P @ K @ P.mT)[:, -1]
+    vectors = leading(K, centred).vectors if whole is None else whole.vectors
 
-    def unit(X: Tensor) -> tuple[Tensor, Tensor]:
-        size = X.norm(dim=1)
-        return X / torch.where(size > 0, size, 1.0)[:, None], size
+    def on_sets(X: Float[Tensor, "r g p"]) -> Float[Tensor, "r g p"]:
+        return (X - torch.einsum("gr,rgp->gp", means, X)) * keep.T[:, :, None]
 
-    def without_mean(q: Tensor) -> Tensor:
-        return q - q.mean() * centred
+    def times(X: Float[Tensor, "r g p"]) -> Float[Tensor, "r g p"]:
+        return on_sets((K @ X.flatten(1)).view_as(X))
 
-    start = top_eigenpair(lambda q: without_mean(K @ without_mean(q)), anywhere(len(K), K), 1e-2)[1]
-    X = unit(kept(start.expand_as(keep)))[0]
-    Q, most = X[:, None], min(steps, len(K))  # set, vector, row
-    T = K.new_zeros(len(keep), most, most)
-    for j in range(most):
-        W = kept(Q[:, -1] @ K)
-        T[:, j, j] = (W * Q[:, -1]).sum(1)
-        for _ in range(2):
-            W = W - ((Q @ W[:, :, None]).mT @ Q)[:, 0]
-        X, size = unit(W)
-        size = torch.where(size > 1e-13 * T[:, 0, 0].abs(), size, 0.0)
-        if j % 4 == 3 or j + 1 == most or not size.any():
-            values, vectors = torch.linalg.eigh(T[:, :j + 1, :j + 1])
-            residual = size * vectors[:, -1, -1].abs()  # |K u - top u|; the error is about its square
-            if j + 1 == most or bool((residual <= 1e-4 * values[:, -1].abs()).all()):
-                break
-        T[:, j, j + 1] = T[:, j + 1, j] = size
-        Q = torch.cat([Q, (X * (size > 0)[:, None])[:, None]], 1)
+    Z = on_sets(vectors[:, None].expand(-1, len(keep), -1))
+    KZ = times(Z)
+    for step in range(steps):
+        values, y = _ritz_of_each(Z, KZ)
+        R = torch.einsum("rgp,gp->rg", KZ, y) - torch.einsum("rgp,gp->rg", Z, y) * values[:, -1]
+        size = R.norm(dim=0)
+        if step + 1 == steps or _close(values, size):
+            break
+        R = on_sets((R / torch.where(size > 0, size, 1.0))[:, :, None])
+        Z, KZ = torch.cat([Z, R], 2), torch.cat([KZ, times(R)], 2)
     return values[:, -1]
+
+
+def _ritz_of_each(Z: Float[Tensor, "r g p"], KZ: Float[Tensor, "r g p"]) -> tuple[Float[Tensor, "g p"], Float[Tensor, "g p"]]:
+    """The eigenvalues of a matrix on the span of each set's vectors, and the combination of these that has the largest."""
+    Z, KZ = Z.permute(1, 2, 0), KZ.permute(1, 0, 2)
+    squares, turns = torch.linalg.eigh(Z @ Z.mT)
+    there = squares > 1e-12 * squares[:, -1:]
+    basis = turns * torch.where(there, squares, 1.0).rsqrt()[:, None] * there[:, None]
+    M = basis.mT @ (Z @ KZ) @ basis
+    values, vectors = torch.linalg.eigh((M + M.mT) / 2)
+    return values, (basis @ vectors[:, :, -1:])[:, :, 0]
+
+
+def _close(values: Float[Tensor, "g p"], residuals: Float[Tensor, " g"]) -> bool:
+    """Are largest eigenvalues known well enough for how far they lie apart?"""
+    tops, gaps = values[:, -1], values[:, -1] - values[:, -2] if values.shape[1] > 1 else torch.zeros_like(residuals)
+    errors = torch.where(gaps > residuals, residuals.square() / gaps.clamp(min=1e-300), residuals)
+    apart = EACH * (tops - tops.mean()).abs().max()
+    return bool((errors <= apart.clamp(min=1e-12 * tops.abs().max())).all())
 
 
 # ------------------------------------------------------------------------------------------------ rows that come in parts

@@ -14,7 +14,7 @@ from richter.instrument.statistics import frame
 from richter.instrument.statistics.frame import NO_LABELS, Missing
 from richter.instrument.statistics.grams import Labels
 from richter.kernels.spectra import centre
-from richter.linalg import top_eigenvalue, top_of_each, without_each
+from richter.linalg import Leading, leading, top_of_each, without_each
 
 
 class CentredKernel:
@@ -22,9 +22,9 @@ class CentredKernel:
     largest eigenvalue, ``quadratic`` y~^T K y~ and ``energy`` |y~|^2. Asking for what is not known raises Missing.
 
     ``top``: a function is called when somebody asks, because eigenvalues cost more than all the rest, and ``tangent_cka`` does
-    without them."""
+    without them; of one that gives vectors too, these are kept for the values with groups left out."""
 
-    def __init__(self, norm: float, labelled: tuple[float, float] | None, top: float | Callable[[], float],
+    def __init__(self, norm: float, labelled: tuple[float, float] | None, top: float | Callable[[], float | Leading],
                  lacking: str = "") -> None:
         self.norm, self.lacking = norm, lacking  # why ``top`` is NaN
         self._top = top
@@ -32,13 +32,19 @@ class CentredKernel:
             self.quadratic, self.energy = labelled
 
     @property
-    def top(self) -> float:
+    def leading(self) -> float | Leading:
         if callable(self._top):
             with frame.decomposed():
                 self._top = self._top()
-        if math.isnan(self._top):
-            raise Missing(self.lacking)
         return self._top
+
+    @property
+    def top(self) -> float:
+        top = self.leading
+        top = top.value if isinstance(top, Leading) else top
+        if math.isnan(top):
+            raise Missing(self.lacking)
+        return top
 
     def __getattr__(self, name: str) -> float:
         if name in ("quadratic", "energy"):
@@ -59,21 +65,25 @@ def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | 
     return K[keep][:, keep], None if y is None else y[keep], example[keep]
 
 
+REMAINING = 1e-4  # of |K|^2: where centring leaves less, the sums lose digits and the centred kernel is formed
+
+
 def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel:
+    """From sums over rows, where they keep enough digits: then no centred copy is made."""
     K, y, _ = flat(kernel, labels)
-    Kc, y = centre(K), None if y is None else y - y.mean()
-    size = Kc.norm().item()
-    if size <= 1e-13 * K.norm():  # a constant kernel: what is left is rounding
+    y = None if y is None else y - y.mean()
+    whole, rows = K.norm().item(), K.mean(0)
+    square = whole ** 2 - 2 * len(K) * (rows @ rows).item() + (rows.sum() ** 2).item()
+    enough = square > REMAINING * whole ** 2
+    size = math.sqrt(square) if enough else centre(K).norm().item()
+    if size <= 1e-13 * whole:  # a constant kernel: what is left is rounding
         return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0)
-    labelled = None if y is None else ((y @ Kc @ y).item(), (y @ y).item())
-
-    def top() -> float:
-        return top_eigenvalue(centre(flat(kernel, labels)[0]))  # centred anew: what waits for a question holds no copy
-
-    return CentredKernel(frame.finite(size), labelled, top)
+    labelled = None if y is None else ((y @ ((K if enough else centre(K)) @ y)).item(), (y @ y).item())
+    return CentredKernel(frame.finite(size), labelled, lambda: leading(K if enough else centre(K), centred=True))
 
 
-def centred_kernel_leaving(kernel: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CentredKernel]:
+def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"], labels: Labels,
+                           groups: int) -> list[CentredKernel]:
     """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied."""
     K, y, example = flat(kernel, labels)
     inside = torch.nn.functional.one_hot(example % groups, groups).to(K)  # row, group
@@ -81,15 +91,15 @@ def centred_kernel_leaving(kernel: Float[Tensor, "n v n v"], labels: Labels, gro
     squares = without_each((inside.T @ (K * K) @ inside)[None])[0]
     size = keep.sum(1)
     K1 = (keep @ K) * keep
-    norms = (squares - 2 * K1.square().sum(1) / size + (K1.sum(1) / size) ** 2).clamp(min=0).sqrt()
+    norms = (squares - 2 * K1.square().sum(1) / size + (K1.sum(1) / size) ** 2).clamp(min=0).sqrt().tolist()
     labelled: list[tuple[float, float] | None] = [None] * groups
     if y is not None:
         Y = (y - ((keep @ y) / size)[:, None]) * keep
-        quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
-        labelled = [(q.item(), e.item()) for q, e in zip(quadratics, energies, strict=True)]
+        labelled = [*zip((Y * (Y @ K)).sum(1).tolist(), Y.square().sum(1).tolist(), strict=True)]
 
     @cache
     def tops() -> list[float]:
-        return top_of_each(flat(kernel, labels)[0], keep).tolist()  # type: ignore[no-any-return]
+        known = whole.leading
+        return top_of_each(K, keep, known if isinstance(known, Leading) else None).tolist()  # type: ignore[no-any-return]
 
-    return [CentredKernel(norms[g].item(), labelled[g], lambda g=g: tops()[g]) for g in range(groups)]  # type: ignore[misc]
+    return [CentredKernel(norms[g], labelled[g], lambda g=g: tops()[g]) for g in range(groups)]  # type: ignore[misc]

@@ -162,23 +162,25 @@ class FisherKernel:
     top: float
     quadratic: float
     energy: float
+    leading: linalg.Leading | None = None  # from whose vectors the values with groups left out are made
 
 
 def fisher_kernel(K: Float[Tensor, "n v n v"], labels: Labels) -> FisherKernel:
     K, y, _ = flat(K, labels)
     assert y is not None
     y = y - y.mean()
-    return FisherKernel(finite(K.norm().item()), linalg.top_eigenvalue(K) if K.any() else 0.0, (y @ K @ y).item(), (y @ y).item())
+    size, leading = finite(K.norm().item()), linalg.leading(K)
+    return FisherKernel(size, leading.value if size else 0.0, (y @ (K @ y)).item(), (y @ y).item(), leading)
 
 
-def fisher_kernel_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[FisherKernel]:
+def fisher_kernel_leaving(whole: FisherKernel, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[FisherKernel]:
     """The same with each group of examples left out, from sums over blocks of the whole."""
     K, y, example = flat(K, labels)
     assert y is not None
     inside = torch.nn.functional.one_hot(example % groups, groups).to(K)
     keep = 1 - inside.T
     norms = linalg.without_each((inside.T @ (K * K) @ inside)[None])[0].clamp(min=0).sqrt()
-    tops = linalg.top_of_each(K, keep, centred=False)
+    tops = linalg.top_of_each(K, keep, whole.leading, centred=False)
     Y = (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
     quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
     return [FisherKernel(*(t[g].item() for t in (norms, tops, quadratics, energies))) for g in range(groups)]

@@ -89,8 +89,10 @@ class OutOfRange(Exception):
 
 def in_range(numbers: Tensor, subject: Subject, vanished: bool = False) -> Tensor:
     """Sums of products, if one can compute with them. ``vanished``: they are zero, and should not be."""
-    low, high = (bound.item() for bound in numbers.aminmax()) if numbers.numel() else (0.0, 0.0)
-    size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
+    size = numbers.norm().item() / math.sqrt(max(1, numbers.numel()))  # the largest is at least that, and this is quicker
+    if not SMALL <= size < math.inf and numbers.numel():
+        low, high = (bound.item() for bound in numbers.aminmax())
+        size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
     if subject.single and (size == math.inf or 0 < size < SMALL or vanished):
         raise OutOfRange
     finite(size)
@@ -228,8 +230,8 @@ Estimate = Callable[["Subject", Cotangents, str], Statistic | None]
 
 @dataclass(frozen=True)
 class Derived(Statistic):
-    """``compute(*needs)``; ``leaving(*needs, groups)``, if there is a quicker way, all values with one group of examples left out
-    at once; ``estimate`` says what stands in for it."""
+    """``compute(*needs)``; ``leaving(value, *needs, groups)``, if there is a quicker way, all values with one group of examples left
+    out at once; ``estimate`` says what stands in for it."""
 
     name: str
     compute: Callable[..., Any]
@@ -259,14 +261,19 @@ class _Derived(Simple):
     def __init__(self, statistic: Derived, needs: tuple[Gathering, ...]) -> None:
         super().__init__({kind: n for g in needs for kind, n in g.groups.items()}, joined([g.remark for g in needs]))
         self.statistic, self.needs = statistic, needs
+        self.last: tuple[str | None, Any] = (None, None)  # the place that was asked last, and its value
 
     def value(self, place: str, without: Group | None = None) -> Any:
-        return self.statistic.compute(*every(partial(g.value, place, without) for g in self.needs))
+        value = self.statistic.compute(*every(partial(g.value, place, without) for g in self.needs))
+        self.last = (place, value) if without is None else self.last
+        return value
 
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
         s, groups = self.statistic, self.groups[kind]
         if s.leaving is not None and kind == "examples":
-            return s.leaving(*(g.value(place) for g in self.needs), groups)
+            if self.last[0] != place:
+                self.value(place)
+            return s.leaving(self.last[1], *(g.value(place) for g in self.needs), groups)
         varied = [g.leaving(place, kind) if kind in g.groups else [g.value(place)] * groups for g in self.needs]
         return [s.compute(*values) for values in together(varied, kind)]
 

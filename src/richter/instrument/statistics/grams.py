@@ -316,7 +316,7 @@ def same_output(K: Float[Tensor, "n v n v"], labels: Labels) -> SameOutput:
     return of_diagonal(K.diagonal(dim1=1, dim2=3).permute(2, 0, 1), labels.Y)
 
 
-def same_output_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[SameOutput]:
+def same_output_leaving(_: SameOutput, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[SameOutput]:
     return of_diagonal_leaving(K.diagonal(dim1=1, dim2=3).permute(2, 0, 1), labels.Y, groups)
 
 

@@ -70,7 +70,7 @@ def cross_output(K: Float[Tensor, "n v n v"], labels: Labels) -> CrossOutput:
     return crossed(own(K), labels.Y)
 
 
-def cross_output_leaving(K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CrossOutput]:
+def cross_output_leaving(_: CrossOutput, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CrossOutput]:
     return crossed_leaving(own(K), labels.Y, groups)
 
 
@@ -134,7 +134,7 @@ def evolved(K: Float[Tensor, "v n n"], K0: Float[Tensor, "a m m"]) -> Evolved:
     return Evolved(*(frame.finite(M.norm().item()) for M in (K, K0, K - K0)))
 
 
-def evolved_leaving(K: Float[Tensor, "v n n"], K0: Float[Tensor, "v n n"], groups: int) -> list[Evolved]:
+def evolved_leaving(_: Evolved, K: Float[Tensor, "v n n"], K0: Float[Tensor, "v n n"], groups: int) -> list[Evolved]:
     """The same with each group of examples left out."""
     inside = members(K.shape[1], groups, K)
     blocks = torch.stack([inside.T @ M.square().sum(0) @ inside for M in (K, K0, K - K0)])
