@@ -115,8 +115,8 @@ def test_the_largest_eigenvalue_of_each_set_of_rows(n: int, groups: int) -> None
         part = K[rows][:, rows]
         C = torch.eye(len(part), dtype=torch.float64) - 1 / len(part)
         exact.append(torch.linalg.eigvalsh(C @ part @ C)[-1].item())
-    assert values.tolist() == pytest.approx(exact, rel=1e-12 if n <= EXACT else 1e-2 * jackknife(exact) / max(exact))
-    assert jackknife(values.tolist()) == pytest.approx(jackknife(exact), rel=1e-2)
+    assert values.tolist() == pytest.approx(exact, rel=1e-12 if n <= EXACT else 0.05 * jackknife(exact) / max(exact))
+    assert jackknife(values.tolist()) == pytest.approx(jackknife(exact), rel=0.05)
 
 
 @pytest.mark.parametrize("name", [name for name in SPECTRA if name not in ("zero", "all equal")])

@@ -4,6 +4,7 @@ alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,36 +33,50 @@ def eigh(K: Float[Tensor, "n n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n
     return values, vectors
 
 
-def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], tolerance: float = 1e-12,
-                  of_value: float = 0.0) -> tuple[float, Tensor, Tensor]:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products, its vector, and the basis
-    in which it was found: Lanczos with full re-orthogonalisation, until the residual (which bounds the error) is below
-    ``tolerance`` of it; or, where the value alone is wanted, until its error, the residual's square over the gap to the next
-    eigenvalue, is below ``of_value`` of it."""
-    most = min(len(start), 300)
+class Lanczos(NamedTuple):
+    """A largest eigenvalue, its vector, the orthonormal basis in which it was found, and the eigenvectors in that basis, the one of
+    the largest eigenvalue last."""
+
+    value: float
+    vector: Float[Tensor, " n"]
+    basis: Float[Tensor, "n k"]
+    turns: Float[Tensor, "k k"]
+
+
+def lanczos(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], tolerance: float = 1e-12,
+            of_value: float = 0.0) -> Lanczos:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products: Lanczos with full
+    re-orthogonalisation, until the residual (which bounds the error) is below ``tolerance`` of it; or, where the value alone is
+    wanted, until its error, the residual's square over the gap to the next eigenvalue, is below ``of_value`` of it."""
+    most, often = min(len(start), 300), 2 if start.dtype == torch.float64 else 1
     V = start.new_empty(most + 1, len(start))  # pages that are not written to take no memory
-    V[0] = start / start.norm()
+    torch.div(start, start.norm(), out=V[0])
     alpha: list[float] = []
     beta: list[float] = []
-    top, y = 0.0, torch.ones(1, dtype=torch.float64)
     for step in range(1, most + 1):
         w, basis = times(V[step - 1]), V[:step]
         alpha.append((w @ V[step - 1]).item())
-        for _ in range(2):
+        for _ in range(often):
             w = torch.addmv(w, basis.T, basis @ w, alpha=-1)
         size = w.norm().item()
-        if step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):  # looking costs as much as a product
-            a, b = torch.tensor(alpha, dtype=torch.float64), torch.tensor(beta, dtype=torch.float64)
-            values, vectors = torch.linalg.eigh(torch.diag(a) + torch.diag(b, 1) + torch.diag(b, -1))
-            top, y = values[-1].item(), vectors[:, -1]
-            residual = size * abs(y[-1].item())
+        if step < 3 or step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):  # looking costs as much as a product
+            T = torch.diag(torch.tensor(alpha, dtype=torch.float64))
+            T.diagonal(1)[:] = T.diagonal(-1)[:] = torch.tensor(beta, dtype=torch.float64)
+            values, turns = torch.linalg.eigh(T)
+            top, residual = values[-1].item(), size * abs(turns[-1, -1].item())
             error = _error_of(residual, top - values[-2].item() if step > 1 else 0.0)
             if residual <= max(tolerance, 1e-14) * abs(top) or error <= of_value * abs(top):
                 break
         beta.append(size)
         torch.div(w, size, out=V[step])
-    basis = V[:len(y)].T
-    return top, basis @ y.to(start), basis
+    turns = turns.to(start)
+    return Lanczos(top, turns[:, -1] @ basis, basis.T, turns)
+
+
+def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"],
+                  tolerance: float = 1e-12) -> tuple[float, Tensor, Tensor]:
+    """The largest eigenvalue, its vector, and the basis in which it was found."""
+    return lanczos(times, start, tolerance)[:3]
 
 
 def _error_of(residual: float, gap: float) -> float:
@@ -74,7 +89,7 @@ def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
     return torch.arange(1, n + 1, dtype=like.dtype, device=like.device).square().sin()
 
 
-VALUE = 1e-14  # the error of a largest eigenvalue by Lanczos, relative to it: what rounding leaves
+VALUE = 1e-12  # the error of a largest eigenvalue by Lanczos, relative to it
 
 
 class Leading(NamedTuple):
@@ -85,19 +100,28 @@ class Leading(NamedTuple):
 
 
 def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6) -> Leading:
-    """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos, without
-    a copy of the matrix. The value is right to rounding; of the vectors at most so many are kept, as they are."""
+    """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos, first in
+    single precision and from what that finds in double. The value is right to VALUE; of the vectors at most so many are kept, as
+    single precision has them."""
     if len(K) <= DENSE:
         rows = K.mean(0, keepdim=True) * centred
         values, vectors = eigh(K - rows - rows.T + rows.mean())
         return Leading(values[-1].item(), vectors[:, -most:])
 
-    def without_mean(q: Tensor) -> Tensor:
-        return q - q.mean() if centred else q
+    def times(A: Tensor) -> Callable[[Tensor], Tensor]:
+        return (lambda q: without_mean(A @ q)) if centred else lambda q: A @ q
 
-    top, _, basis = top_eigenpair(lambda q: without_mean(K @ q), without_mean(anywhere(len(K), K)), of_value=VALUE)
-    T = basis.T @ (K @ basis)
-    return Leading(top, basis @ eigh((T + T.T) / 2)[1][:, -most:])
+    scale = K.diagonal().max().item()
+    if not 0 < scale < math.inf:  # nothing, or nothing that one can compute with
+        return Leading(scale, K[:, :most] * 0)
+    rough = (K / scale).float()
+    found = lanczos(times(rough), without_mean(anywhere(len(K), rough)), tolerance=1e-5)
+    vectors = found.basis @ found.turns[:, -most:]
+    return Leading(lanczos(times(K), without_mean(found.vector.to(K)), of_value=VALUE).value, vectors.to(K))
+
+
+def without_mean(q: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return q - q.mean()
 
 
 def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
@@ -202,7 +226,7 @@ def without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
     return blocks.sum((1, 2))[:, None] - blocks.sum(1) - blocks.sum(2) + blocks.diagonal(dim1=1, dim2=2)
 
 
-EACH = 1e-2  # of how far largest eigenvalues with groups left out lie apart: what they may be off, each for a standard error
+EACH = 3e-2  # of how far largest eigenvalues with groups left out lie apart: what they may be off, each for a standard error
 EXACT = 128  # rows of which all eigenvalues of every set are as quick
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from richter.core import Row, SelectionError, parse_bytes
+from richter.core import CaptureError, Row, SelectionError, parse_bytes
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_initial, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
@@ -68,11 +68,14 @@ class Measurement:
                     self.plans[names] = plan(self.subject, measures, self.cotangents)
                 work = Evaluation(self.subject, self.plans[names], step, matrices)
                 return work, work.rows()
-            except Doubt as doubt:
-                if not left:
+            except CaptureError as why:
+                if not left or not (self.subject.memo.trusted or isinstance(why, Doubt)):
                     raise
                 self.plans.clear()
-                self.subject.amend(doubt)
+                if self.subject.memo.trusted or not isinstance(why, Doubt):
+                    self.subject.renew(look=True)  # what was known of the model may not hold any longer
+                else:
+                    self.subject.amend(why)
             except OutOfRange:
                 self.plans.clear()
                 self.subject.widen()

@@ -42,7 +42,7 @@ class Subject:
         self.memory, self.output, self.errors = memory, output, errors
         self.wide = False  # its products leave the range of single precision: they are computed in double
         self._find_device()
-        self.memo = SurveyMemo(trusting=not errors)
+        self.memo = SurveyMemo()
         self._known: Any = None  # what a plan rests on besides the architecture
         self._initial_outputs: Tensor | None = None  # of the initial network on the examples of the survey
         self.measured = 0  # how often
@@ -55,8 +55,9 @@ class Subject:
         self.moved = ""  # what is to be said of token labels
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
 
-    def renew(self) -> bool:
-        """Look at the model as it is now. Is anything but its numbers other than the last time?"""
+    def renew(self, look: bool = False) -> bool:
+        """The model as it is now. Is anything but its numbers other than the last time? A survey of a plain model is taken as it was,
+        because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by itself."""
         for name in ("bases", "drift", "drifted", "journey", "loss_gradient", "then"):  # what is computed once of the weights
             self.__dict__.pop(name, None)
         self.forwards, self.carried = [], {}
@@ -65,7 +66,8 @@ class Subject:
         self._find_device()
         self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
-        self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo)
+        self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo,
+                                                           look or self.measured % UNTRUSTED == 1)
         self._read_matrices()
         known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
         if known == before:

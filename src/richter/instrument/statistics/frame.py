@@ -254,10 +254,10 @@ class Derived(Statistic):
         return stand_in or reason or replace(self, needs=tuple(s for s in plans if not isinstance(s, str)))
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Derived(self, needs)
+        return DerivedGathering(self, needs)
 
 
-class _Derived(Simple):
+class DerivedGathering(Simple):
     def __init__(self, statistic: Derived, needs: tuple[Gathering, ...]) -> None:
         super().__init__({kind: n for g in needs for kind, n in g.groups.items()}, joined([g.remark for g in needs]))
         self.statistic, self.needs = statistic, needs

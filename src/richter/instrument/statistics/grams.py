@@ -322,9 +322,12 @@ def same_output_leaving(_: SameOutput, K: Float[Tensor, "n v n v"], labels: Labe
 
 def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutput:
     y = Y.T[:, :, None]
-    norms = torch.stack([Kc.norm() for Kc in K])
+    norms = torch.linalg.vector_norm(K, dim=(1, 2))
     frame.finite(norms.sum().item())
     return SameOutput((y.mT @ K @ y)[:, 0, 0], norms, (Y * Y).sum(0))
+
+
+TOGETHER = 2 ** 20  # numbers that are squared at a time
 
 
 def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
@@ -332,6 +335,7 @@ def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], grou
     inside = torch.nn.functional.one_hot(torch.arange(len(Y)) % groups, groups).to(Y)  # row, group
     mine = inside * Y.T[:, :, None]
     quadratic = without_each(mine.mT @ K @ mine)
-    square = without_each(torch.stack([inside.T @ (Kc * Kc) @ inside for Kc in K]))
+    few = max(1, TOGETHER // len(Y) ** 2)
+    square = without_each(torch.cat([inside.T @ (part * part) @ inside for part in K.split(few)]))
     energy = (mine * mine).sum(1)
     return [SameOutput(quadratic[:, g], square[:, g].clamp(min=0).sqrt(), energy.sum(1) - energy[:, g]) for g in range(groups)]

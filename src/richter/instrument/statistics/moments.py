@@ -122,11 +122,11 @@ class Moment(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         number = subject.number(cotangents, "mean")
         sums = {k: Halves() if self._halved(subject, cotangents) else Sums() for k in subject.maps}
-        return _Moment(self, subject, {"examples": subject.groups}, number, sums, remark_of(subject, cotangents))
+        return MomentGathering(self, subject, {"examples": subject.groups}, number, sums, remark_of(subject, cotangents))
 
 
 @dataclass
-class _Moment(Gathering):
+class MomentGathering(Gathering):
     statistic: Moment
     subject: Subject
     groups: Mapping[str, int]
@@ -161,7 +161,16 @@ class _Moment(Gathering):
             share = self.number / len(range(half, self.number, 2))  # each half stands for all
             mine.add(group, block(one) * share, number)
 
-    def merge(self, other: _Moment) -> None:
+    def parts(self, place: str) -> list[tuple[Tensor, Tensor, int]] | None:
+        """Of each group: its sums from even and from odd outputs (the same twice, if there are no halves), and how many positions
+        they are of. None if a group is empty."""
+        sums = self.sums[place]
+        first, second = (sums.even, sums.odd) if isinstance(sums, Halves) else (sums, sums)
+        parts = [(a, b, n) for a, b, n in zip(first.sums, second.sums, first.counts, strict=True)][:self.groups["examples"]]
+        known = [(a, b, n) for a, b, n in parts if a is not None and b is not None and n]
+        return known if len(known) == len(parts) else None
+
+    def merge(self, other: MomentGathering) -> None:
         for name, sums in self.sums.items():
             sums.merge(other.sums[name])  # type: ignore[arg-type]
         self.apart |= other.apart

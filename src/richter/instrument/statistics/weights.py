@@ -4,9 +4,9 @@ average gradient outer products, and their centred forms."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +14,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import APART, NO_INITIAL, Derived, Gathering, Group, Missing, Simple, Statistic, finite
-from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, Sketched
+from richter.instrument.statistics.frame import (
+    APART,
+    NO_INITIAL,
+    Derived,
+    DerivedGathering,
+    Gathering,
+    Group,
+    Missing,
+    Remembered,
+    Simple,
+    Statistic,
+    finite,
+)
+from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, MomentGathering, Sketched, total
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -156,22 +168,77 @@ def feature_matrix(factor: Factor, K: Tensor | Sketched | None = None) -> Featur
 
 class Pair:
     """The neural feature matrix F = W^T W and the gradient outer product G = W^T K W of one W, and how they stand to each other:
-    what several measures ask is computed once."""
+    what several measures ask is computed once. ``known``: <F, G> and |F| |G|, where somebody has them already."""
 
-    def __init__(self, factor: Factor, K: Tensor | Sketched) -> None:
-        self.F, self.G = FeatureMatrix(factor), feature_matrix(factor, K)
-        self.inner = self.F.inner(self.G)  # <F, G>
-        self.size = finite(self.F.norm * self.G.norm)  # |F| |G|
+    def __init__(self, factor: Factor, K: Tensor | Sketched | Callable[[], Any], known: tuple[float, float] | None = None) -> None:
+        self.F, self._factor, self._K = FeatureMatrix(factor), factor, K
+        inner, size = known or (self.F.inner(self.G), self.F.norm * self.G.norm)
+        self.inner = finite(inner)  # <F, G>
+        self.size = finite(size)  # |F| |G|
+
+    @cached_property
+    def G(self) -> FeatureMatrix:
+        return feature_matrix(self._factor, self._K() if callable(self._K) else self._K)
+
+
+@dataclass(frozen=True)
+class OfPair(Derived):
+    """A pair of a factor and a moment."""
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _OfPair(self, needs)
+
+
+class _OfPair(DerivedGathering):
+    def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        factor, moment = self.needs
+        made = moment.gathering if isinstance(moment, Remembered) else moment
+        parts = made.parts(place) if kind == "examples" and isinstance(made, MomentGathering) else None
+        known = None if parts is None or len(parts) < 2 else without_each_group(factor.value(place), parts)
+        if known is None:
+            return super().leaving(place, kind)
+        return [Pair(factor.value(place), partial(moment.value, place, (kind, g)), sizes) for g, sizes in enumerate(known)]
+
+
+SINGLE = 128  # rows up to which double precision costs nothing
+REMAINING = 1e-6  # of |G|^2: where leaving a group out leaves less, too many digits are lost
+
+
+def without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]] | None:
+    """<F, G> and |F| |G| with each group left out of K = (sum of all groups) / (positions), by what it takes away: <F, G> is linear
+    in K, and |G|^2 = Tr(K M K M), of which a group's own share is of second order, so that single precision is enough for it.
+    The two halves of a sketch stand for the two K. None where a group is nearly all there is."""
+    M, M2, halved = factor.M, factor.M2.flatten(), parts[0][0] is not parts[0][1]
+    single = M.float() if len(M) > SINGLE else M
+    first = total([A for A, _, _ in parts]).to(M)
+    second = total([B for _, B, _ in parts]).to(M) if halved else first
+    MAM = M @ first @ M
+    MBM = (M @ second @ M if halved else MAM).flatten()
+    MAM = MAM.flatten()
+    inner, square = (first + second).flatten().dot(M2).item() / 2, second.flatten().dot(MAM).item()
+    number, norm = sum(n for _, _, n in parts), factor.square ** 0.5
+    known = []
+    for A, B, n in parts:
+        A, B = A.to(M), B.to(M)
+        left = A.to(single) @ single
+        right = B.to(single) @ single if halved else left
+        own, a, b = left.flatten().dot(right.T.flatten()).item(), A.flatten(), B.flatten()
+        rest = square - a.dot(MBM).item() - (b.dot(MAM) if halved else a.dot(MBM)).item() + own
+        if rest <= REMAINING * abs(square):
+            return None
+        mine = (a.dot(M2) + b.dot(M2)).item() / 2 if halved else a.dot(M2).item()
+        known.append(((inner - mine) / (number - n), norm * rest ** 0.5 / (number - n)))
+    return known
 
 
 NFM = Derived("nfm", feature_matrix, (WEIGHT,))
 AGOP = Derived("agop", feature_matrix, (WEIGHT, PROJECTED_PTK_COVARIANCE))
 CENTRED_NFM = Derived("centred_nfm", feature_matrix, (CHANGE,))
 CENTRED_AGOP = Derived("centred_agop", feature_matrix, (CHANGE, PROJECTED_PTK_COVARIANCE))
-NFM_AND_AGOP = Derived("nfm_and_agop", Pair, (WEIGHT, PROJECTED_PTK_COVARIANCE))
-CENTRED_PAIR = Derived("centred_nfm_and_agop", Pair, (CHANGE, PROJECTED_PTK_COVARIANCE))
-DOUBLE_CENTRED_PAIR = Derived("double_centred_nfm_and_agop", Pair, (CHANGE, PTK_CHANGE))
-PTK_CENTRED_PAIR = Derived("ptk_centred_nfm_and_agop", Pair, (INITIAL_WEIGHT, PTK_CHANGE))
+NFM_AND_AGOP = OfPair("nfm_and_agop", Pair, (WEIGHT, PROJECTED_PTK_COVARIANCE))
+CENTRED_PAIR = OfPair("centred_nfm_and_agop", Pair, (CHANGE, PROJECTED_PTK_COVARIANCE))
+DOUBLE_CENTRED_PAIR = OfPair("double_centred_nfm_and_agop", Pair, (CHANGE, PTK_CHANGE))
+PTK_CENTRED_PAIR = OfPair("ptk_centred_nfm_and_agop", Pair, (INITIAL_WEIGHT, PTK_CHANGE))
 
 
 def egop(target: Callable[[Tensor], Tensor], x: Float[Tensor, "n d"]) -> Float[Tensor, "d d"]:

@@ -184,7 +184,8 @@ class Check:
         mix = torch.randn(len(V), generator=torch.Generator().manual_seed(self.audit.number)).to(V)
         cotangents = torch.einsum("v,vnk->nk", mix, V)
         doubted: dict[str, int] = {}
-        for rows in [*([self._together()] if self.bench.n > 1 else []), *([i] for i in self.examples)]:
+        together = [self._together()] if self.bench.n > 1 else []
+        for rows in [*together, *([] if self._one_by_one(cotangents, captured, mix) else ([i] for i in self.examples))]:
             doubted |= self._doubted(rows, cotangents, captured, mix)
         unseen = self.audit.unseen(self.bench.state, self.calls)  # a gradient of zero is no evidence
         everything = captured(torch.arange(self.bench.n, device=V.device), mix) if unseen else {}
@@ -196,6 +197,21 @@ class Check:
             biases = [k for k in doubted if k in self.survey.biases]
             raise Doubt([k for k in doubted if k not in biases], self.bench.x, next(iter(doubted.values())),
                         "they do not rebuild the gradients of single examples", biases)
+
+    def _one_by_one(self, cotangents: Tensor, captured: Captured, mix: Tensor) -> bool:
+        """Is nothing wrong with any of the examples, each in a pass of its own? One backward pass through all of these says so, for
+        a random combination of them; if it does not, or cannot, they are looked at one after the other."""
+        if len(self.examples) < 2 or self._computed or self.bench.n == 1:
+            return False
+        index = torch.tensor(self.examples, device=cotangents.device)
+        weights = torch.randn(len(index), generator=torch.Generator().manual_seed(self.audit.number)).to(cotangents)
+        runs = [self._run([i]) for i in self.examples]
+        passes = [run for run in runs if run is not None]
+        if len(passes) < len(runs) or len({run.f.shape for run in passes}) > 1:
+            return False
+        both = replace(passes[0], f=torch.cat([run.f.reshape(1, -1) for run in passes]))
+        shares = {k: (h, g * weights.to(g).reshape(-1, *[1] * (g.dim() - 1))) for k, (h, g) in captured(index, mix).items()}
+        return not self._wrong(both, cotangents[index] * weights[:, None], shares)
 
     def _doubted(self, rows: list[int], cotangents: Tensor, captured: Captured, mix: Tensor) -> dict[str, int]:
         """Maps (and biases) that do not rebuild the gradient of these examples, and one of these by which they do not."""

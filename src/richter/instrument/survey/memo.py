@@ -38,8 +38,8 @@ class SurveyMemo:
     """Remembers the last survey. It belongs to one measurer (an Observer has one) and one thread at a time; a survey is never
     shared between measurers."""
 
-    def __init__(self, trusting: bool = False) -> None:
-        self.trusting = trusting  # that the same modules work in the same way: plain models are not looked at again
+    def __init__(self) -> None:
+        self.trusted = False  # was the last survey taken as it was, without a look?
         self._entry: _Entry | None = None
         self.surveys = 0  # that were made anew
         self.amendments = Amendments()  # what later examples have taught of the model
@@ -61,14 +61,17 @@ class SurveyMemo:
             return survey
         return self.amendments.apply(survey, state)
 
-    def recall(self, model: nn.Module, x: Inputs, output: Output | None) -> tuple[set[str], State, Survey] | None:
-        """What ``surveyed`` gives, if this model was surveyed on these examples; with the same weights, that it gives the same
-        outputs is looked at on the first of them, with others, that its gradients are still rebuilt."""
+    def recall(self, model: nn.Module, x: Inputs, output: Output | None, look: bool) -> tuple[set[str], State, Survey] | None:
+        """What ``surveyed`` gives, if this model was surveyed on these examples. That the same modules of a plain model work in the
+        same way is trusted, unless one is to ``look``: then that it gives the same outputs with the same weights is looked at on
+        the first of them, and with others, that its gradients are still rebuilt."""
+        self.trusted = False
         entry, now = self._entry, _architecture(model, output)
         if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
             return None
         plain = not entry.copied and all(info.weight is not None for info in entry.survey.maps.values())
-        if plain and self.trusting and _places(entry.weights) == _places(_weights(model)) and _follow(entry.survey, model):
+        if plain and not look and _places(entry.weights) == _places(_weights(model)) and _follow(entry.survey, model):
+            self.trusted = True
             return entry.copied, state_of(model, copied=entry.copied), _own(entry.survey)
         if plain and entry.weights == _weights(model):  # then its matrices are the parameters themselves
             state = state_of(model, copied=entry.copied)
@@ -122,9 +125,9 @@ def renewed(known: Survey, bench: Bench) -> Survey | None:
 
 
 def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
-             memo: SurveyMemo | None = None) -> tuple[set[str], State, Survey]:
+             memo: SurveyMemo | None = None, look: bool = True) -> tuple[set[str], State, Survey]:
     """(parameters that the forward pass writes into, aliases of all, the survey); from ``memo`` where it is known."""
-    known = None if memo is None else memo.recall(model, x, output)
+    known = None if memo is None else memo.recall(model, x, output, look)
     if known is not None:
         return known
     copied = written(model, x, output)
