@@ -937,7 +937,6 @@ def test_an_initial_network_whose_output_is_not_finite(richter: ModuleType) -> N
     ("negative", {"when": -1}, "when=-1: a positive number of steps is needed"),
     ("a fraction", {"when": 1.5}, "when=1.5"),
     ("a word", {"when": "a"}, "when='a'"),
-    ("none", {"when": None}, "when=None"),
     ("a list of words", {"when": ["a"]}, "when=.*'a'.*: .*a list of steps"),
 ))  # fmt: skip
 def test_options_of_an_observer(richter: ModuleType, options: dict[str, Any], sentence: str) -> None:

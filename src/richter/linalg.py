@@ -34,8 +34,8 @@ def eigh(K: Float[Tensor, "n n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n
 
 
 class Lanczos(NamedTuple):
-    """A largest eigenvalue, its vector, the orthonormal basis in which it was found, and the eigenvectors in that basis, the one of
-    the largest eigenvalue last."""
+    """A largest eigenvalue, its vector, the orthonormal basis in which it was found, and the eigenvectors in that basis, the one
+    of the largest eigenvalue last."""
 
     value: float
     vector: Float[Tensor, " n"]
@@ -100,8 +100,8 @@ class Leading(NamedTuple):
 
 
 def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6) -> Leading:
-    """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos, first in
-    single precision and from what that finds in double. The value is right to VALUE; of the vectors at most so many are kept, as
+    """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos, first
+    in single precision and from what that finds in double. The value is right to VALUE; of the vectors at most so many are kept, as
     single precision has them."""
     if len(K) <= DENSE:
         rows = K.mean(0, keepdim=True) * centred
@@ -231,7 +231,7 @@ EXACT = 128  # rows of which all eigenvalues of every set are as quick
 
 
 def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], whole: Leading | None = None, centred: bool = True,
-                steps: int = 60) -> Float[Tensor, " g"]:
+                steps: int = 100) -> Float[Tensor, " g"]:
     """The largest eigenvalue of C K C on each set of rows (``keep`` is 1 on its rows and 0 elsewhere; C removes their mean, or
     nothing where they are not ``centred``). For standard errors, which need few digits: by Rayleigh and Ritz on what the sets
     have of the ``whole`` matrix's leading vectors, and where that is not close enough (EACH), on their residuals too, which are

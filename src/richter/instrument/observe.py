@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import WHOLE, Failure, SelectionError, StoreError, unknown
+from richter.instrument.budget import Budget
 from richter.instrument.capture import Output
 from richter.instrument.cotangents import Cotangents, Function
 from richter.instrument.keeping import Keeping, passes_by, survives
@@ -21,7 +22,7 @@ from richter.instrument.keepsakes import Keepsakes
 from richter.instrument.measurement import Measurement
 from richter.instrument.opening import open_run
 from richter.instrument.probe import Probe
-from richter.instrument.schedule import When, schedule
+from richter.instrument.schedule import When, early, schedule
 from richter.instrument.snapshot import Snapshot
 from richter.measures import MOVEMENT
 from richter.measures.measure import Measure
@@ -62,8 +63,10 @@ class Observer:
     >>> watch.frame
 
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``,
-    ``richter.epochs(loader)``); the first call always measures. ``budget``: the share of wall time that measuring may
-    take after the first measurement; of a step that is due and has no budget for everything, what is cheap is measured alone
+    ``richter.epochs(loader)``); the first call always measures. Left out, steps are due densely at the beginning and every
+    hundred later. ``budget``: the share of wall time that measuring may take; with ``steps=``, the number of steps of the
+    training, half of it is spread over their logarithm, because features move early (and the share is kept in the end); else a second is
+    lent. Of a step that is due and has no budget for everything, what is cheap is measured alone
     (``richter.measures.MOVEMENT``, on which a verdict rests), and without budget for that it is put off until there is some.
     The room of one measurement is kept for the end. ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the
     end of ``with Observer(...) as watch``, if the last step that was seen has not been measured (and not when memory or the
@@ -88,7 +91,7 @@ class Observer:
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | os.PathLike[str] | Writer | None = None,
                  settings: Any = None, resume: bool = False, matrices: int | None = None,
                  keep_features: int = 0, keep_inputs: bool | tuple[int, ...] = False,
-                 when: When = 100, measures: Iterable[str | Measure] | None = None,
+                 when: When | None = None, steps: int | None = None, measures: Iterable[str | Measure] | None = None,
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05,
                  cotangents: Cotangents | Function | None = None,
                  layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
@@ -96,9 +99,8 @@ class Observer:
                  on_error: Literal["warn", "raise"] = "warn") -> None:
         if on_error not in ("warn", "raise"):
             raise SelectionError(f"on_error={on_error!r}: 'warn' (a failure does not end the training) or 'raise'.")
-        if budget is not None and not (isinstance(budget, (int, float)) and 0 < budget <= 1):
-            raise SelectionError(f"budget={budget}: a share of wall time in (0, 1], or None for no limit.")
-        self.when, self.budget, self.on_error = schedule(when), budget, on_error
+        self._budget = Budget(budget, steps)
+        self.when, self.budget, self.on_error = early(steps) if when is None else schedule(when), budget, on_error
         if matrices is not None and matrices < 0:
             raise SelectionError(f"matrices={matrices}: the most inputs that a layer whose matrices are kept may have; 0: none.")
         self.matrices = matrices if matrices is not None else MATRICES if run is not None else 0
@@ -121,12 +123,6 @@ class Observer:
         self._cheap = tuple(m for m in names if m in MOVEMENT) if set(names) - {*MOVEMENT} else ()  # what is put off last
         self._owed = False  # everything, of a step that was due
         self._missed = False  # a step that was due has nothing at all
-        self._begun: float | None = None
-        self._spent = 0.0
-        self._first: float | None = None  # seconds of this process's first measurement; a resumed run has earlier ones
-        self._last: float | None = None  # of the last, if it is another
-        self._brief: float | None = None  # of the last of what is cheap alone
-        self._on_cheap = 0.0  # of all of these
         self._drawn: int | None = None  # the last step whose matrices were kept
         self._seen: int | None = None  # the last step of a call
         self._last_try: int | None = None  # the last step at which it was measured, or failed to be
@@ -144,7 +140,7 @@ class Observer:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
         with self._guard:
             first, self._called, self._seen = not self._called, True, step
-            self._begun = time.perf_counter() if self._begun is None else self._begun
+            self._budget.begin(step)
             if scalars:
                 self._keep(step, scalars, first)
         if not self._enter(step, waiting=False):
@@ -221,7 +217,7 @@ class Observer:
         if self.writer is not None and self.writer.closed:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         start = time.perf_counter()
-        self._begun = start if self._begun is None else self._begun
+        self._budget.begin(step)
         self._owed, self._missed, done = only is not None, False, False
         try:
             snap = self.measurement.take(step, self.matrices if draws else 0, only)
@@ -231,7 +227,8 @@ class Observer:
                 snap = self._kept(snap, draws, first)
             done = True
         finally:
-            self._pay(time.perf_counter() - start, done, only is not None)  # with writing it down
+            with self._guard:
+                self._budget.pay(time.perf_counter() - start, done, only is not None)  # with writing it down
         return snap
 
     def _with_features(self, snap: Snapshot, keepsakes: Keepsakes, first: bool) -> Snapshot:
@@ -261,44 +258,17 @@ class Observer:
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
 
-    def _pay(self, seconds: float, done: bool, brief: bool) -> None:
-        """The first measurement is not optional; a failed one is paid for, and the next is expected to take as long."""
-        with self._guard:
-            self._spent += seconds
-            if brief:
-                self._on_cheap += seconds
-                self._brief = seconds if done else max(seconds, self._brief or 0.0)
-            elif not done:
-                self._last = max(seconds, self._expected)
-            elif self._first is None:
-                self._first = seconds
-            else:
-                self._last = seconds
-
-    @property
-    def _expected(self) -> float:
-        """Seconds of the next measurement: as the last one, or a guess until there is a second."""
-        return (self._first or 0.0) / 5 if self._last is None else self._last
-
     def _due(self, step: int) -> tuple[str, ...] | None:
         """What is measured now, by the schedule and within the budget: everything (None), what is cheap alone if there is no
-        budget for more, or nothing: the step is put off. What is cheap alone takes half of the budget at most, and once there is
-        room for more, leaves that of one whole measurement."""
+        budget for more, or nothing: the step is put off."""
         due = self.when(step)
         if not self._tried:
             return None
         if not (due or self._owed):
             return ()
-        if self.budget is None or self._begun is None:
+        if self._budget.allows(step):
             return None
-        first, expected = self._first or 0.0, self._expected
-        brief = expected / 5 if self._brief is None else self._brief
-        spent, elapsed = self._spent - first, time.perf_counter() - self._begun - first
-        if spent + 2 * expected <= self.budget * (elapsed + expected):  # one in reserve, for now()
-            return None
-        room = self.budget * (elapsed + brief)
-        if self._cheap and (due or self._missed) and self._on_cheap + brief <= room / 2 and (
-                self._last is None or spent + brief + expected <= room):
+        if self._cheap and (due or self._missed) and self._budget.allows_brief(step):
             return self._cheap
         if due:
             self.put_off.append(step)
@@ -307,12 +277,8 @@ class Observer:
 
     @property
     def share(self) -> float:
-        """The share of wall time that went into measuring, since the first measurement (which is not optional, and pays for
-        what is loaded once)."""
-        if self._begun is None or not self._tried:
-            return 0.0
-        first = self._first or 0.0
-        return (self._spent - first) / (time.perf_counter() - self._begun - first)
+        """The share of wall time that went into measuring, since the first call."""
+        return self._budget.taken
 
     @property
     def failures(self) -> list[Failure]:

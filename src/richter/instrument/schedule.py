@@ -34,6 +34,20 @@ def log_spaced(last: int, count: int = 20) -> Schedule:
     return chosen.__contains__
 
 
+PER_DECADE = 20  # steps that are due, at the beginning
+
+
+def early(steps: int | None = None) -> Schedule:
+    """Some 20 steps in every decade, where features move, and every hundred; of a training of so many ``steps``, every hundredth
+    part of it."""
+    often = 100 if steps is None else max(1, steps // 100)
+
+    def due(step: int) -> bool:
+        decade = step > 1 and int(PER_DECADE * math.log10(step)) != int(PER_DECADE * math.log10(step - 1))
+        return step <= 1 or decade or step % often == 0
+    return due
+
+
 def schedule(when: When) -> Schedule:
     if callable(when):
         return when

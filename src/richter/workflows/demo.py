@@ -42,7 +42,7 @@ def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Di
     draw = torch.Generator().manual_seed(seed)
 
     probe = Probe(data.x[:256], data.y[:256], kernel=32)
-    watch = Observer(model, probe, run=run, settings=s, when=max(1, steps // 100))
+    watch = Observer(model, probe, run=run, settings=s, steps=steps)
 
     layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     print(f"{'step':>6} {'loss':>7} {'test':>6}   {'   '.join(f'nfc {k}'.rjust(9) for k in layers)}   {'tangent_cka':>11}")

@@ -129,8 +129,8 @@ class Pass:
         if also:
             places += self._hidden
         with self.state.in_place(), checkpoints_called():
-            gradients = torch.autograd.grad(self.f, places, grad_outputs=V.to(self.f.dtype).reshape(self.f.shape),
-                                            retain_graph=True, allow_unused=True)
+            combined = (self.f * V.to(self.f.dtype).reshape(self.f.shape)).sum()  # grad_outputs= would have torch import sympy
+            gradients = torch.autograd.grad(combined, places, retain_graph=True, allow_unused=True)
         added = self.state.accumulated()
         self.adds.update(added)
         g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]

@@ -27,16 +27,17 @@ class CentredKernel:
     def __init__(self, norm: float, labelled: tuple[float, float] | None, top: float | Callable[[], float | Leading],
                  lacking: str = "") -> None:
         self.norm, self.lacking = norm, lacking  # why ``top`` is NaN
-        self._top = top
+        self._top: Callable[[], float | Leading] = top if callable(top) else lambda: top
+        self._known: float | Leading | None = None
         if labelled is not None:
             self.quadratic, self.energy = labelled
 
     @property
     def leading(self) -> float | Leading:
-        if callable(self._top):
+        if self._known is None:
             with frame.decomposed():
-                self._top = self._top()
-        return self._top
+                self._known = self._top()
+        return self._known
 
     @property
     def top(self) -> float:

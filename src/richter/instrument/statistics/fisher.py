@@ -183,7 +183,8 @@ def fisher_kernel_leaving(whole: FisherKernel, K: Float[Tensor, "n v n v"], labe
     tops = linalg.top_of_each(K, keep, whole.leading, centred=False)
     Y = (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
     quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
-    return [FisherKernel(*(t[g].item() for t in (norms, tops, quadratics, energies))) for g in range(groups)]
+    values = torch.stack([norms, tops, quadratics, energies], 1).tolist()
+    return [FisherKernel(norm, top, quadratic, energy) for norm, top, quadratic, energy in values]
 
 
 @dataclass(frozen=True)

@@ -230,8 +230,8 @@ Estimate = Callable[["Subject", Cotangents, str], Statistic | None]
 
 @dataclass(frozen=True)
 class Derived(Statistic):
-    """``compute(*needs)``; ``leaving(value, *needs, groups)``, if there is a quicker way, all values with one group of examples left
-    out at once; ``estimate`` says what stands in for it."""
+    """``compute(*needs)``; ``leaving(value, *needs, groups)``, if there is a quicker way, all values with one group of examples
+    left out at once; ``estimate`` says what stands in for it."""
 
     name: str
     compute: Callable[..., Any]

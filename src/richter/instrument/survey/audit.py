@@ -199,8 +199,8 @@ class Check:
                         "they do not rebuild the gradients of single examples", biases)
 
     def _one_by_one(self, cotangents: Tensor, captured: Captured, mix: Tensor) -> bool:
-        """Is nothing wrong with any of the examples, each in a pass of its own? One backward pass through all of these says so, for
-        a random combination of them; if it does not, or cannot, they are looked at one after the other."""
+        """Is nothing wrong with any of the examples, each in a pass of its own? One backward pass through all of these says so,
+        for a random combination of them; if it does not, or cannot, they are looked at one after the other."""
         if len(self.examples) < 2 or self._computed or self.bench.n == 1:
             return False
         index = torch.tensor(self.examples, device=cotangents.device)

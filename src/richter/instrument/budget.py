@@ -1,0 +1,102 @@
+"""How much of the wall time measuring may take, and how it is spread over a training: where features move is early."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from richter.core import SelectionError
+
+AHEAD = 20.0  # seconds of training, whose share may be spent before it is earned where nobody knows how long the training will be
+RECENT = 5  # measurements from which the cost of the next is told
+DECADES = 4  # of steps over which they are spread
+
+
+@dataclass
+class Budget:
+    """``share`` of wall time, None for no limit; ``steps`` of the training, if they are known.
+
+    Then half of what the whole training will earn may be spent evenly in the logarithm of the step, the other half evenly in the
+    step; how long it will take is told from the steps so far. Where they are not known, the share of AHEAD seconds is lent,
+    evenly in the logarithm of the step, and paid back: what is earned later goes there first.
+    """
+
+    share: float | None
+    steps: int | None = None
+    begun: float | None = None  # when the first call came
+    first: int | None = None  # its step
+    spent: float = 0.0
+    costs: dict[bool, deque[float]] = field(  # of the last, by whether they were brief
+        default_factory=lambda: {brief: deque(maxlen=RECENT) for brief in (False, True)})
+    opening: float | None = None  # seconds of the first
+    on_brief: float = 0.0  # seconds of what is cheap alone
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not (isinstance(self.share, (int, float)) and 0 < self.share <= 1):
+            raise SelectionError(f"budget={self.share}: a share of wall time in (0, 1], or None for no limit.")
+        if self.steps is not None and not (isinstance(self.steps, int) and self.steps > 0):
+            raise SelectionError(f"steps={self.steps!r}: the number of steps of the training, a positive number, or None if it "
+                                 f"is not known.")
+
+    def begin(self, step: int) -> None:
+        """At the first call, and never again."""
+        if self.begun is None:
+            self.begun, self.first = time.perf_counter(), step
+
+    def pay(self, seconds: float, done: bool, brief: bool) -> None:
+        """A measurement that failed is paid for, and the next is expected to take as long at least."""
+        self.spent += seconds
+        self.on_brief += seconds if brief else 0.0
+        if self.opening is None and not brief and done:
+            self.opening = seconds
+        else:
+            self.costs[brief].append(seconds if done else max(seconds, self._expected(brief)))
+
+    def _expected(self, brief: bool) -> float:
+        """Seconds of the next measurement: the median of the last ones, of which one may have been disturbed; until there are some,
+        a guess from the first, which pays for what is loaded once."""
+        if self.costs[brief]:
+            return statistics.median(self.costs[brief])
+        return self._expected(False) / 5 if brief else (self.opening or 0.0) / 5
+
+    @property
+    def taken(self) -> float:
+        """The share that was taken."""
+        elapsed = 0.0 if self.begun is None else time.perf_counter() - self.begun
+        return self.spent / elapsed if elapsed else 0.0
+
+    def allows(self, step: int) -> bool:
+        """Is there room for a whole measurement at this step, and for one more at the end?"""
+        if self.share is None or self.begun is None:
+            return True
+        cost = self._expected(False)
+        room, in_all = self._room(step, cost)
+        return self.spent + cost <= room and self.spent + 2 * cost <= in_all
+
+    def allows_brief(self, step: int) -> bool:
+        """Is there room for what is cheap alone? It takes half of the budget at most, and once there is room for more, leaves
+        that of one whole measurement."""
+        if self.share is None or self.begun is None:
+            return True
+        cost, whole = self._expected(True), self._expected(False)
+        room, _ = self._room(step, cost)
+        return self.on_brief + cost <= room / 2 and (not self.costs[False] or self.spent + cost + whole <= room)
+
+    def _room(self, step: int, cost: float) -> tuple[float, float]:
+        """Seconds that may have been spent by now, if a measurement of this cost is made, and, as far as one can tell, in all."""
+        assert self.share is not None and self.begun is not None and self.first is not None
+        elapsed = time.perf_counter() - self.begun
+        done, earned = max(0, step - self.first), self.share * (elapsed + cost)
+        if self.steps is None:
+            lent = self.share * AHEAD * min(1.0, math.log10(1 + done) / DECADES)
+            return max(earned, lent), max(earned, self.share * AHEAD)
+        left = max(0, self.first + self.steps - step)
+        if not done:
+            return 0.0, math.inf
+        training = (elapsed - self.spent) * (1 + left / done)  # of all steps, at the pace of those so far
+        in_all = training * self.share / (1 - self.share) if self.share < 1 else math.inf
+        part = (math.log1p(done) / math.log1p(done + left) + done / (done + left)) / 2
+        return in_all * part, in_all
