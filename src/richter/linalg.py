@@ -100,9 +100,9 @@ class Leading(NamedTuple):
 
 
 def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6) -> Leading:
-    """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos, first
-    in single precision and from what that finds in double. The value is right to VALUE; of the vectors at most so many are kept, as
-    single precision has them."""
+    """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos,
+    first in single precision and from what that finds in double. The value is right to VALUE; of the vectors at most so many are
+    kept, as single precision has them."""
     if len(K) <= DENSE:
         rows = K.mean(0, keepdim=True) * centred
         values, vectors = eigh(K - rows - rows.T + rows.mean())

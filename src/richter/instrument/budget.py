@@ -56,8 +56,8 @@ class Budget:
             self.costs[brief].append(seconds if done else max(seconds, self._expected(brief)))
 
     def _expected(self, brief: bool) -> float:
-        """Seconds of the next measurement: the median of the last ones, of which one may have been disturbed; until there are some,
-        a guess from the first, which pays for what is loaded once."""
+        """Seconds of the next measurement: the median of the last ones, of which one may have been disturbed; until there are
+        some, a guess from the first, which pays for what is loaded once."""
         if self.costs[brief]:
             return statistics.median(self.costs[brief])
         return self._expected(False) / 5 if brief else (self.opening or 0.0) / 5

@@ -62,17 +62,16 @@ class Observer:
     ...     watch(step, loss=loss)
     >>> watch.frame
 
-    ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``,
-    ``richter.epochs(loader)``); the first call always measures. Left out, steps are due densely at the beginning and every
-    hundred later. ``budget``: the share of wall time that measuring may take; with ``steps=``, the number of steps of the
-    training, half of it is spread over their logarithm, because features move early (and the share is kept in the end); else a second is
-    lent. Of a step that is due and has no budget for everything, what is cheap is measured alone
-    (``richter.measures.MOVEMENT``, on which a verdict rests), and without budget for that it is put off until there is some.
-    The room of one measurement is kept for the end. ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the
-    end of ``with Observer(...) as watch``, if the last step that was seen has not been measured (and not when memory or the
-    device gave out): a verdict is of the network as training left it. None: no limit.
-    ``watch.share`` is the share that was taken. (Scalars are the user's own logging and come on top: some 50 microseconds a call
-    with a run, so that none is lost.)
+    ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``, ``richter.epochs(loader)``); the
+    first call always measures. Left out, steps are due densely at the beginning and every hundred later. ``budget``: the share
+    of wall time that measuring may take; with ``steps=``, the number of steps of the training, half of it is spread over their
+    logarithm, because features move early (and the share is kept in the end); else a second is lent. Of a step that is due and
+    has no budget for everything, what is cheap is measured alone (``richter.measures.MOVEMENT``, on which a verdict rests), and
+    without budget for that it is put off until there is some. The room of one measurement is kept for the end.
+    ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the end of ``with Observer(...) as watch``, if the
+    last step that was seen has not been measured (and not when memory or the device gave out): a verdict is of the network as
+    training left it. None: no limit. ``watch.share`` is the share that was taken. (Scalars are the user's own logging and come
+    on top: some 50 microseconds a call with a run, so that none is lost.)
 
     ``run="runs/demo"`` keeps everything on disk as it is measured: rows, scalars, the initial weights, the feature matrices of
     layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of

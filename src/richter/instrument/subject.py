@@ -57,7 +57,8 @@ class Subject:
 
     def renew(self, look: bool = False) -> bool:
         """The model as it is now. Is anything but its numbers other than the last time? A survey of a plain model is taken as it
-        was, because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by itself."""
+        was, because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by
+        itself."""
         for name in ("bases", "drift", "drifted", "journey", "loss_gradient", "then"):  # what is computed once of the weights
             self.__dict__.pop(name, None)
         self.forwards, self.carried = [], {}

@@ -207,8 +207,8 @@ REMAINING = 1e-6  # of |G|^2: where leaving a group out leaves less, too many di
 
 def without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]] | None:
     """<F, G> and |F| |G| with each group left out of K = (sum of all groups) / (positions), by what it takes away: <F, G> is
-    linear in K, and |G|^2 = Tr(K M K M), of which a group's own share is of second order, so that single precision is enough for it.
-    The two halves of a sketch stand for the two K. None where a group is nearly all there is."""
+    linear in K, and |G|^2 = Tr(K M K M), of which a group's own share is of second order, so that single precision is enough for
+    it. The two halves of a sketch stand for the two K. None where a group is nearly all there is."""
     M, M2, halved = factor.M, factor.M2.flatten(), parts[0][0] is not parts[0][1]
     single = M.float() if len(M) > SINGLE else M
     first = total([A for A, _, _ in parts]).to(M)

@@ -63,8 +63,8 @@ class SurveyMemo:
 
     def recall(self, model: nn.Module, x: Inputs, output: Output | None, look: bool) -> tuple[set[str], State, Survey] | None:
         """What ``surveyed`` gives, if this model was surveyed on these examples. That the same modules of a plain model work in
-        the same way is trusted, unless one is to ``look``: then that it gives the same outputs with the same weights is looked at on
-        the first of them, and with others, that its gradients are still rebuilt."""
+        the same way is trusted, unless one is to ``look``: then that it gives the same outputs with the same weights is looked
+        at on the first of them, and with others, that its gradients are still rebuilt."""
         self.trusted = False
         entry, now = self._entry, _architecture(model, output)
         if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
