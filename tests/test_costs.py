@@ -34,8 +34,10 @@ from richter import kernels
 from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, parse_bytes
 from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
+from richter.instrument.evaluate import RichterWarning
 from richter.instrument.measurement import Measurement
 from richter.instrument.statistics import estimates
+from richter.instrument.subject import Subject
 from richter.instrument.survey import Audit, SurveyMemo, surveyed
 from richter.kernels import contract, operations
 from richter.kernels.contract import Sum, mirror
@@ -467,7 +469,8 @@ def test_a_memo_tells_models_apart(surveys: list[int]) -> None:
 
 
 def test_an_observer_has_its_survey_made_once(surveys: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With other weights it is seen to hold; where it does not, it is made anew."""
+    """With other weights it is seen to hold when it is looked at; where it does not, it is made anew."""
+    monkeypatch.setattr(Subject, "renew", functools.partialmethod(Subject.renew, look=True))
     model, probe = mlp([6, 8, 3], seed=0), richter.Probe(torch.randn(20, 6), torch.arange(20) % 3)
     watch = richter.Observer(model, probe, when=1, budget=None, measures=["nfc"])
     for step in range(3):
@@ -479,6 +482,38 @@ def test_an_observer_has_its_survey_made_once(surveys: list[int], monkeypatch: p
         watch(step)
         assert len(surveys) == number
         monkeypatch.setattr(richter.instrument.survey.memo, "renewed", lambda *_: None)
+
+
+def test_a_survey_is_looked_at_from_time_to_time_and_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a plain model still works in the same way is trusted; what is captured is audited, and says when it does not."""
+    class Turning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.twice = nn.Linear(6, 8), nn.Linear(8, 3), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.a(x))
+            return self.b(h) * (self.a.weight.square().sum() if self.twice else 1)
+
+    looks, real = [], richter.instrument.survey.memo.renewed
+    monkeypatch.setattr(richter.instrument.survey.memo, "renewed", lambda *args: looks.append(step) or real(*args))
+    torch.manual_seed(0)
+    model, probe = Turning().double(), richter.Probe(torch.randn(20, 6).double(), torch.arange(20) % 3)
+    watch = richter.Observer(model, probe, when=1, budget=None, measures=["nfc", "tangent_cka"])
+    for step in range(18):
+        with torch.no_grad():
+            model.a.weight.mul_(1.001)
+        watch(step)
+    assert looks == [16]
+    model.twice = True
+    with torch.no_grad():
+        model.a.weight.mul_(1.001)
+    with pytest.warns(RichterWarning, match="in a way that is not a linear map"):
+        snap = watch.now(step := 18)
+    assert looks == [16, 18]
+    assert [r.layer for r in snap.rows if r.measure == "nfc"] == ["b"]
+    assert snap.value("tangent_cka", "a") == pytest.approx(
+        richter.measure(model, probe, ["tangent_cka"]).value("tangent_cka", "a"), rel=1e-9)
 
 
 def test_notes_are_not_kept_in_a_memo() -> None:
