@@ -508,8 +508,10 @@ def test_a_survey_is_looked_at_from_time_to_time_and_in_doubt(monkeypatch: pytes
     model.twice = True
     with torch.no_grad():
         model.a.weight.mul_(1.001)
-    with pytest.warns(RichterWarning, match="in a way that is not a linear map"):
-        snap = watch.now(step := 18)
+    step, said = 18, "in a way that is not a linear map"
+    with pytest.warns(RichterWarning, match=said):
+        snap = watch.now(step)
+    with pytest.warns(RichterWarning, match=said):
         alone = richter.measure(model, probe, ["tangent_cka"])
     assert looks == [16, 18]
     assert [r.layer for r in snap.rows if r.measure == "nfc"] == ["b"]

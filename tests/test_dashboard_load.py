@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import threading
@@ -11,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +23,10 @@ from richter.report import listing, shelf
 from richter.runs import Run, create
 from test_dashboard import client, make, serving
 
+if TYPE_CHECKING:
+    from browser import Browser
+
+pytest_plugins = ["browser"]
 QUICK = "import richter.report.connections as c; c.PATIENCE = 1.0; c.MOST = 40"
 
 
@@ -103,7 +109,7 @@ def test_two_thousand_connections(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("many")
-    first = make(store / "r0", steps=2)
+    first = make(store / "r0")
     for i in range(1, 300):
         shutil.copytree(first, store / f"r{i}")
     return store
@@ -231,3 +237,20 @@ def test_a_run_that_cannot_be_opened_is_opened_later(tmp_path: Path) -> None:
     with create(tmp_path / "other"):
         pass
     mine.close()
+
+
+def test_hundreds_of_curves_in_one_panel_are_few_traces(many: Path, browser: Browser) -> None:
+    """Each keeps its points and its line in the tooltip; a change of the axis takes no time that one would notice."""
+    from selenium.webdriver import ActionChains
+    with serving(many) as address:
+        browser.open(f"{address}#" + "&".join(f"run=r{i}" for i in range(200)))
+        plot = "document.querySelector('[data-panel=nfc] .plot')"
+        browser.until(f"{plot}?.data?.length", 60)
+        traces = browser.run(f"return {plot}.data.map(t => [t.x.length, t.x.filter(v => v === null).length])")
+        assert 10 < len(traces) <= 100
+        assert sum(gaps for _, gaps in traces) == 400  # of two layers
+        assert sum(n - gaps for n, gaps in traces) == 2000  # of five steps
+        middle = browser.until("document.querySelector('[data-panel=nfc] .nsewdrag')")
+        ActionChains(browser.driver).move_to_element(middle).perform()
+        browser.until("!document.getElementById('tip').hidden")
+        assert re.search(r"step 2\s[\s\S]*r\d+ · [02]\s+0\.00", browser.run("return document.getElementById('tip').innerText"))

@@ -11,6 +11,8 @@ export const FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif';
 export const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
 const BANDS = 8; // curves in a panel up to which errors are drawn
 const TIP = 14; // lines of a tooltip
+const MANY = 40; // curves in a panel above which neighbours are drawn as one, in so many shades: plotly takes its time for every trace
+const SHADES = 24;
 
 /** A name as plotly shows it literally. */
 export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
@@ -113,13 +115,26 @@ function traces(panel, look) {
     const l = look(c.run, c.layer);
     const trivial = c.mark === "trivial";
     return {
-      x: c.step.map((v) => place(v, panel)), y: c.value, customdata: c.step.map(() => i), name: literal(label(panel, c)), hoverinfo: "none", type: "scatter",
+      x: c.step.map((v) => place(v, panel)), y: c.value, customdata: c.step.map((_, j) => [i, j]), name: literal(label(panel, c)), hoverinfo: "none", type: "scatter",
       mode: c.step.length > 60 || trivial || panel.runs.length > 1 ? "lines" : "lines+markers", marker: { size: 3.5 }, opacity: trivial ? 0.45 : 1, connectgaps: false,
       line: { color: l.color, dash: trivial ? "dot" : l.dash, width: panel.curves.length > BANDS ? 1.2 : 1.7 },
     };
   });
+  if (panel.curves.length > MANY) return together(lines);
   if (panel.curves.length > BANDS) return lines;
   return [...panel.curves.map((c) => band(panel, c, look(c.run, c.layer).color, log)), ...lines];
+}
+
+/** Neighbours of one look, or nearly so, behind each other, with a gap after each. */
+function together(lines) {
+  const groups = new Map();
+  lines.forEach((line, i) => {
+    const key = [Math.floor((i * SHADES) / lines.length), line.line.dash, line.opacity].join();
+    groups.set(key, [...(groups.get(key) ?? []), line]);
+  });
+  return [...groups.values()].map((mine) => ({ ...mine[Math.floor(mine.length / 2)], mode: "lines",
+    name: mine.length > 1 ? `${mine[0].name} and ${mine.length - 1} more` : mine[0].name,
+    ...Object.fromEntries(["x", "y", "customdata"].map((key) => [key, mine.flatMap((line) => [...line[key], null])])) }));
 }
 
 /** The standard error above and below, as one closed shape. */
@@ -242,18 +257,18 @@ function tip(panel, event) {
   const box = byId("tip");
   const look = looks(panel.runs, panel.layers);
   const pointer = event.yvals?.[0] ?? 0;
-  const points = event.points.filter((p) => p.customdata !== undefined && p.y !== null)
+  const points = event.points.filter((p) => p.customdata && p.y !== null)
     .sort((a, b) => Math.abs(a.y - pointer) - Math.abs(b.y - pointer)).slice(0, TIP).sort((a, b) => b.y - a.y);
   if (!points.length) return;
   const lines = points.map((p) => {
-    const c = panel.curves[p.customdata];
+    const [c, j] = [panel.curves[p.customdata[0]], p.customdata[1]];
     return el("tr", {}, el("td", {}, swatch(look(c.run, c.layer))), el("td", { textContent: label(panel, c) }),
-      el("td", { className: "value", textContent: measured(c.value[p.pointIndex], c.error[p.pointIndex]) }),
+      el("td", { className: "value", textContent: measured(c.value[j], c.error[j]) }),
       c.note ? el("td", { className: "note", textContent: c.mark === "trivial" ? "by definition" : c.note }) : null);
   });
   const first = points[0];
-  const more = event.points.filter((p) => p.customdata !== undefined).length - points.length;
-  const at = panel.curves[first.customdata].step[first.pointIndex];
+  const more = event.points.filter((p) => p.customdata).length - points.length;
+  const at = panel.curves[first.customdata[0]].step[first.customdata[1]];
   box.replaceChildren(el("strong", { textContent: `${panel.axis || "step"} ${panel.ticks[at - 1] ?? at.toLocaleString("en")}` }),
     el("table", {}, el("tbody", {}, ...lines)), more > 0 ? el("small", { textContent: `and ${more} more` }) : "");
   box.hidden = false;
