@@ -111,6 +111,18 @@ def test_a_drop_that_has_not_ended() -> None:
 
 # --------------------------------------------------------------------------------------------------------- where there are none
 
+@pytest.mark.parametrize("points", [40, 300, 500, 3000])
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_drop_among_the_last_points(points: int, noise: float) -> None:
+    """Also where they are in one bin with others. Of a single point nobody knows whether it is a slip."""
+    x = np.arange(points)
+    y = noise * np.random.default_rng(points).standard_normal(points)
+    assert len(find(x, y + (x < points - 1))) == 0
+    (drop,) = find(x, y + (x < points - 3)).drops
+    assert abs(drop.time - (points - 3.5)) <= max(1.0, 3 * drop.error)
+    assert drop.after == pytest.approx(0.0, abs=0.1)
+
+
 @pytest.mark.parametrize("name", CONVEX)
 def test_convex_curves_have_no_stages(name: str) -> None:
     assert len(find(T, CONVEX[name])) == 0
@@ -384,6 +396,8 @@ def test_bad_emergence_is_refused() -> None:
         emergence(T[:5], PLANTED[:5])
     with pytest.raises(SelectionError, match=r"curves \[skill, t\], or one curve \[t\]"):
         emergence(T, PLANTED[None, None])
+    with pytest.raises(SelectionError, match=r"final of shape \(3,\) for 2 curves: one value for each"):
+        emergence(T, np.stack([PLANTED, PLANTED]), final=[1.0, 1.0, 1.0])
 
 
 # --------------------------------------------------------------------------------------------------------------------- agreement
@@ -416,6 +430,9 @@ def test_agreement_counts_what_is_missing() -> None:
         agreement([math.nan], [1.0])
     with pytest.raises(SelectionError, match="measured times must be finite and above 0"):
         matched([0.0], [1.0])
+    for within in (0.0, -1.0, math.nan):
+        with pytest.raises(SelectionError, match="a number of decades above 0 is needed"):
+            matched([1.0], [1.0], within)
 
 
 # --------------------------------------------------------------------------------------------------------------------------- runs

@@ -54,24 +54,32 @@ def _of_file(path: Path) -> tuple[list[float], list[float], list[float] | None]:
 
     from richter.core import DataError
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if any(cell.strip() for cell in line)]
     except (OSError, UnicodeDecodeError, csv.Error) as why:
         raise DataError(f"{path} cannot be read as a table: {why}. A file .csv, or a run, is needed.") from why
     rows = []
     for i, line in enumerate(lines):
         try:
-            rows.append([float(cell) for cell in line[:3]])
+            rows.append([float(cell) for cell in line])
         except ValueError as why:
-            if i:  # the first may be the names of the columns
-                raise DataError(f"{path}, line {i + 1}: {','.join(line)[:60]!r} are no numbers. Each line has what grows, a "
-                                f"loss, and perhaps its standard error.") from why
-    if not rows or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
+            if i or any(map(_is_number, line)):  # the first may be the names of the columns
+                raise DataError(f"{path}, line {i + 1}: {','.join(line)[:60]!r} are no numbers with commas between. Each line "
+                                f"has what grows, a loss, and perhaps its standard error.") from why
+    if not rows or len({len(row) for row in rows}) > 1 or len(rows[0]) not in (2, 3):
         raise DataError(f"{path} has {len(rows)} lines of numbers with {sorted({len(row) for row in rows})} columns: two of them "
-                        f"are needed in every line, what grows and the loss, and perhaps its standard error.")
+                        f"are needed in every line, what grows and the loss, and perhaps its standard error; no others.")
     rows.sort(key=lambda row: row[0])
     columns = [list(column) for column in zip(*rows, strict=True)]
     return columns[0], columns[1], columns[2] if len(columns) > 2 else None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 COMMAND = Command("scaling", __doc__, do, arguments, group="look at runs", place=26, examples=(

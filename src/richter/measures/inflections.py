@@ -28,6 +28,7 @@ WINDOW = 61  # neighbours whose median deviation is the noise of a point
 MAD = 0.6744897501960817  # the median of |z| for a standard normal z
 CUT = 3.0  # standard deviations from the median of five neighbours beyond which a point is moved to there
 FLOOR = 1e-6  # of the range of the curve: noise is not taken to be smaller
+LEAST = 1e-150  # of what has no range: squares of it are numbers
 
 
 class Curve(NamedTuple):
@@ -68,7 +69,7 @@ def binned(t: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], most: int = B
         starts = np.flatnonzero(np.diff(np.searchsorted(edges[:-1], u, side="right"), prepend=-1))
         count = np.diff(starts, append=len(t)).astype(np.float64)
         t, y = (np.add.reduceat(column, starts) / count for column in (t, y))
-    s = np.maximum(_noise(t, y, count), max(FLOOR * float(np.ptp(y)), np.finfo(np.float64).tiny))
+    s = np.maximum(_noise(t, y, count), max(FLOOR * float(np.ptp(y)), LEAST))
     middle = median_filter(y, 5, mode="nearest")  # leaves what falls all the time as it is
     return Curve(t, middle + np.clip(y - middle, -CUT * s, CUT * s), s)
 

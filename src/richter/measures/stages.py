@@ -171,8 +171,12 @@ def _drops(x: Numbers, z: Numbers, shape: Shape, least: float) -> list[Drop]:
     drops = []
     for j, (a, b, c) in enumerate(feet):
         after = shape.t[feet[j + 1][1]] if j + 1 < len(feet) else shape.t[-1]
-        step = located(x, z, _window(shape.curve.t, *map(float, (shape.t[a], shape.t[b], shape.t[c], after))))
+        left, right = _window(shape.curve.t, *map(float, (shape.t[a], shape.t[b], shape.t[c], after)))
+        first, last = shape.curve.t[0], shape.curve.t[-1]  # means of bins, beyond which there are points
+        step = located(x, z, (float(x[0]) if left <= first else left, float(x[-1]) if right >= last else right))
         if lows[b] - step.after < max(room, (step.before - step.after) / 2):  # the end of a spike comes back to where it began
+            continue
+        if (x > step.time - SPAN / 2 * step.width).sum() < 2:  # the last point alone may be a slip
             continue
         ended = shape.structure[j][1] < len(shape.t) - 2
         drops.append(Drop(step.time, math.hypot(step.error, BLUR * SPAN * step.width), step.time - SPAN / 2 * step.width,
@@ -248,7 +252,10 @@ def emergence(steps: ArrayLike, values: ArrayLike, *, share: float = 0.5, final:
         raise SelectionError(f"time={time!r}: 'linear' or 'log' is needed.")
     y = np.atleast_2d(y)
     last = np.median(y[:, -max(3, len(t) // 10):], 1)
-    finals = last if final is None else np.broadcast_to(np.asarray(final, np.float64), len(y))
+    goals = np.asarray(last if final is None else final, np.float64)
+    if goals.ndim > 1 or goals.size not in (1, len(y)):
+        raise SelectionError(f"final of shape {goals.shape} for {len(y)} curves: one value for each, or one for all, is needed.")
+    finals = np.broadcast_to(goals, len(y))
     if not (finals > 0).all():
         raise SelectionError(f"a curve that ends at {finals.min():.3g} has no share to come to: skills that emerge rise from 0. "
                              f"Of a loss give what has been learned, loss[0] - loss; of a skill that is not there yet, final= "
@@ -332,6 +339,8 @@ def matched(measured: ArrayLike, predicted: ArrayLike, within: float = 1.0) -> F
     for name, times in (("measured", a), ("predicted", b)):
         if not (times > 0).all() or not np.isfinite(times).all():
             raise SelectionError(f"{name} times must be finite and above 0: they are compared by their logarithms.")
+    if not within > 0:
+        raise SelectionError(f"within={within!r}: a number of decades above 0 is needed.")
     off = np.minimum(np.abs(np.log10(a[:, None] / b)), 1e3 * within)
     mine = np.full(len(b), np.nan)
     for i, j in zip(*linear_sum_assignment(np.where(off <= within, off, 1e3 * within)), strict=True):

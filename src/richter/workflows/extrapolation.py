@@ -21,13 +21,14 @@ from numpy.typing import ArrayLike
 
 from richter.core import SelectionError
 from richter.core.progress import progress
-from richter.workflows.laws import Average, Fit, Numbers, Resource, averaged, fitted, laws, polished
+from richter.workflows.laws import Average, Fit, Numbers, Resource, averaged, fitted, laws
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FEWEST = 8  # points
 DECADES = 0.7  # that x must span
+FLAT = 1e-6  # an exponent: a curve that falls more slowly does not fall
 POINTS = 40  # to which long curves are reduced, evenly in log x
 MARGIN = 6.0  # of -2 log likelihood: laws that fit worse by less than that (odds of 20 to 1) cannot be told apart
 EACH = 2  # points for every number of a law
@@ -56,7 +57,7 @@ class Scaling:
         """Laws that the data cannot tell from the best: by AICc, or by how well they fit, however many numbers they have."""
         best = self.fits[self.best].best
         return tuple(name for name, fit in self.fits.items() if name != self.best and min(
-            fit.best.aicc - best.aicc, best.points * math.log(max(fit.best.rss, 1e-300) / max(best.rss, 1e-300))) < MARGIN)
+            fit.best.aicc - best.aicc, best.points * math.log(fit.best.rss / best.rss)) < MARGIN)
 
     def predict(self, x: ArrayLike, law: str | None = None, confidence: float = 0.95) -> tuple[Numbers, Numbers, Numbers]:
         """The loss at x by a law, or by the best, and the ends of its interval: of one law, or (None) from the lowest to the
@@ -153,7 +154,7 @@ def _fits(t: Numbers, y: Numbers, e: Numbers, resource: Resource, initial: float
         if fit is not None:
             groups.setdefault(name, []).append(fit)
     bar = progress(groups.values(), title=f"{title}, exactly", unit="law")
-    every = [polished(averaged(group), x, z, weights) for group in bar]
+    every = [averaged(group, x, z, weights) for group in bar]
     least = min(a.best.aicc for a in every)
     best = min((a for a in every if a.best.aicc <= least + ALIKE), key=lambda a: (a.best.count, a.best.aicc))
     return {best.name: best, **{a.name: a for a in sorted(every, key=lambda a: a.best.aicc)}}
@@ -179,6 +180,10 @@ def _curve(x: ArrayLike, loss: ArrayLike, errors: ArrayLike | None, start: float
         spans = f" over {math.log10(t[-1] / t[0]):.2g} decades" if len(t) else ""
         raise SelectionError(f"a curve of {len(t)} points above 0{spans} is too short to fit a law: {FEWEST} points over "
                              f"{DECADES:g} decades are needed at least, and an extrapolation by ten times wants more.")
+    if not np.polyfit(np.log(t / t[0]), np.log(y / y[0]), 1)[0] < -FLAT:
+        raise SelectionError(f"from {t[0]:.3g} to {t[-1]:.3g} the loss does not fall: it goes from {y[0]:.3g} to {y[-1]:.3g}, and "
+                             f"no law of scaling is of such a curve. Begin later (start=) if it falls there. Were x and the loss "
+                             f"exchanged?")
     return t, y, e / y
 
 

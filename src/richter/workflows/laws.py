@@ -12,7 +12,7 @@ Errors are relative: squares of differences of logarithms are summed.  [layerwis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -28,9 +28,12 @@ from richter.theory.multilinear import Exponents, Multilinear
 
 Numbers = NDArray[np.float64]
 Resource = Literal["time", "data", "parameters", "compute"]
-SKILLS = (3, 10, 30, 100, 300, 1000, 10_000, 100_000)  # how many there may be, in time and data
+SKILLS = (3, 5, 8, 12, 18, 30, 50, 100, 300, 1000, 10_000, 100_000)  # how many there may be at first, in time and data; then numbers between
+ROUNDS = 12  # in which numbers of skills between those are tried, at most
+NEAR = 0.4  # of the best likelihood: where both neighbours of the best number of skills have it, no more between are tried
 RANGE = (math.log(1e-2), math.log(1e12))  # of x in its unit, where losses are tabulated
 SEARCHES = 2  # from the best of all places to begin
+ROUNDING = 1e-7  # a relative error of a loss: no fit is taken to be better, for searches end there
 SLOPES = (0.05, 6.0)  # exponents and alphas that are looked at
 ALPHA: dict[Resource, Callable[[float], float]] = {  # of an exponent, by Table 4.1
     "time": lambda b: b / (1 - b) if b < 1 else math.inf, "data": lambda b: b / (1 - b) if b < 1 else math.inf,
@@ -45,7 +48,8 @@ class Law(NamedTuple):
     value: Callable[[Numbers, Numbers], Numbers]
     starts: tuple[tuple[float, ...], ...]
     named: Callable[[Numbers, float, float], dict[str, float]]  # also of the units of x and of the loss
-    exact: Callable[[Numbers, Numbers], Numbers] | None = None  # where ``value`` is read off a table
+    skills: int = 0  # where it has a number of them
+    exactly: Callable[[int], Law] | None = None  # the same for any number of skills, without a table
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Fit:
     law: Law
     theta: Numbers
     covariance: Float[np.ndarray, "k k"]
-    rss: float  # of logarithms
+    rss: float  # of logarithms, and of what rounding leaves
     points: int
     scale: tuple[float, float]
     count: int  # numbers that were fitted, the noise and the number of skills among them
@@ -64,7 +68,7 @@ class Fit:
     def aicc(self) -> float:
         """Akaike's criterion for few points: smaller is better, and 2 log of the ratio of likelihoods."""
         n, k = self.points, self.count
-        return n * math.log(max(self.rss, 1e-300) / n) + 2 * k + 2 * k * (k + 1) / max(1e-9, n - k - 1)
+        return n * math.log(self.rss / n) + 2 * k + 2 * k * (k + 1) / max(1e-9, n - k - 1)
 
     @property
     def noise(self) -> float:
@@ -88,7 +92,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Average:
-    """Fits of one law that differ in a whole number (of skills), each with its probability; ``best`` is the most probable."""
+    """Fits of one law that differ in a whole number (of skills), each with its probability; ``best`` is the most likely."""
 
     name: str
     fits: tuple[Fit, ...]
@@ -96,7 +100,7 @@ class Average:
 
     @property
     def best(self) -> Fit:
-        return self.fits[int(np.argmax(self.shares))]
+        return min(self.fits, key=lambda fit: fit.rss)
 
     def predict(self, x: ArrayLike, confidence: float = 0.95) -> tuple[Numbers, Numbers, Numbers]:
         """The loss at x, and the ends of the interval in which the curve lies (without the noise of a point)."""
@@ -145,15 +149,29 @@ def _corrected(slopes: Sequence[float], last: float, resource: Resource) -> Law:
 
 
 def _skilled(slope: float, skills: int, resource: Resource, initial: float, x: Numbers, y: Numbers, offset: bool) -> Law:
-    """Of a number of skills, in time or in data: its height, alpha, the unit of x, and perhaps an offset."""
+    """Of a number of skills, in time or in data, by a table: its height, alpha, the unit of x, and perhaps an offset."""
     curve, low = _curves(skills, resource, initial), float(y.min())
 
     def bare(th: Numbers, x: Numbers) -> Numbers:
         return np.exp(th[0] + curve(np.clip(th[1], *np.log(SLOPES)), np.clip(np.log(x) - th[2], *RANGE), grid=False))
 
-    def exact(th: Numbers, x: Numbers) -> Numbers:
+    starts = []
+    for alpha in np.clip(ALPHA[resource](min(slope, 0.8)) * np.array([0.5, 1.0, 2.5]), 0.05, 5.0):
+        for unit in np.geomspace(3, 1e-4, 16):  # the steps of few skills fit at several
+            for part in (0.05, 0.8) if offset else (0.0,):
+                theta = np.array([0.0, math.log(alpha), math.log(unit)])
+                height = float(np.mean(np.log(np.maximum(y - part * low, 0.05 * low)) - np.log(np.maximum(bare(theta, x), 1e-6))))
+                starts.append((height, *theta[1:].tolist(), *((math.log(part * low),) if offset else ())))
+    value = (lambda th, x: bare(th, x) + np.exp(th[3])) if offset else bare
+    return _exactly(skills, resource, initial, offset)._replace(value=value, starts=tuple(starts))
+
+
+def _exactly(skills: int, resource: Resource, initial: float, offset: bool) -> Law:
+    """The same by the sums over skills."""
+    def value(th: Numbers, x: Numbers) -> Numbers:
         model, grown = _model(float(np.exp(np.clip(th[1], *np.log(SLOPES)))), skills, initial), x / np.exp(th[2])
-        return np.exp(th[0]) * (np.asarray(model.loss(T=grown)) if resource == "time" else _in_data(model, grown))
+        bare = np.exp(th[0]) * (np.asarray(model.loss(T=grown)) if resource == "time" else _in_data(model, grown))
+        return np.asarray(bare + np.exp(th[3]) if offset else bare)
 
     def named(th: Numbers, u: float, v: float) -> dict[str, float]:
         alpha, height = float(np.exp(np.clip(th[1], *np.log(SLOPES)))), v * math.exp(th[0])
@@ -162,17 +180,8 @@ def _skilled(slope: float, skills: int, resource: Resource, initial: float, x: N
                  "finite-size correction": height * _model(alpha, skills, initial).finite_size()}
         return {**words, "offset": v * math.exp(th[3])} if offset else words
 
-    starts = []
-    for alpha in np.clip(ALPHA[resource](min(slope, 0.8)) * np.array([0.5, 1.0, 2.5]), 0.05, 5.0):
-        for unit in (1.0, 0.1, 0.01, 1e-3):
-            for part in (0.05, 0.8) if offset else (0.0,):
-                theta = np.array([0.0, math.log(alpha), math.log(unit)])
-                height = float(np.mean(np.log(np.maximum(y - part * low, 0.05 * low)) - np.log(np.maximum(bare(theta, x), 1e-6))))
-                starts.append((height, *theta[1:].tolist(), *((math.log(part * low),) if offset else ())))
-    if not offset:
-        return Law("multilinear", bare, tuple(starts), named, exact)
-    return Law("multilinear with an offset", lambda th, x: bare(th, x) + np.exp(th[3]), tuple(starts), named,
-               lambda th, x: exact(th, x) + np.exp(th[3]))
+    return Law("multilinear with an offset" if offset else "multilinear", value, (), named, skills,
+               lambda n: _exactly(n, resource, initial, offset))
 
 
 def _model(alpha: float, skills: int, initial: float) -> Multilinear:
@@ -183,7 +192,7 @@ def _model(alpha: float, skills: int, initial: float) -> Multilinear:
 @lru_cache(maxsize=64)
 def _curves(skills: int, resource: Resource, initial: float) -> RectBivariateSpline:
     """The logarithm of the loss of so many skills, by log(alpha) and log(x): a table, read off by splines to 1 %, in which the
-    search is a thousand times cheaper than in the sums over skills. What it ends at is searched again exactly (``polished``)."""
+    search is a thousand times cheaper than in the sums over skills. What it ends at is searched again exactly (``averaged``)."""
     alphas, grown = np.geomspace(*SLOPES, 25), np.exp(np.linspace(*RANGE, 200))
     models = [_model(float(a), skills, initial) for a in alphas]
     losses = np.stack([np.asarray(m.loss(T=grown)) if resource == "time" else _in_data(m, grown) for m in models])
@@ -225,30 +234,69 @@ def fitted(law: Law, x: Numbers, y: Numbers, weights: Numbers, scale: tuple[floa
     best = min((s for s in seen if np.isfinite(s.cost)), key=lambda s: s.cost, default=None)
     if best is None:
         return None
-    rss, k = 2 * float(best.cost), len(best.x)
+    rss, k = 2 * float(best.cost) + len(x) * ROUNDING**2, len(best.x)
     variance = rss / max(1, len(x) - k)
     covariance = variance * np.linalg.pinv(best.jac.T @ best.jac, rcond=1e-12, hermitian=True)
     return Fit(law, best.x, covariance, rss, len(x), scale, k + extra)
 
 
-def polished(average: Average, x: Numbers, y: Numbers, weights: Numbers) -> Average:
-    """The same without tables."""
-    fits = []
-    for fit in average.fits:
-        if fit.law.exact is not None:
-            law = fit.law._replace(value=fit.law.exact, starts=(tuple(fit.theta.tolist()),), exact=None)
-            fit = fitted(law, x, y, weights, fit.scale, fit.count - len(fit.theta)) or fit
-        fits.append(fit)
-    return averaged(fits)
-
-
-def averaged(fits: Sequence[Fit]) -> Average:
-    """By their likelihoods. Those that are less probable by a factor of 1000 than the best are left out."""
-    logs = np.array([-fit.points / 2 * math.log(max(fit.rss, 1e-300)) for fit in fits])
-    shares = np.exp(logs - logs.max())
-    kept = [(fit, p) for fit, p in zip(fits, shares, strict=True) if p > 1e-3]
+def averaged(fits: Sequence[Fit], x: Numbers, y: Numbers, weights: Numbers) -> Average:
+    """All fits of one law by their likelihoods. Of a law with a number of skills the likely ones, three at least, are searched
+    again without tables, and then numbers between the best and its neighbours, until these are nearly as likely: between 30 and
+    100 skills lie curves that neither resembles."""
+    if fits[0].law.exactly is not None:
+        order = sorted(_carried(fits, x, y, weights), key=lambda fit: fit.rss)
+        likely = [fit for i, fit in enumerate(order) if i < 3 or (order[0].rss / fit.rss) ** (fit.points / 2) > 1e-3]
+        exact = {fit.law.skills: _again(fit, fit.law.skills, x, y, weights) or fit for fit in likely}
+        for _ in range(ROUNDS):
+            between = _between(exact, sorted({fit.law.skills for fit in fits} | {*exact}))
+            top = min(exact.values(), key=lambda fit: fit.rss)
+            fresh = {n: fit for n in between if (fit := _again(top, n, x, y, weights)) is not None}
+            if not fresh:
+                break
+            exact |= fresh
+        fits = [exact[n] for n in sorted(exact)]
+    logs = np.array([-fit.points / 2 * math.log(fit.rss) for fit in fits])
+    shares = np.exp(logs - logs.max()) * _widths(fits)
+    kept = [(fit, p) for fit, p in zip(fits, shares / shares.max(), strict=True) if p > 1e-3]
     total = sum(p for _, p in kept)
     return Average(fits[0].law.name, tuple(fit for fit, _ in kept), tuple(float(p / total) for _, p in kept))
+
+
+def _carried(fits: Sequence[Fit], x: Numbers, y: Numbers, weights: Numbers) -> list[Fit]:
+    """Each again from where the best of all is: a search may have ended at numbers with which the steps of skills are off by one."""
+    start = (tuple(min(fits, key=lambda fit: fit.rss).theta.tolist()),)
+    again = [fitted(fit.law._replace(starts=start), x, y, weights, fit.scale, fit.count - len(fit.theta)) for fit in fits]
+    return [fit if other is None or fit.rss <= other.rss else other for fit, other in zip(fits, again, strict=True)]
+
+
+def _again(fit: Fit, skills: int, x: Numbers, y: Numbers, weights: Numbers) -> Fit | None:
+    """The fit for a number of skills without a table, from where another is best."""
+    assert fit.law.exactly is not None
+    law = fit.law.exactly(skills)._replace(starts=(tuple(fit.theta.tolist()),))
+    return fitted(law, x, y, weights, fit.scale, fit.count - len(fit.theta))
+
+
+def _between(exact: Mapping[int, Fit], numbers: Sequence[int]) -> list[int]:
+    """Which numbers of skills to try next: neighbours of the best that have not been, and those half way, in logarithms, to
+    neighbours that are much less likely."""
+    best = min(exact, key=lambda n: exact[n].rss)
+    i, points, tried = numbers.index(best), exact[best].points, []
+    for n in (*numbers[max(0, i - 1):i], *numbers[i + 1:i + 2]):
+        if n not in exact:
+            tried.append(n)
+        elif (exact[best].rss / exact[n].rss) ** (points / 2) < NEAR:
+            tried.append(round(math.sqrt(n * best)))
+    return [n for n in tried if n not in exact]
+
+
+def _widths(fits: Sequence[Fit]) -> Numbers:
+    """How much of log(skills) each fit stands for: half of the way to its neighbours; 1 for a law without skills."""
+    if len(fits) == 1:
+        return np.ones(1)
+    places = np.log([fit.law.skills for fit in fits])
+    edges = np.concatenate([places[:1], (places[1:] + places[:-1]) / 2, places[-1:]])
+    return np.diff(edges)
 
 
 def _value(law: Law, theta: Numbers, x: Numbers) -> Numbers:
