@@ -135,6 +135,7 @@ def test_the_printed_equations_do_not_move_down() -> None:
     (lambda: crossing([2.0, 1.0], [0.1, 0.9]), "x must grow"),
     (lambda: crossing([1.0, 2.0], [0.1, math.nan]), "strength contains NaN or Inf"),
     (lambda: emergence.data_strength([1], 2, "other"), "has no form 'other'"),  # type: ignore[arg-type]
+    (lambda: emergence.projected(np.eye(3), 1.0, form="other"), "has no form 'other'"),  # type: ignore[arg-type]
     (lambda: Extended(np.eye(3), 1.0, 0.1, np.ones(3)), "a0 above 0 and at least .B0. is needed"),
     (lambda: Extended(np.eye(3), 1.0, 0.0), "a0 above 0"),
     (lambda: three_units.modes([1.0], 1.0, 0.0), "from 0 the units never leave"),

@@ -206,6 +206,29 @@ def test_what_is_never_learned_and_what_is_there_already() -> None:
     assert float(DiagonalNetwork([1.0], 1.0, 2.0, 2.0).emergent_time(0.1)[0]) == 0.0
 
 
+@pytest.mark.parametrize("make", [
+    lambda S, start: LinearModel(S, [2.0, 1.0], start), lambda S, start: DiagonalNetwork(S, [2.0, 1.0], *[np.sqrt(start)] * 2),
+    lambda S, start: DeepModes([2 * S[0], S[1]], start, 3)])
+def test_times_and_stages_of_every_kind_of_mode(make: Any) -> None:
+    """All have them from one place: nothing beyond its target comes from eps to 1 - eps, what never comes has no overlap, and
+    what follows something that never ends is apart."""
+    both = make(np.array([1.0, 1.0]), np.array([1e-4, 1e-4]))
+    assert 0 < float(both.stage_eps[0]) < 0.5
+    assert both.stage_like(np.float32(0.49)).tolist() == [True]
+    beyond = make(np.array([1.0, 1.0]), np.array([3.0, 3.0]))
+    assert beyond.emergent_time(0.5).tolist() == [0.0, 0.0]
+    assert np.isinf(beyond.saturation_time(0.05)).all()
+    assert np.isnan(beyond.stage_eps).all()
+    assert beyond.stage_like().tolist() == [False]
+    assert np.isnan(make(np.array([0.0, 1.0]), np.array([1e-4, 1e-4])).stage_eps).all()
+    assert float(make(np.array([1.0, 0.0]), np.array([1e-4, 1e-4])).stage_eps[0]) < 1e-100
+    for eps in (0.5, 0.7):
+        with pytest.raises(SelectionError, match=r"a share of the target between 0 and 0\.5 is needed"):
+            both.saturation_time(eps)
+        with pytest.raises(SelectionError, match=r"a share of the target between 0 and 0\.5 is needed"):
+            both.stage_like(eps)
+
+
 # ------------------------------------------------------------------------------------------------ a hidden layer
 
 
@@ -340,6 +363,11 @@ def test_knobs_change_what_they_say() -> None:
     (lambda: LinearNetwork(normal(3, 2), normal(2, 2), normal(4, 2)), r"do not make a network x\^T W_1 ... W_L"),
     (lambda: LinearNetwork(np.full((3, 2), math.inf), normal(2, 2), normal(3, 2)), "W1 contains NaN or Inf"),
     (lambda: LinearNetwork(normal(3, 2), normal(2, 2), normal(3, 2), -np.eye(3)), "covariance is not symmetric, or has an eige"),
+    (lambda: LinearNetwork(normal(3, 2), normal(2, 2), np.eye(3)[:, :2], np.diag([1.0, 0.0, 1.0])),
+     "correlation has a part along inputs whose variance is 0"),
+    (lambda: DiagonalNetwork(1.0, 1.0, 1e-160, 1e-160), "a0 or b0 has weights of size 1e-160: their squares are no numbers"),
+    (lambda: DiagonalNetwork(1.0, 1.0, [0.1, 1e160], 0.1), r"a0 or b0 has weights of size 1e\+160: their squares"),
+    (lambda: LinearNetwork.aligned(normal(3, 2), 4, 1e-165), r"W1 has weights of size .*e-166: their squares"),
     (lambda: LinearNetwork.drawn(normal(3, 2), 4, 0.0), "scale=0.0: weights of a size above 0"),
     (lambda: LinearNetwork.drawn(normal(3, 2), 0, 0.1), "width=0; a whole number"),
     (lambda: LinearNetwork.aligned(normal(3, 2), 1, 0.1), "width=1: 2 modes need as many hidden units"),

@@ -175,6 +175,14 @@ def test_the_correction_is_right_in_sign_and_size() -> None:
     assert measured / (m.exponents.time * here) > 1.5
 
 
+def test_prefactors_from_a_start_beyond_a_half() -> None:
+    """Skills are half learned before the start then; the law is the same."""
+    for initial in (2.5, 4.0):
+        m = Multilinear(0.6, 10**7, 5.0, 1.0, initial)
+        T, missing = 1e5, m.finite_size() * (1 - initial / 5) ** 2  # a skill that is not learned costs (S - R(0))^2 / 2 here
+        assert m.loss(T=T) + missing == pytest.approx(m.prefactors.time * T**m.exponents.time, rel=1e-3)
+
+
 def test_prefactors_of_the_linear_model_in_closed_form() -> None:
     """exp(-2 lr y) has a Gamma function for its integral; and the same exponents."""
     m = Linear(0.6, 10**6, 5.0, 0.7)
@@ -222,7 +230,8 @@ def test_what_is_no_model_is_refused(change: dict[str, Any], sentence: str) -> N
 def test_what_cannot_be_asked_is_refused() -> None:
     m = Multilinear(0.6, 3)
     for options, sentence in (({"T": -1.0}, "T = -1.0: a number from 0 on"), ({"T": math.nan}, "T = nan"),
-                              ({"D": [1.0, -2.0]}, "D = "), ({"N": -1}, "N=-1: whole numbers of basis functions"),
+                              ({"N": math.nan}, "N=nan: whole numbers"), ({"D": [1.0, -2.0]}, "D = "),
+                              ({"N": -1}, "N=-1: whole numbers of basis functions"),
                               ({"N": 1.5}, "N=1.5: whole numbers"), ({"T": 1.0, "D": 2.5}, "D is a whole number"),
                               ({"T": [1.0, 2.0], "N": [1, 2, 3]}, "those that are lists are of one length"), ({"T": []}, "T = ")):
         with pytest.raises(SelectionError, match=sentence):
@@ -238,3 +247,6 @@ def test_what_cannot_be_asked_is_refused() -> None:
         m.emergent_time(1.0)
     with pytest.raises(SelectionError, match="N=0; a whole number"):
         m.finite_size(0)
+    for T in (-1.0, math.nan):
+        with pytest.raises(SelectionError, match=r"T = .*a number from 0 on"):
+            m.loss_of([1, 2, 3], T)

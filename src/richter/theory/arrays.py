@@ -18,6 +18,7 @@ from richter.core.arrays import like as like  # for the theories, which all give
 BIASES = ("near the origin a network with biases has no one degree in its weights, and no escape direction as the theory has "
           "them. Take one without: nn.Linear(..., bias=False).")
 Times = float | Sequence[float] | Array  # one number is one time
+SIZES = (1e-145, 1e145)  # of weights: squares of such numbers, and their products, are numbers
 
 
 def read(**given: tuple[ArrayLike, str]) -> list[Tensor]:
@@ -87,6 +88,8 @@ def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covarian
     if not W or [len(w) for w in W] != sizes[:-1] or sizes[-1] != C.shape[1]:
         raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_in, d_out] and correlation {tuple(C.shape)} [d, c] do "
                              f"not make a network x^T W_1 ... W_L: each layer reads what the one before it writes.")
+    for i, w in enumerate(W):
+        squarable(f"W{i + 1}", w.abs().max())
     if sum(not w.any() for w in W) > 1:
         raise SelectionError("two layers or more are zero: the flow starts at a saddle, which no gradient leaves, and nothing is "
                              "ever learned. Start from small weights.")
@@ -95,7 +98,19 @@ def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covarian
     _, S = read(correlation=(C, "d c"), covariance=(covariance, "d d"))
     if (S - S.T).norm() > 1e-10 * S.norm() or torch.linalg.eigvalsh(S)[0] < -1e-10 * S.norm():
         raise SelectionError("covariance is not symmetric, or has an eigenvalue below 0: E[x x^T] of the inputs is needed.")
+    if (C - S @ (torch.linalg.pinv(S, rtol=1e-10, hermitian=True) @ C)).norm() > 1e-8 * C.norm():
+        raise SelectionError("correlation has a part along inputs whose variance is 0: E[x y^T] and E[x x^T] are not of the same "
+                             "data.")
     return W, C, (S + S.T) / 2
+
+
+def squarable(name: str, sizes: Tensor) -> None:
+    """Are weights of these sizes, or 0, such that their squares are numbers too?"""
+    odd = sizes[(sizes > 0) & ((sizes < SIZES[0]) | (sizes > SIZES[1]))]
+    if odd.numel():
+        raise SelectionError(f"{name} has weights of size {odd.reshape(-1)[0].item():.2g}: their squares are no numbers of "
+                             f"float64. Take weights between {SIZES[0]:g} and {SIZES[1]:g}; the time of a mode grows only with "
+                             f"the logarithm of its start.")
 
 
 def per_mode(**given: ArrayLike) -> list[Float[Tensor, " m"]]:

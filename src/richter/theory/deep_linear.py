@@ -30,14 +30,14 @@ from richter.linalg import haar
 from richter.theory.arrays import Times, first_array, like, linear_layers, normal, per_mode, times_from_zero, whole
 from richter.theory.flows import Method, follow
 from richter.theory.frame import Theory
-from richter.theory.growth import emergent, saturation, stage
+from richter.theory.growth import Staged
 from richter.theory.two_layers import ROUNDING, simulate_layers, to_start
 
 # ------------------------------------------------------------------------------------------------ one mode
 
 
 @dataclass(frozen=True)
-class DeepModes:
+class DeepModes(Staged):
     """u_i toward ``s`` [m] from ``u0`` [m] above zero, in a balanced network of ``depth`` layers. A single number is that of
     every mode. ``rate`` is a factor of time, there to be perturbed.
 
@@ -57,19 +57,6 @@ class DeepModes:
         s, u0 = self._read
         time = times_from_zero(t).to(s.device) * self.rate
         return like(self._arrival(time) if self.depth > 1 else u0[:, None] + (u0 - s)[:, None] * torch.expm1(-time), self._kind)
-
-    def emergent_time(self, eps: float) -> Array:
-        """When u_i / s_i = ``eps`` [m]; 0 where it starts with as much, infinite where s_i = 0."""
-        return like(emergent(self._reach, eps, len(self._read[0])), self._kind)
-
-    def saturation_time(self, eps: float) -> Array:
-        """How long from ``eps`` to 1 - ``eps`` [m]; it does not depend on the start."""
-        return like(saturation(self._reach, eps, len(self._read[0])), self._kind)
-
-    @cached_property
-    def stage_eps(self) -> Array:
-        """How far a mode and the next overlap [m - 1], as for ``DiagonalNetwork``."""
-        return like(stage(self._reach, len(self._read[0])), self._kind)
 
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
         """u [m, t] by integrating w' = w^(L-1) (s - w^L), or by descent with steps of ``lr``."""
@@ -91,14 +78,18 @@ class DeepModes:
         return [s, u0]
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """When u = s / (1 + e^-x)."""
+        """When u = s / (1 + e^-x); NaN where u starts beyond s, and never had such a share."""
         s, u0 = self._read
         x = x.to(s.device)
         if self.depth == 1:
             when = torch.log1p(-u0 / s) + torch.nn.functional.softplus(x)
         else:
             when = _elapsed(torch.sigmoid(x), torch.sigmoid(-x), s, self.depth) - self._origin
-        return torch.where(s > 0, when / self.rate, math.inf)
+        return torch.where(s > 0, torch.where(u0 > s, math.nan, when / self.rate), math.inf)
+
+    @property
+    def _count(self) -> int:
+        return len(self._read[0])
 
     @cached_property
     def _origin(self) -> Float[Tensor, " m"]:
@@ -147,7 +138,7 @@ def _elapsed(share: Tensor, left: Tensor, s: Tensor, L: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DeepLinearNetwork:
+class DeepLinearNetwork(Staged):
     """The flow from ``weights`` W_1 ... W_L, each [d_in, d_out], toward ``correlation`` = E[x y^T] [d, c]; inputs are whitened.
     ``rate`` is a factor of time, there to be perturbed.
 
@@ -205,19 +196,6 @@ class DeepLinearNetwork:
         W, _ = self._read
         return [like(a.T @ a - b @ b.T, self.weights) for a, b in itertools.pairwise(W)]
 
-    def emergent_time(self, eps: float) -> Array:
-        """When u_i / s_i = ``eps`` [m]."""
-        return like(torch.as_tensor(self._modes.emergent_time(eps)), self.weights)
-
-    def saturation_time(self, eps: float) -> Array:
-        """How long from ``eps`` to 1 - ``eps`` [m]."""
-        return like(torch.as_tensor(self._modes.saturation_time(eps)), self.weights)
-
-    @cached_property
-    def stage_eps(self) -> Array:
-        """How far a mode and the next overlap [m - 1]."""
-        return like(torch.as_tensor(self._modes.stage_eps), self.weights)
-
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
         """W_1 ... W_L [t, d, c] by integrating the flow of all layers, or by descent with steps of ``lr``."""
         return simulate(self.weights, self.correlation, t, method=method, lr=lr)
@@ -230,6 +208,18 @@ class DeepLinearNetwork:
     def _bases(self) -> tuple[Tensor, Tensor, Tensor]:
         U, s, Vt = torch.linalg.svd(self._read[1], full_matrices=False)
         return U, s, Vt.T
+
+    @property
+    def _count(self) -> int:
+        return len(self._bases[1])
+
+    @property
+    def _kind(self) -> ArrayLike:
+        return self.weights
+
+    def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """Of each mode alone."""
+        return self._modes._reach(x)
 
     @cached_property
     def _modes(self) -> DeepModes:

@@ -235,6 +235,8 @@ def learned(v: Float[Tensor, " shots"], target: float) -> Learned:
 def projected(features: ArrayLike, target: float, *, form: Form = "corrected") -> tuple[float, float]:
     """(R, loss) of the least solution v = U U^T S 1 / sqrt(D_c), where the extended multilinear model from small weights and
     the extended linear model both end. In the form of the text R is read off the loss by Eq. 4.10.  [App. C.2, B.1.6]"""
+    if form not in FORMS:
+        raise unknown("emergence in data", "form", form, FORMS)
     model = Extended(features, target)
     out = learned(model._span(model._aim), target)
     return (out.strength if form == "corrected" else target - math.sqrt(2 * out.loss)), out.loss

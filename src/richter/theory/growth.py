@@ -10,16 +10,17 @@ the sigmoid of Eq. 3.9. Time runs backward too: when theta was or will be a give
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from richter.core import SelectionError
-
-Reach = Callable[[Tensor], Tensor]  # x [m] -> the times [m] at which modes have the share 1 / (1 + e^-x) of their targets
+from richter.core.arrays import Array, ArrayLike, like
 
 
 @dataclass(frozen=True)
@@ -82,35 +83,64 @@ def times(weights: Tensor, factor: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ times and stages
 
 
-def emergent(reach: Reach, eps: float, modes: int) -> Float[Tensor, " m"]:
-    """When each mode has the share ``eps`` of its target; 0 where it starts with as much.  [Eq. 3.12]"""
-    return reach(_logit(eps, modes)).nan_to_num(nan=0.0, posinf=math.inf).clamp(min=0)
+class Staged(ABC):
+    """What models of modes that rise one by one have in common: when each emerges, how long it takes, and how far stages overlap.
+    A model says its own times (``_reach``), how many modes there are, and in which kind of array to answer."""
+
+    @abstractmethod
+    def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """The times at which modes have the share 1 / (1 + e^-x) of their targets: before the start, if that was then; NaN where
+        no such moment is on the curve, infinite where it never comes."""
+
+    @property
+    @abstractmethod
+    def _count(self) -> int:
+        """How many modes there are."""
+
+    @property
+    @abstractmethod
+    def _kind(self) -> ArrayLike:
+        """What answers are like."""
+
+    def emergent_time(self, eps: float) -> Array:
+        """When each mode has the share ``eps`` of its target [m]; 0 where it starts with as much, infinite where it never comes.
+        [Eq. 3.12]"""
+        when = self._reach(_logit(eps, self._count))
+        return like(when.nan_to_num(nan=0.0, posinf=math.inf).clamp(min=0), self._kind)
+
+    def saturation_time(self, eps: float) -> Array:
+        """How long each mode takes from the share ``eps``, below 1/2, to 1 - ``eps`` [m]; infinite where it never gets there.
+        [Eq. 3.12]"""
+        x = _logit(eps, self._count, below=0.5)
+        late, early = self._reach(-x), self._reach(x)
+        return like(torch.where(torch.isfinite(late), late - early, math.inf), self._kind)
+
+    @cached_property
+    def stage_eps(self) -> Array:
+        """eps [m - 1] with saturation_time(eps)_i = emergent_time(eps)_(i+1) - emergent_time(eps)_i: the overlap of a mode and
+        the next, 0 if they are apart and 1/2 if they are one; NaN where the mode never comes, or starts beyond its target. From
+        small weights it goes to 0, unless there is no hidden layer.  [Eq. 3.13, corrected]
+
+        It is where the next mode has eps when this one has 1 - eps: the one time rises with eps, the other falls, and halving
+        finds the crossing. From a(0) = b(0) and one S and start it is
+        1 / (1 + (S / theta(0) - 1)^((v_i - v_j) / (v_i + v_j))), j = i + 1.
+        """
+        half = self._reach(torch.zeros(self._count, dtype=torch.float64))
+        low, high = (torch.full_like(half[1:], end) for end in (-700.0, 700.0))
+        for _ in range(100):
+            x = (low + high) / 2
+            later = self._reach(torch.cat([x[:1], x]))[1:] > self._reach(torch.cat([-x, -x[-1:]]))[:-1]
+            low, high = torch.where(later, low, x), torch.where(later, x, high)
+        known = torch.isfinite(half[:-1]) & ~torch.isnan(half[1:])
+        return like(torch.where(known, torch.sigmoid(high), math.nan), self._kind)
+
+    def stage_like(self, eps: float = 0.05) -> Bool[Array, " pairs"]:
+        """Is each mode learned before the next emerges, up to ``eps`` [m - 1]?  [Eq. 3.14]"""
+        _logit(eps, 1, below=0.5)
+        return self.stage_eps < eps
 
 
-def saturation(reach: Reach, eps: float, modes: int) -> Float[Tensor, " m"]:
-    """How long each mode takes from the share ``eps`` to 1 - ``eps``; infinite where it never gets there.  [Eq. 3.12]"""
-    x = _logit(eps, modes)
-    late, early = reach(-x), reach(x)
-    return torch.where(torch.isfinite(late), late - early, math.inf)
-
-
-def stage(reach: Reach, modes: int) -> Float[Tensor, " pairs"]:
-    """eps [m - 1] for which a mode comes from eps to 1 - eps in just the time between its emergence and that of the next: the
-    overlap of two stages, 0 if they are apart and 1/2 if they are one.  [Eq. 3.13, corrected]
-
-    It is where the next mode has eps when this one has 1 - eps: the one time rises with eps, the other falls, and halving finds
-    the crossing. From a(0) = b(0) and one S and start it is 1 / (1 + (S / theta(0) - 1)^((v_i - v_j) / (v_i + v_j))), j = i + 1.
-    """
-    start = reach(torch.zeros(modes, dtype=torch.float64))
-    low, high = (torch.full((max(modes - 1, 0),), end, dtype=start.dtype, device=start.device) for end in (-700.0, 700.0))
-    for _ in range(100):
-        x = (low + high) / 2
-        later = reach(torch.cat([x[:1], x]))[1:] > reach(torch.cat([-x, -x[-1:]]))[:-1]
-        low, high = torch.where(later, low, x), torch.where(later, x, high)
-    return torch.sigmoid(high)
-
-
-def _logit(eps: float, modes: int) -> Float[Tensor, " m"]:
-    if not (isinstance(eps, (int, float)) and 0 < eps < 1):
-        raise SelectionError(f"eps={eps!r}: a share of the target between 0 and 1 is needed, e.g. 0.05.")
-    return torch.full((modes,), math.log(eps / (1 - eps)), dtype=torch.float64)
+def _logit(eps: float, modes: int, below: float = 1.0) -> Float[Tensor, " m"]:
+    if not (isinstance(eps, (int, float, np.number)) and 0 < eps < below):
+        raise SelectionError(f"eps={eps!r}: a share of the target between 0 and {below:g} is needed, e.g. 0.05.")
+    return torch.full((modes,), math.log(float(eps) / (1 - float(eps))), dtype=torch.float64)

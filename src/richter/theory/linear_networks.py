@@ -14,17 +14,17 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike
-from richter.theory.arrays import Times, first_array, like, normal, per_mode, times_from_zero
+from richter.theory.arrays import Times, first_array, like, normal, per_mode, squarable, times_from_zero
 from richter.theory.deep_linear import DeepLinearNetwork as DeepLinearNetwork
 from richter.theory.deep_linear import DeepModes as DeepModes
 from richter.theory.flows import Method, follow
 from richter.theory.frame import Theory
-from richter.theory.growth import Growth, emergent, saturation, stage
+from richter.theory.growth import Growth, Staged
 from richter.theory.growth import times as product
 from richter.theory.two_layers import LinearNetwork as LinearNetwork
 from richter.theory.unconstrained import UnconstrainedFeatures as UnconstrainedFeatures
@@ -33,7 +33,7 @@ from richter.theory.unconstrained import UnconstrainedFeatures as UnconstrainedF
 
 
 @dataclass(frozen=True)
-class LinearModel:
+class LinearModel(Staged):
     """theta_i toward ``S`` [m] at the rate of ``variance`` [m], from ``initial`` (zero). A single number is that of every mode.
     ``rate`` is the 1 of e^(-v t), there to be perturbed.
 
@@ -60,19 +60,6 @@ class LinearModel:
         decay = torch.exp(-self.rate * v * times_from_zero(t).to(S.device))
         return like((v * ((S - first) * decay).square()).sum(0) / 2, self._kind)
 
-    def emergent_time(self, eps: float) -> Array:
-        """When theta_i / S_i = ``eps`` [m]: at once, if eps is small."""
-        return like(emergent(self._reach, eps, len(self._read[0])), self._kind)
-
-    def saturation_time(self, eps: float) -> Array:
-        """How long from ``eps`` to 1 - ``eps`` [m]."""
-        return like(saturation(self._reach, eps, len(self._read[0])), self._kind)
-
-    @cached_property
-    def stage_eps(self) -> Array:
-        """The overlap of a mode and the next [m - 1], as for ``DiagonalNetwork``: here it does not fall with the start."""
-        return like(stage(self._reach, len(self._read[0])), self._kind)
-
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
         """theta [m, t] by integrating the flow, or by descent with steps of ``lr``."""
         return simulate_linear(self.S, self.variance, t, self.initial, method=method, lr=lr)
@@ -84,6 +71,10 @@ class LinearModel:
     @cached_property
     def _read(self) -> list[Tensor]:
         return per_mode(S=self.S, variance=positive(self.variance), initial=self.initial)
+
+    @property
+    def _count(self) -> int:
+        return len(self._read[0])
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
         S, v, first = self._read
@@ -105,7 +96,7 @@ def positive(variance: ArrayLike) -> ArrayLike:
 
 
 @dataclass(frozen=True)
-class DiagonalNetwork:
+class DiagonalNetwork(Staged):
     """a_i b_i toward ``S`` [m] from weights ``a0`` and ``b0`` [m], equal or not, of any sign; ``variance`` [m] is E[x_i^2].
     A single number is that of every mode. ``rate`` is the 2 of the time constant, there to be perturbed.
 
@@ -144,24 +135,6 @@ class DiagonalNetwork:
         _, _, a, b = self._read
         return like((a + b) * (a - b), self._kind)
 
-    def emergent_time(self, eps: float) -> Array:
-        """When a_i b_i / S_i = ``eps`` [m]; 0 where it starts with as much, infinite where it never comes.  [Eq. 3.12]"""
-        return like(emergent(self._growth.reach, eps, self._modes), self._kind)
-
-    def saturation_time(self, eps: float) -> Array:
-        """How long from ``eps`` to 1 - ``eps`` [m].  [Eq. 3.12]"""
-        return like(saturation(self._growth.reach, eps, self._modes), self._kind)
-
-    @cached_property
-    def stage_eps(self) -> Array:
-        """eps [m - 1] with saturation_time(eps)_i = emergent_time(eps)_(i+1) - emergent_time(eps)_i: how far a mode and the next
-        overlap. It goes to 0 with the initial weights.  [Eq. 3.13, corrected]"""
-        return like(stage(self._growth.reach, self._modes), self._kind)
-
-    def stage_like(self, eps: float = 0.05) -> Bool[Array, " pairs"]:
-        """Is each mode learned before the next emerges [m - 1]?  [Eq. 3.14]"""
-        return self.stage_eps < eps
-
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
         """a_i b_i [m, t] by integrating the flow of all weights, or by descent with steps of ``lr``."""
         return simulate_diagonal(self.S, self.variance, self.a0, self.b0, t, method=method, lr=lr)
@@ -181,11 +154,15 @@ class DiagonalNetwork:
         if still:
             raise SelectionError(f"a0 and b0 are both 0 in mode {still[0]}: there the flow starts at a saddle, which no gradient "
                                  f"leaves, and nothing is ever learned. Start from small weights, e.g. 0.01.")
+        squarable("a0 or b0", torch.maximum(a.abs(), b.abs()))
         return Growth.start(a[:, None], b[:, None], S, v, self.rate)
 
     @property
-    def _modes(self) -> int:
+    def _count(self) -> int:
         return len(self._growth.plus)
+
+    def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        return self._growth.reach(x)
 
     def _times(self, t: Times) -> Float[Tensor, " t"]:
         return times_from_zero(t).to(self._growth.plus.device)

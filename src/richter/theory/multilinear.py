@@ -123,7 +123,8 @@ class Multilinear:
     @cached_property
     def prefactors(self) -> Prefactors:
         """c in loss = c x^exponent, after the finite-size correction; and of the best time and size in compute."""
-        return prefactors(self.law, self.left, self.target, self._delay / (self.rate * self.lr * self.target))
+        half = max(self._delay, math.log(2)) / (self.rate * self.lr * self.target)  # from more than a half it has no such time
+        return prefactors(self.law, self.left, self.target, half)
 
     def finite_size(self, N: int | None = None) -> float:
         """L_C = S^2 A N^-alpha / (2 alpha), what skills beyond N would cost if there were no end of them: the loss plus L_C
@@ -247,10 +248,10 @@ def _listed(value: Any) -> bool:
 
 
 def _sizes(N: Any, skills: int) -> list[int]:
-    sizes = [int(n) for n in (np.atleast_1d(N.cpu() if isinstance(N, Tensor) else N) if N is not None else [skills])]
-    if min(sizes) < 0 or (N is not None and np.any(np.asarray(N.cpu() if isinstance(N, Tensor) else N) != sizes)):
+    given = np.atleast_1d(skills if N is None else N.cpu() if isinstance(N, Tensor) else N)
+    if given.ndim > 1 or not given.size or not np.isfinite(given).all() or (given < 0).any() or (given != given.round()).any():
         raise SelectionError(f"N={N!r}: whole numbers of basis functions, from 0 on, are needed; {skills} is all of them.")
-    return [min(n, skills) for n in sizes]
+    return [min(int(n), skills) for n in given]
 
 
 def _loss(model: _Model, T: Resource, D: Resource, N: Any) -> float | Array:
@@ -271,7 +272,7 @@ def _loss(model: _Model, T: Resource, D: Resource, N: Any) -> float | Array:
 
 def _loss_of(model: _Model, counts: ArrayLike, T: float, D: float | None, N: int | None) -> float:
     share = _shares(model.law, counts, D)
-    (size,) = _sizes(N, model.law.skills)
+    (size,), (T,) = _sizes(N, model.law.skills), _amounts("T", T).tolist()
     left = model.left(torch.where(torch.from_numpy(share) == 0, 0.0, torch.from_numpy(share) * T)).numpy()
     left[(share == 0) | (np.arange(len(share)) >= size)] = 1.0
     return float(model.target**2 / 2 * (model.law.frequency(np.arange(1, len(share) + 1)) @ left**2))

@@ -29,7 +29,7 @@ from richter.linalg import haar
 from richter.theory.arrays import Times, like, linear_layers, normal, read, times_from_zero, whole
 from richter.theory.flows import Method, follow
 from richter.theory.frame import Theory
-from richter.theory.growth import Growth, emergent, saturation, stage
+from richter.theory.growth import Growth, Staged
 from richter.theory.growth import times as product
 
 Solution = Literal["modes", "balanced", "integrated"]
@@ -40,7 +40,7 @@ NOTHING = 1e-15  # of all weights: below, a mode's weights are rounding, which w
 
 
 @dataclass(frozen=True)
-class LinearNetwork:
+class LinearNetwork(Staged):
     """The flow from ``W1`` [d, p] and ``W2`` [p, c] toward ``correlation`` = E[x y^T] [d, c]; inputs are whitened, unless
     ``covariance`` = E[x x^T] [d, d] is given (then no solution is known). ``rate`` is the 2 of e^(2Fs), there to be perturbed.
 
@@ -137,19 +137,6 @@ class LinearNetwork:
         what is left out is of order (modes / hidden units), in the start of a mode and thus in the logarithm of its time."""
         return like(self._growth.strength(times_from_zero(t).to(self._read.C.device)), self.W1)
 
-    def emergent_time(self, eps: float) -> Array:
-        """When a mode, alone, has the share ``eps`` of its singular value [m].  [Eqs. 3.12, 3.15]"""
-        return like(emergent(self._growth.reach, eps, len(self._growth.plus)), self.W1)
-
-    def saturation_time(self, eps: float) -> Array:
-        """How long a mode, alone, takes from ``eps`` to 1 - ``eps`` [m]."""
-        return like(saturation(self._growth.reach, eps, len(self._growth.plus)), self.W1)
-
-    @cached_property
-    def stage_eps(self) -> Array:
-        """How far a mode and the next, each alone, overlap [m - 1].  [Eq. 3.13, corrected]"""
-        return like(stage(self._growth.reach, len(self._growth.plus)), self.W1)
-
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
         """W1 W2 [t, d, c] by integrating the flow of both layers, or by descent with steps of ``lr``."""
         return simulate(self.W1, self.W2, self.correlation, t, self.covariance, method=method, lr=lr)
@@ -170,6 +157,18 @@ class LinearNetwork:
     def _growth(self) -> Growth:
         (W1, W2), (U, rho, V) = self._read.weights, self._modes
         return Growth.start(U.T @ W1, (W2 @ V).T, rho, torch.ones_like(rho), self.rate)
+
+    @property
+    def _count(self) -> int:
+        return len(self._growth.plus)
+
+    @property
+    def _kind(self) -> ArrayLike:
+        return self.W1
+
+    def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """Of each mode alone."""
+        return self._growth.reach(x)
 
     @cached_property
     def _alone(self) -> _Bases | None:

@@ -181,9 +181,9 @@ def _curve(x: ArrayLike, loss: ArrayLike, errors: ArrayLike | None, start: float
         raise SelectionError(f"a curve of {len(t)} points above 0{spans} is too short to fit a law: {FEWEST} points over "
                              f"{DECADES:g} decades are needed at least, and an extrapolation by ten times wants more.")
     if not np.polyfit(np.log(t / t[0]), np.log(y / y[0]), 1)[0] < -FLAT:
-        raise SelectionError(f"from {t[0]:.3g} to {t[-1]:.3g} the loss does not fall: it goes from {y[0]:.3g} to {y[-1]:.3g}, and "
-                             f"no law of scaling is of such a curve. Begin later (start=) if it falls there. Were x and the loss "
-                             f"exchanged?")
+        raise SelectionError(f"from {t[0]:.3g} to {t[-1]:.3g} the loss does not fall: it goes from {y[0]:.3g} to {y[-1]:.3g}, "
+                             f"and no law of scaling is of such a curve. Begin later (start=) if it falls there. Were x and "
+                             f"the loss exchanged?")
     return t, y, e / y
 
 

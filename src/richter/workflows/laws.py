@@ -28,7 +28,7 @@ from richter.theory.multilinear import Exponents, Multilinear
 
 Numbers = NDArray[np.float64]
 Resource = Literal["time", "data", "parameters", "compute"]
-SKILLS = (3, 5, 8, 12, 18, 30, 50, 100, 300, 1000, 10_000, 100_000)  # how many there may be at first, in time and data; then numbers between
+SKILLS = (3, 5, 8, 12, 18, 30, 50, 100, 300, 1000, 10_000, 100_000)  # in time and data; then numbers between these
 ROUNDS = 12  # in which numbers of skills between those are tried, at most
 NEAR = 0.4  # of the best likelihood: where both neighbours of the best number of skills have it, no more between are tried
 RANGE = (math.log(1e-2), math.log(1e12))  # of x in its unit, where losses are tabulated
@@ -264,7 +264,7 @@ def averaged(fits: Sequence[Fit], x: Numbers, y: Numbers, weights: Numbers) -> A
 
 
 def _carried(fits: Sequence[Fit], x: Numbers, y: Numbers, weights: Numbers) -> list[Fit]:
-    """Each again from where the best of all is: a search may have ended at numbers with which the steps of skills are off by one."""
+    """Each again from where the best of all is: a search may have ended where the steps of skills are off by one."""
     start = (tuple(min(fits, key=lambda fit: fit.rss).theta.tolist()),)
     again = [fitted(fit.law._replace(starts=start), x, y, weights, fit.scale, fit.count - len(fit.theta)) for fit in fits]
     return [fit if other is None or fit.rss <= other.rss else other for fit, other in zip(fits, again, strict=True)]
