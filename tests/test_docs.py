@@ -144,13 +144,18 @@ def test_the_example_of_stages(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_example_of_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the page shows is what comes out: laws, their order, and the sentence."""
+    """What the page shows is what comes out: laws, their order, and the sentence. What a network does with more images than were
+    fitted lies where it is expected."""
     monkeypatch.chdir(tmp_path)
-    for code in blocks("docs/scaling.md"):
-        exec(code, {})
+    names: dict[str, Any] = {}
+    first, second = blocks("docs/scaling.md")
+    exec(first, names)
     shown, written = capsys.readouterr().out.splitlines(), (ROOT / "docs/scaling.md").read_text()
     assert [line[:60] for line in shown if line[:60] not in written] == []
     assert (tmp_path / "scaling.png").exists()
+    exec(second, names)
+    assert names["low"] < names["measured"] < names["high"]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("with 1,400 images ")
 
 
 def test_the_example_of_features(capsys: pytest.CaptureFixture[str]) -> None:
