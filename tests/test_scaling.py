@@ -19,7 +19,7 @@ from richter.core import SelectionError
 from richter.report.drawing import faults
 from richter.theory.multilinear import Multilinear
 from richter.workflows.extrapolation import POINTS, Scaling, scaling
-from richter.workflows.laws import _curves, _in_data, _model, fitted, laws
+from richter.workflows.laws import _curves, _in_data, _model, averaged, fitted, laws
 
 X = np.geomspace(10, 1e5, 24)
 
@@ -55,9 +55,23 @@ def test_an_exact_finite_size_correction(resource: Any, alpha: float) -> None:
                                      "finite-size correction": 3 * 1e6**-0.3}, rel=1e-3)
 
 
-@pytest.mark.parametrize(("resource", "skills"), [("time", 47), pytest.param("time", 300, marks=pytest.mark.long),
-                                                 pytest.param("data", 300, marks=pytest.mark.long),
-                                                 pytest.param("data", 2500, marks=pytest.mark.long)])
+def test_numbers_of_skills_between_those_of_the_table() -> None:
+    """Of 30 and 50 skills neither is near; the most likely number is found, and intervals hold the loss further on."""
+    y = skilled(0.6, 43, X, T=X / 4)
+    x, y = X[y > 1e-4], noisy(y[y > 1e-4], 0.01, 0)
+    u, v = (float(np.exp(np.log(z).mean())) for z in (x, y))
+    group = [fitted(law, x / u, y / v, np.ones(len(x)), (u, v), extra) for name, law, extra in laws(x / u, y / v, "time", 1e-3)
+             if name == "multilinear" and law.skills in (18, 30, 50, 100)]
+    average = averaged([fit for fit in group if fit is not None], x / u, y / v, np.ones(len(x)))
+    assert abs(average.best.law.skills - 43) <= 2
+    assert sum(average.shares) == pytest.approx(1)
+    far = 2 * x[-1:]
+    _, low, high = average.predict(far)
+    assert low[0] < skilled(0.6, 43, X, T=far / 4)[0] < high[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("resource", "skills"), [("time", 47), ("time", 300), ("data", 300), ("data", 2500)])
 def test_an_exact_multilinear_curve(resource: Any, skills: int) -> None:
     """Also where the number of skills is none of those that are tried first."""
     y = skilled(0.6, skills, X, **{"T" if resource == "time" else "D": X / 4})

@@ -148,7 +148,7 @@ def _corrected(slopes: Sequence[float], last: float, resource: Resource) -> Law:
     return Law("multilinear", value, tuple((0.0, math.log(b), q) for b in slopes for q in (-6.0, -1.0, 1.5)), named)
 
 
-def _skilled(slope: float, skills: int, resource: Resource, initial: float, x: Numbers, y: Numbers, offset: bool) -> Law:
+def _skilled(skills: int, resource: Resource, initial: float, x: Numbers, y: Numbers, offset: bool) -> Law:
     """Of a number of skills, in time or in data, by a table: its height, alpha, the unit of x, and perhaps an offset."""
     curve, low = _curves(skills, resource, initial), float(y.min())
 
@@ -156,7 +156,7 @@ def _skilled(slope: float, skills: int, resource: Resource, initial: float, x: N
         return np.exp(th[0] + curve(np.clip(th[1], *np.log(SLOPES)), np.clip(np.log(x) - th[2], *RANGE), grid=False))
 
     starts = []
-    for alpha in np.clip(ALPHA[resource](min(slope, 0.8)) * np.array([0.5, 1.0, 2.5]), 0.05, 5.0):
+    for alpha in (0.1, 0.3, 0.6, 1.2, 3.0):  # the slope does not tell: few skills end in a steep fall, whatever alpha is
         for unit in np.geomspace(3, 1e-4, 16):  # the steps of few skills fit at several
             for part in (0.05, 0.8) if offset else (0.0,):
                 theta = np.array([0.0, math.log(alpha), math.log(unit)])
@@ -217,7 +217,7 @@ def laws(x: Numbers, y: Numbers, resource: Resource, initial: float) -> Iterator
         return
     for skills in SKILLS:
         for offset in (False, True):
-            law = _skilled(slope, skills, resource, initial, x, y, offset)
+            law = _skilled(skills, resource, initial, x, y, offset)
             yield law.name, law, 2
 
 
