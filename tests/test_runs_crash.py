@@ -627,7 +627,7 @@ def test_a_move_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
             run.snapshot(known(1))
     assert len(run.run.frame) == 9
     run.rows([Row(1, "0", "m", 1)])
-    assert answer(run.path / "run.db", "SELECT count(*) FROM recent") == [(0,)]
+    assert answer(run.path / "run.db", "SELECT count(*) FROM recent") == [(1,)]  # where they end
     run.close()
 
 

@@ -1,4 +1,4 @@
-"""Formats of runs: every one there was is readable, and brought up to date when its run is resumed; all SQL is in one file."""
+"""Formats of runs: every one there was is readable, and brought up to date when its run is resumed; SQL has files of its own."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runs_helpers import DATA, NAN, Mark, Row, Snapshot, StoreError, answer, runs, same, say, sql, writing
+from runs_helpers import DATA, NAN, Mark, Row, Snapshot, StoreError, answer, formats, runs, same, say, sql, writing
 
-OLD = [1]  # formats before today's
-FROZEN = [*OLD, sql.FORMAT]
+OLD = [1, 2]  # formats before today's
+FROZEN = [*OLD, formats.FORMAT]
 
 
 def frozen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How tests/data/run_format_2 was written (1 without marks); for a new format, into a new folder."""
+    """How tests/data/run_format_3 was written (2 without sums, 1 without marks); for a new format, into a new folder."""
     monkeypatch.setattr(writing, "provenance", dict)
     with runs.create(folder, {"lr": 0.1, "layers": [3, 4]}, seeds={"weights": 7}) as run:
         for step in range(0, 50, 10):
             run.rows([Row(step, "0", "nfc", step / 8, 0.5, *(("trivial", Mark.TRIVIAL) if step == 0 else ()))])
             run.scalars(step, loss=1 / (1 + step))
-        run._database.settle()
+        with run._transaction("written"):
+            run._database.settle()
         last = (Row(50, "0", "nfc", 6.25, 0.5), Row(50, "*", "cka", NAN, NAN, "no number", Mark.UNDEFINED))
         run.snapshot(Snapshot(last, 50, {"*": "a remark"}, 1.5, 12, 4.0, {("0", "agop"): np.ones((40, 40), dtype=np.float32)}))
         run.array("spectrum", np.arange(5.0), layer="0", step=50)
@@ -84,17 +85,17 @@ def test_every_format_stays_readable(tmp_path: Path, form: int) -> None:
 def test_a_run_is_written_as_its_format_was_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen(tmp_path / "run", monkeypatch)
     check_frozen(runs.open(tmp_path / "run"))
-    for table in ("series", "notes", "rows", "recent", "meta", "claims", "figures"):
+    for table in ("series", "notes", "chunks", "recent", "meta", "claims", "figures"):
         question = f"SELECT * FROM {table}"
-        assert answer(tmp_path / "run" / "run.db", question) == answer(DATA / f"run_format_{sql.FORMAT}" / "run.db", question)
+        assert answer(tmp_path / "run" / "run.db", question) == answer(DATA / f"run_format_{formats.FORMAT}" / "run.db", question)
 
 
 def test_the_formats_are_written_down() -> None:
     """A change of the schema is a new format, with a migration and a frozen run of its own."""
-    assert {form: hashlib.sha256(text.encode()).hexdigest()[:16] for form, text in sql.SCHEMAS.items()} == {
-        1: "abe0512673daad89", 2: "182c745c22f0f507"}
-    assert max(sql.SCHEMAS) == sql.FORMAT
-    assert list(sql.MIGRATIONS) == OLD
+    assert {form: hashlib.sha256(text.encode()).hexdigest()[:16] for form, text in formats.SCHEMAS.items()} == {
+        1: "abe0512673daad89", 2: "182c745c22f0f507", 3: "fe7286197958e5a1"}
+    assert max(formats.SCHEMAS) == formats.FORMAT
+    assert list(formats.MIGRATIONS) == OLD
 
 
 # ------------------------------------------------------------------------------------------------------ marks of old rows
@@ -156,12 +157,12 @@ def test_a_run_that_is_resumed_is_read_on_by_those_who_read_it_as_an_old_one(tmp
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> int:
     """As if there were one more format, with one column more."""
-    table = next(line for line in sql.SCHEMA.splitlines() if line.startswith("CREATE TABLE sessions"))
-    form, schema = sql.FORMAT + 1, sql.SCHEMA.replace(table, table.replace(");", ", more TEXT DEFAULT 'old');"))
-    monkeypatch.setattr(sql, "FORMAT", form)
-    monkeypatch.setattr(sql, "SCHEMA", schema)
-    monkeypatch.setattr(sql, "SCHEMAS", {**sql.SCHEMAS, form: schema})
-    monkeypatch.setattr(sql, "MIGRATIONS", {**sql.MIGRATIONS, form - 1: lambda db: db.execute(
+    table = next(line for line in formats.SCHEMA.splitlines() if line.startswith("CREATE TABLE sessions"))
+    form, schema = formats.FORMAT + 1, formats.SCHEMA.replace(table, table.replace(");", ", more TEXT DEFAULT 'old');"))
+    monkeypatch.setattr(formats, "FORMAT", form)
+    monkeypatch.setattr(formats, "SCHEMA", schema)
+    monkeypatch.setattr(formats, "SCHEMAS", {**formats.SCHEMAS, form: schema})
+    monkeypatch.setattr(formats, "MIGRATIONS", {**formats.MIGRATIONS, form - 1: lambda db: db.execute(
         "ALTER TABLE sessions ADD COLUMN more TEXT DEFAULT 'old'")})
     return form
 
@@ -192,8 +193,10 @@ def test_an_old_format_is_read_as_it_is_and_migrated_when_resumed(tmp_path: Path
     runs.create(folder, resume=True).close()  # and again, as one of today's
 
 
-def test_a_migration_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, migration = thawed(1, tmp_path / "run"), sql.MIGRATIONS[1]
+@pytest.mark.parametrize("form", OLD)
+def test_a_migration_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int) -> None:
+    folder, migrations = thawed(form, tmp_path / "run"), dict(formats.MIGRATIONS)
+    migration, changed = migrations[form], ("rows", "mark") if form == 1 else ("meta", "sum")
 
     def in_file(db: sqlite3.Connection) -> bool:  # and not in the copy of a reader
         return bool(db.execute("PRAGMA database_list").fetchone()[2])
@@ -203,27 +206,38 @@ def test_a_migration_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         if in_file(db):
             raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(sql, "MIGRATIONS", {1: fails})
+    monkeypatch.setattr(formats, "MIGRATIONS", {**migrations, form: fails})
     with pytest.raises(StoreError, match="The disk is full"):
         runs.create(folder, resume=True)
-    assert state(folder, "rows", "mark") == (1, False)
+    assert state(folder, *changed) == (form, False)
 
     def dying(db: sqlite3.Connection) -> None:
         if in_file(db):
             db.set_trace_callback(lambda statement: moment in statement and os.kill(os.getpid(), signal.SIGKILL))
         migration(db)
 
-    for moment in ("ALTER", "UPDATE", "user_version=2", "COMMIT"):  # noqa: B007
+    moments = ("ALTER", "UPDATE", "user_version=2", "COMMIT") if form == 1 else \
+        ("CREATE", "REPLACE INTO ledger", "DELETE FROM recent", "INSERT INTO chunks", "DROP", "user_version=3", "COMMIT")
+    for moment in moments:  # noqa: B007
         if not (pid := os.fork()):
-            sql.MIGRATIONS[1] = dying
+            formats.MIGRATIONS[form] = dying
             runs.create(folder, resume=True)
             os._exit(1)
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-        assert state(folder, "rows", "mark") == (1, False)
-    monkeypatch.setattr(sql, "MIGRATIONS", {1: migration})
+        assert state(folder, *changed) == (form, False)
+    monkeypatch.setattr(formats, "MIGRATIONS", migrations)
     runs.create(folder, resume=True).close()
-    assert state(folder, "rows", "mark") == (2, True)
+    assert state(folder, "meta", "sum") == (formats.FORMAT, True)
     check_frozen(runs.open(folder))
+
+
+def test_what_was_kept_without_sums_is_said_not_to_be_checked(tmp_path: Path) -> None:
+    for form in OLD:
+        folder = thawed(form, tmp_path / f"run {form}")
+        assert not runs.open(folder).checked
+        runs.create(folder, resume=True).close()
+        assert not runs.open(folder).checked  # its sums are of what was read then
+    assert runs.open(DATA / f"run_format_{formats.FORMAT}").checked
 
 
 @pytest.mark.parametrize("harm", ["CREATE VIEW v AS SELECT * FROM rows", "CREATE TABLE more (a)", "DROP TABLE figures",
@@ -238,14 +252,14 @@ def test_an_old_database_with_more_than_we_wrote_is_not_read(tmp_path: Path, har
     assert (folder / "run.db").read_bytes() == before
 
 
-# --------------------------------------------------------------------------------------------------------------- one file
+# --------------------------------------------------------------------------------------------------------------- files of its own
 
 
-def test_all_sql_is_in_one_file() -> None:
-    """So that another database is one more file: statements stand in no other file of the library, not even in pieces."""
+def test_all_sql_is_in_files_of_its_own() -> None:
+    """So that another database is a few more files: statements stand in no other file of the library, not even in pieces."""
     statement = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE FROM|CREATE|ALTER|DROP|BEGIN|COMMIT|ROLLBACK|WHERE|JOIN)\b")
     home = Path(sql.__file__)
     for path in home.parents[1].rglob("*.py"):
         texts = [node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
                  if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-        assert any(map(statement.search, texts)) == (path == home), path
+        assert any(map(statement.search, texts)) == (path.parent == home.parent and path.name.startswith("sql")), path

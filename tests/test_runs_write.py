@@ -141,7 +141,8 @@ def test_marks_come_back(tmp_path: Path, mark: Any) -> None:
         run.snapshot(Snapshot((row,), 0))
         for settled in (False, True):
             if settled:
-                run._database.settle()
+                with run._transaction("written"):
+                    run._database.settle()
             assert run.run.frame.mark.tolist() == [mark.value] * 2
             assert [s.rows[0].mark for s in run.run.snapshots] == [mark] * 2
             assert run.run.curves(["m"], ["0"])["m", "0"][1] == (mark, "because")

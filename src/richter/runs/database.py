@@ -10,11 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from richter.core import Row
+from richter.runs.blocks import Columns
 
 Kind = Literal["row", "scalar"]  # a number that was measured, or one of the user's own
+
+
+class Rows(NamedTuple):
+    """A table, column by column, with the words of notes and marks."""
+
+    step: NDArray[np.int64] | list[int]
+    layer: list[str]
+    name: list[str]
+    value: NDArray[np.float64] | list[float]
+    error: NDArray[np.float64] | list[float]
+    note: list[str]
+    mark: list[str]
 
 
 class Appending(Protocol):
@@ -62,8 +78,8 @@ class Appending(Protocol):
 
 
 class Reading(Protocol):
-    """Any number of them, also while the run is written. Answers are of the types that are announced here, except those of
-    ``points`` and ``array``; what a file of unknown origin holds in their place is refused (``StoreError``). NaN is None."""
+    """Any number of them, also while the run is written. Answers are of the types that are announced here, and what was
+    written: what a file of unknown origin holds in their place, or a damaged one, is refused (``StoreError``)."""
 
     def close(self) -> None:
         """The next question opens it again."""
@@ -82,15 +98,17 @@ class Reading(Protocol):
     def number(self, kind: Kind, layer: str, name: str) -> int | None:
         """Of one curve, if it is there."""
 
-    def rows(self, kinds: Iterable[Kind], steps: Sequence[int] = ()) -> list[tuple[int, str, str, float, float, str, str]]:
-        """Step, layer, name, value, error, note and mark, by kind, step and curve; ``steps``: of one or two steps only."""
+    def rows(self, kinds: Iterable[Kind], steps: Sequence[int] = ()) -> Rows:
+        """By kind, step and curve; ``steps``: of one or two steps only."""
 
-    def curve(self, number: int, after: int | None = None) -> list[tuple[int, float, float]]:
-        """Step, value and error, by step."""
+    def curve(self, number: int, after: int | None = None) -> Columns:
+        """By step, the latest for each; ``after``: of later ones only."""
 
-    def points(self, numbers: Iterable[int]) -> list[tuple[int, int, float, float, int, str, int]]:
-        """All that was written for these curves, unsorted: curve, step, value, error, note (its number), mark, and a number that
-        is larger for what was written later."""
+    def curves(self, numbers: Iterable[int]) -> dict[int, Columns]:
+        """The same of several."""
+
+    def marked(self, c: Columns) -> list[str]:
+        """The words of marks."""
 
     def notes(self) -> dict[int, str]: ...
 
@@ -109,8 +127,9 @@ class Reading(Protocol):
     def arrays(self) -> list[tuple[str, str, int]]:
         """Layer, name and step."""
 
-    def array(self, layer: str, name: str, step: int | None) -> tuple[Any, Any, Any, Any, Any] | None:
-        """Form, dtype, shape, bytes and object, as they were appended; of the last step if none is given."""
+    def array(self, layer: str, name: str, step: int | None, data: bool = True) -> tuple[Any, Any, Any, Any, Any] | None:
+        """Form, dtype, shape, bytes (None unless ``data``) and object, as they were appended; of the last step if none is
+        given."""
 
     def claims(self) -> list[tuple[str, str]]: ...
 

@@ -138,10 +138,15 @@ def explained(folder: Path, done: str) -> Iterator[None]:
         if isinstance(why, StoreError):
             raise
         if isinstance(why, FileNotFoundError) and done == "written":
-            raise StoreError(f"the run {folder} could not be written: {why.strerror}. Was it deleted or moved? What is written "
-                             f"to it now would be lost. Put it back, or choose another place for runs.") from why
+            raise gone(folder, why.strerror) from why
         raise StoreError(f"the run {folder} could not be {done}: {why.strerror or why}. Choose a place with room that can be "
                          f"written; what was written before is intact.") from why
+
+
+def gone(folder: Path, why: str | None) -> StoreError:
+    """What is written to a run that is not in its place."""
+    return StoreError(f"the run {folder} could not be written: {why}. Was it deleted or moved? What is written to it now would "
+                      f"be lost. Put it back, or choose another place for runs.")
 
 
 def refused_by_disk(why: BaseException) -> bool:

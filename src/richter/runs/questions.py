@@ -13,7 +13,15 @@ from richter.runs.format import DATABASE, bound, explained, stamp
 
 # what a column must hold, by a letter: a file of unknown origin can hold anything anywhere
 TYPES: Mapping[str, set[type]] = {"i": {int}, "s": {int, type(None)}, "n": {int, float, type(None)}, "t": {str},
-                                  "?": {str, type(None)}, "b": {bytes}}
+                                  "?": {str, type(None)}, "b": {bytes}, "o": {bytes, type(None)}}
+
+
+def typed(folder: Path, rows: list[Any], kinds: str) -> list[Any]:
+    """``kinds``: a letter of TYPES for each column."""
+    for column, kind in enumerate(kinds):
+        if other := {type(row[column]) for row in rows} - TYPES[kind]:
+            raise StoreError(f"the run {folder} holds {other.pop().__name__} where something else belongs. It is damaged.")
+    return rows
 
 
 class Questions:
@@ -23,6 +31,7 @@ class Questions:
     def __init__(self, folder: Path, opened: Callable[[Path], tuple[sqlite3.Connection, bool]]) -> None:
         self.folder, self.guard, self._opened = folder, threading.RLock(), opened
         self._connection: sqlite3.Connection | None = None
+        self.times = 0  # that it was opened
         self._copied: list[tuple[int, int, int]] | None = None  # which state of the file, if it is a copy
         self._connected()
 
@@ -36,6 +45,7 @@ class Questions:
                 self._connection, copied = self._opened(self.folder)
             self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
             self._copied = state if copied else None
+            self.times += 1
         return self._connection
 
     def close(self) -> None:
@@ -53,8 +63,4 @@ class Questions:
                 rows = connection.execute(question, values).fetchall()
             except (OverflowError, UnicodeEncodeError) as why:
                 raise SelectionError(f"no run can hold what was asked for ({', '.join(map(repr, values))}): {why}.") from why
-        for column, kind in enumerate(kinds):
-            if other := {type(row[column]) for row in rows} - TYPES[kind]:
-                raise StoreError(f"the run {self.folder} holds {other.pop().__name__} where something else belongs. It is "
-                                 f"damaged.")
-        return rows
+        return typed(self.folder, rows, kinds)

@@ -95,6 +95,12 @@ class Run:
         return str(last[0].how) if last and last[0].how else "interrupted"
 
     @property
+    def checked(self) -> bool:
+        """Is all that is read known to be what was written? Runs of formats before 3 had no checksums; what they held when they
+        were brought up to date is taken as it was."""
+        return self._meta("migrated") is None
+
+    @property
     def failures(self) -> list[Failure]:
         """What could not be measured or written, and why."""
         with self._numbers():
@@ -151,27 +157,21 @@ class Run:
         return {name: series for (name, _), (series, _) in self._curves("scalar", {(name, "") for name in names}).items()}
 
     def _curves(self, kind: Kind, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, Remark]]:
-        known = {number: (name, layer) for number, layer, name in self._database.series(kind) if (name, layer) in wanted}
-        points, notes = self._database.points(known), self._database.notes()
-        with self._numbers():
-            columns = list(zip(*points, strict=True)) or [()] * 7
-            number, step, age = (np.array(columns[i], dtype=np.int64) for i in (0, 1, 6))
-            value, error = (np.array(columns[i], dtype=np.float64) for i in (2, 3))  # None, which is NaN, becomes NaN again
-        order = np.lexsort((age, step, number))  # faster than a database sorts
-        same = (np.diff(number[order]) == 0) & (np.diff(step[order]) == 0)
-        order = order[~np.append(same, False)[:len(order)]]  # of rows for the same step, the latest
+        with self._database.moment():
+            known = {number: (name, layer) for number, layer, name in self._database.series(kind) if (name, layer) in wanted}
+            rows, notes = self._database.curves(known), self._database.notes()
         curves = {}
-        for k, key in known.items():
-            mine = order[np.searchsorted(number[order], k):np.searchsorted(number[order], k, side="right")]
-            remark = Remark(self._mark(columns[5][mine[-1]]), notes.get(columns[4][mine[-1]], "")) if len(mine) else Remark()
-            curves[key] = Series(step[mine], value[mine], error[mine]), remark
+        for number, key in known.items():
+            c = rows[number]
+            last = c.taken(slice(-1, None))
+            note = "" if last.note is None else "".join(notes.get(n, "") for n in last.note.tolist())
+            remark = Remark(MARKS[self._database.marked(last)[0]], note) if len(last.step) else Remark()
+            curves[key] = Series(c.step, c.value, c.error), remark
         return curves
 
     def _series(self, number: int, after: int | None) -> Series:
-        rows = self._database.curve(number, after)
-        with self._numbers():
-            table = np.array([row[1:] for row in rows], dtype=np.float64).reshape(-1, 2)
-            return Series(np.array([row[0] for row in rows], dtype=np.int64), table[:, 0], table[:, 1])
+        c = self._database.curve(number, after)
+        return Series(c.step, c.value, c.error)
 
     @contextmanager
     def _numbers(self) -> Iterator[None]:
@@ -179,11 +179,6 @@ class Run:
             yield
         except (ValueError, TypeError, OverflowError) as why:
             raise StoreError(f"the run {self.path} holds something else than numbers: {why}. It is damaged.") from why
-
-    def _mark(self, word: str) -> Mark:
-        if (mark := MARKS.get(word)) is None:
-            raise StoreError(f"the run {self.path} holds the mark {word!r}, and no row has such a one. It is damaged.")
-        return mark
 
     def _absent(self, measure: str, layer: str) -> SelectionError:
         known = self.measures
@@ -199,9 +194,7 @@ class Run:
 
     def _frame(self, *kinds: Kind) -> pandas.DataFrame:
         import pandas as pd
-        frame = pd.DataFrame(self._database.rows(kinds), columns=COLUMNS)
-        for word in frame["mark"].unique():
-            self._mark(word)
+        frame = pd.DataFrame(dict(zip(COLUMNS, self._database.rows(kinds), strict=True)))
         return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
 
     @property
@@ -227,9 +220,10 @@ class Run:
         with self._database.moment():
             entries = self._database.rows(["row"], steps)
             costs = {cost[0]: cost for cost in self._database.costs(steps)}
-        rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *(entry[0] for entry in entries)})}
-        for step, layer, name, value, error, note, mark in entries:
-            rows[step].append(Row(step, layer, name, _number(value), _number(error), note, self._mark(mark)))
+        table = [column.tolist() if isinstance(column, np.ndarray) else column for column in entries]
+        rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *table[0]})}
+        for step, layer, name, value, error, note, mark in zip(*table, strict=True):
+            rows[step].append(Row(step, layer, name, value, error, note, MARKS[mark]))
         snapshots, labels = [], Labels.from_json(self.about.get("labels"))
         for step, mine in rows.items():
             _, seconds, passes, examples, notes = costs.get(step, (step, math.nan, math.nan, 0, "{}"))
@@ -251,7 +245,7 @@ class Run:
 
     def shape(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[int, ...]:
         """Of an array, as its run says, before it is put together."""
-        return self._stored(name, layer, step)[2]
+        return self._stored(name, layer, step, load=False)[2]
 
     def eigenpairs(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
         """Leading eigenvalues [r] and vectors [d, r] of a symmetric matrix, however it is kept."""
@@ -260,8 +254,8 @@ class Run:
             return arrays.eigenpairs(dtype, shape, data)
         return arrays.leading(arrays.decode(form, dtype, shape, data), 1.0)
 
-    def _stored(self, name: str, layer: str, step: int | None) -> tuple[str, str, tuple[int, ...], bytes]:
-        entry = self._database.array(layer, name, step)
+    def _stored(self, name: str, layer: str, step: int | None, load: bool = True) -> tuple[str, str, tuple[int, ...], bytes]:
+        entry = self._database.array(layer, name, step, load)
         if entry is None:
             known = [f"{n} of {k} at step {s}" for k, n, s in self.arrays]
             raise SelectionError(f"the run {self.name} has no array {name!r} of layer {layer!r}"
@@ -271,7 +265,9 @@ class Run:
         sizes = _json(shape)
         if not isinstance(sizes, list) or {type(k) for k in sizes} - {int}:
             raise StoreError(f"the array {name!r} of the run {self.path} is damaged: its shape is {shape!r}.")
-        if stored is not None:
+        if not load:
+            data = b""
+        elif stored is not None:
             data = arrays.from_file(arrays.object_path(self.path / OBJECTS, str(stored)))
         if not isinstance(data, bytes):
             raise StoreError(f"the array {name!r} of the run {self.path} has no bytes. It is damaged.")

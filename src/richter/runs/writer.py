@@ -23,7 +23,7 @@ from richter.core import WHOLE, Failure, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Appending
-from richter.runs.format import DATABASE, LOCK, OBJECTS, explained
+from richter.runs.format import DATABASE, LOCK, OBJECTS, explained, gone
 from richter.runs.provenance import plain, plain_text, provenance, whole_step
 from richter.runs.reader import Run
 
@@ -78,7 +78,8 @@ class Writer:
     def __init__(self, folder: Path, database: Appending, held: BaseFileLock, meta: Mapping[str, Any]) -> None:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
         self.closed = False
-        self._file = _identity(folder / DATABASE)
+        self._place = os.fspath(folder / DATABASE)
+        self._file = _identity(self._place)
         self._guard = threading.RLock()
         with self._transaction("begun"):
             self._session = database.begin(_as_json(meta), time.time(), json.dumps(provenance()))
@@ -244,9 +245,12 @@ class Writer:
     def _check_open(self) -> None:
         if self.closed:
             raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
-        with explained(self.path, "written"):
-            if _identity(self.path / DATABASE) != self._file:  # what is written to a file that has no name any more is lost
-                raise FileNotFoundError(errno.ENOENT, "another run is in its place")
+        try:
+            here = _identity(self._place)
+        except OSError as why:
+            raise gone(self.path, why.strerror) from why
+        if here != self._file:  # what is written to a file that has no name any more is lost
+            raise gone(self.path, "another run is in its place") from FileNotFoundError(errno.ENOENT, self._place)
 
     def _check_process(self) -> None:
         """Before the guard, which in a child may be that of a thread that only its parent has."""
@@ -265,7 +269,7 @@ class Writer:
 _open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()  # what this process writes
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identity(path: str) -> tuple[int, int]:
     """Which file it is, whatever its name."""
     facts = os.stat(path)
     return facts.st_dev, facts.st_ino
