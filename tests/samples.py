@@ -106,6 +106,7 @@ def fake(name: str, contents: dict[str, bytes]) -> None:
         path = store.where(name) / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+    store._seen[store.where(name)] = store._stamp(store.where(name))  # and checked
 
 
 class Site(http.server.SimpleHTTPRequestHandler):

@@ -257,8 +257,9 @@ class Interrupting:
         return cursor
 
 
-@pytest.mark.parametrize("moments", [("BEGIN",), ("INSERT OR IGNORE INTO series",), ("SELECT id FROM series",), ("COMMIT",),
-                                     ("BEGIN", "ROLLBACK"), ("SELECT id FROM series", "ROLLBACK")], ids=" ".join)
+@pytest.mark.parametrize("moments", [("BEGIN",), ("INSERT OR REPLACE INTO series",), ("INSERT OR REPLACE INTO recent",),
+                                     ("INSERT OR REPLACE INTO ledger",), ("COMMIT",), ("BEGIN", "ROLLBACK"),
+                                     ("INSERT OR REPLACE INTO recent", "ROLLBACK")], ids=" ".join)
 @pytest.mark.parametrize("name", ["known", "new"])
 def test_an_interrupt_leaves_no_transaction_open(tmp_path: Path, moments: tuple[str, ...], name: str) -> None:
     """What is written after it is kept, by names that have a number (in one statement) and by others (in a transaction)."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from richter.commands.frame import parser
 from richter.core import RichterError
+from richter.core.text import visible
 
 __all__ = ["main", "parser"]
 
@@ -18,13 +19,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(given.do(given))
     except RichterError as why:
-        print(f"richter {given.command}: {why}", file=sys.stderr)
+        print(visible(f"richter {given.command}: {why}"), file=sys.stderr)
         return 2
     except OSError as why:
         if isinstance(why, BrokenPipeError):  # e.g. `richter list | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        print(f"richter {given.command}: {why.strerror or why}{f': {why.filename}' if why.filename else ''}.", file=sys.stderr)
+        where = f": {why.filename}" if why.filename else ""
+        print(visible(f"richter {given.command}: {why.strerror or why}{where}."), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept", file=sys.stderr)

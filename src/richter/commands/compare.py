@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
+from richter.core.text import visible
 
 if TYPE_CHECKING:
     from richter.report.comparison import Comparison
@@ -39,7 +40,7 @@ def do(given: argparse.Namespace) -> int:
         record |= {"cka": seen.cka.tolist(), "overlap": seen.overlap.tolist(), "layers": seen.layers, "rows": seen.rows,
                    "debiased": seen.debiased}
         text.append(str(seen))
-    print(as_json(record) if given.json else "\n\n".join(text))
+    print(as_json(record) if given.json else visible("\n\n".join(text)))
     if given.figures and seen is not None:
         from richter.report.figures import save
         save(seen.plot(), given.figures / "compare")

@@ -39,7 +39,7 @@ def _list(given: argparse.Namespace) -> int:
 
 def _where(given: argparse.Namespace) -> int:
     from richter.tasks import store
-    print(store.where(given.name))
+    print(store.need(given.name))
     return 0
 
 
@@ -49,4 +49,4 @@ COMMAND = Command("data", __doc__, group="data", place=40, examples=(
             examples=("richter data fetch mnist", "RICHTER_DATA=/big/disk richter data fetch cifar10")),
     Command("list", "List the data sets, where they come from and whether they are here.", _list, options.machine,
             examples=("richter data list",)),
-    Command("where", "Print the folder of a data set.", _where, _name, examples=("richter data where mnist",))))
+    Command("where", "Print the folder of a data set that is here.", _where, _name, examples=("richter data where mnist",))))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
+from richter.core.text import visible
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
@@ -18,7 +19,7 @@ def do(given: argparse.Namespace) -> int:
     from richter.instrument.verdict import diagnose
     from richter.runs import Run
     verdict = diagnose(Run(given.run))
-    print(as_json(verdict.to_json()) if given.json else verdict)
+    print(as_json(verdict.to_json()) if given.json else visible(str(verdict)))
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from richter.commands.frame import Command
+from richter.core.text import visible
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
@@ -18,7 +19,7 @@ def do(given: argparse.Namespace) -> int:
     from richter.report.html import report
     from richter.runs import Run
     runs = [Run(path) for path in given.run]
-    print(report(runs, given.output or given.run[0] / "report.html", figures=given.figures))
+    print(visible(str(report(runs, given.output or given.run[0] / "report.html", figures=given.figures))))
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
-from richter.core.text import table
+from richter.core.text import table, visible
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
@@ -29,8 +29,11 @@ def do(given: argparse.Namespace) -> int:
     elif not runs:
         print(f"no runs in {store} yet. Runs are made by Observer(run='{store}/...') and by `richter demo`.")
     else:
-        print(table([("run", "status", "last step", "measured", "layers", "begun"), *map(_row, runs)], right=(2, 3, 4)))
-        print("".join(f"{about['run']}: {failure['text']}\n" for about in runs for failure in about.get("failures", [])), end="")
+        rows = [[visible(cell, lines=False) for cell in _row(about)] for about in runs]
+        print(table([("run", "status", "last step", "measured", "layers", "begun"), *rows], right=(2, 3, 4)))
+        for about in runs:
+            for failure in about.get("failures", []):
+                print(visible(f"{about['run']}: {failure['text']}", lines=False))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 ASSUMED_LOSS = "squared error: whether it is the training's loss is not known"  # beside such a number
@@ -14,6 +15,16 @@ MOVED_BUFFERS = "buffers moved besides the weights"  # beside a comparison with 
 def few_of(names: Sequence[str], most: int = 4) -> str:
     """The first of them, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str, lines: bool = True) -> str:
+    """What a stranger may have written, for a terminal: characters that steer it, turn the direction of writing or are none at
+    all are shown by their numbers. Without ``lines`` it stays one line."""
+    seen = HIDDEN.sub(lambda c: c[0].encode("unicode_escape", "backslashreplace").decode(), text)
+    return seen if lines else seen.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:

@@ -23,7 +23,7 @@ from richter.core import RichterError, SelectionError, StoreError
 from richter.core.progress import progress
 from richter.engine.workers import Pool
 from richter.runs import Run, Writer, create
-from richter.runs.provenance import plain
+from richter.runs.provenance import plain, worded
 
 Work = Callable[[Any, Writer], Mapping[str, ArrayLike] | None]
 
@@ -89,12 +89,12 @@ def attempt(work: Work, settings: Any, path: Path, fresh: bool, listener: Callab
                 run.clear()
             try:
                 run.arrays(dict(work(settings, run) or {}))
-            except Exception:
+            except (Exception, SystemExit):
                 run.describe(traceback=traceback.format_exc())
                 raise
             run.describe(done=True, seconds=time.perf_counter() - begun, cpu_seconds=time.process_time() - cpu, memory=_peak())
-    except Exception as why:
-        return str(why) if isinstance(why, RichterError) else f"{type(why).__name__}: {why}"
+    except (Exception, SystemExit) as why:  # a task that ends its process ends itself, and no other
+        return str(why) if isinstance(why, RichterError) else worded(why)
     return None
 
 

@@ -26,6 +26,7 @@ FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
 JUDGING = {f"experiments/{name}.py" for name in ("html", "keys", "ledger", "page", "seeds", "staleness")}
 FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/running.py", *JUDGING}  # serve all experiments alike
 SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", *JUDGING}  # no result is theirs
+GUARDS = {"verified"}  # functions that return what they are called with first, or refuse it: no number is theirs
 WHOLE = "*"  # in the place of a name: everything
 BY_TEXT = {"globals", "vars", "locals", "eval", "exec", "__import__"}  # who calls these may use any name of the file
 
@@ -103,8 +104,16 @@ class Source(NamedTuple):
 
 
 @cache
+class _WithoutGuards(ast.NodeTransformer):
+    """What a guard is called with first, in the place of the call."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return node.args[0] if isinstance(node.func, ast.Name) and node.func.id in GUARDS and node.args else node
+
+
 def _read(text: bytes, package: str = "") -> Source:
-    tree = ast.parse(text)
+    tree = _WithoutGuards().visit(ast.parse(text))
     bound: dict[str, set[str]] = defaultdict(set)  # a name in this file: what it stands for, of Richter or not
     for node in ast.walk(tree):
         for name, dotted in _imported(node, package):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from richter.core import StoreError
+from richter.runs.format import sync_path
 
 LARGE = 2 ** 20  # bytes; above, an array is a file of its own
 MOST = 2 ** 32  # bytes; no array of a run is larger, so that a small file cannot ask for all the memory there is
@@ -126,6 +127,7 @@ def keep_object(folder: Path, write: Callable[[Path], object]) -> str:
             os.fsync(f.fileno())
         os.chmod(aside, 0o644)
         os.replace(aside, folder / f"{name}.safetensors")
+        sync_path(folder)
     except SafetensorError as why:  # its word for a full disk
         raise StoreError(f"{folder} could not be written: {why}. Is the disk full? What was written before is intact.") from why
     finally:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,7 @@ def bound(connection: sqlite3.Connection) -> None:
 def begin_log(connection: sqlite3.Connection) -> None:
     """By the writer: others can read meanwhile."""
     connection.execute("PRAGMA journal_mode=WAL")  # where the file system cannot, SQLite stays with a journal
-    connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing; a power cut the last seconds
+    connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing; a power cut what ``sync`` has not seen
     connection.execute("PRAGMA foreign_keys=OFF")
 
 
@@ -94,19 +95,48 @@ def _copy_in_memory(path: Path) -> sqlite3.Connection:
     return copy
 
 
+def sync(folder: Path) -> None:
+    """What was written to a run is on the disk when this returns, and not only with the system: a power cut leaves it there.
+    SQLite itself sees to the database, into which the log goes; to open and close that file here would let go SQLite's locks."""
+    for path in (beside(folder / DATABASE)[0], folder / OBJECTS, folder, folder.parent):
+        sync_path(path)
+
+
+def sync_path(path: Path) -> None:
+    """A file, or the names in a folder (which some systems do not open)."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 def beside(path: Path) -> tuple[Path, Path]:
     """What SQLite reads together with a database: its write-ahead log, or the journal of a write that was cut off."""
     return path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")
 
 
 def own(path: Path) -> Path:
-    """A file of the run's own folder: neither a link nor the name in a journal leads out of it."""
-    for part in (path, *beside(path)):
-        if part.is_symlink():
-            raise StoreError(f"{part} is a link. The files of a run lie in its own folder; nothing elsewhere is read or written.")
+    """A file of the run's own folder: neither a link nor the name in a journal leads out of it, and none keeps anybody waiting."""
+    for part in (path, *beside(path), path.with_name(f"{path.name}-shm")):
+        regular(part)
         if part.name.endswith("-journal") and part.is_file() and _last_bytes(part) == NAMING:
             raise StoreError(f"{part} names another file, which SQLite would delete. No journal of Richter's does; it was made "
                              f"to do harm. Nothing was read or changed.")
+    return path
+
+
+def regular(path: Path) -> Path:
+    """A file, or nothing yet: no link, and no named pipe or device, which could keep whoever opens it waiting for ever."""
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return path
+    if stat.S_ISLNK(kind):
+        raise StoreError(f"{path} is a link. The files of a run lie in its own folder; nothing elsewhere is read or written.")
+    if not stat.S_ISREG(kind):
+        raise StoreError(f"{path} is no regular file. Nothing of this run was read or written; look who has put it there.")
     return path
 
 

@@ -14,11 +14,13 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from richter.core import StoreError
 
+DEPTH = 100  # of settings within settings
 PACKAGES = ("richter", "torch", "numpy", "transformers", "scikit-learn")
 
 
@@ -71,24 +73,29 @@ def _processor() -> str:
         return platform.processor()
 
 
-def plain(settings: Any, where: str = "settings") -> Any:
+def plain(settings: Any, where: str = "settings", depth: int = 0) -> Any:
     """A dataclass or mapping of settings as what JSON can hold; what it cannot is refused, not turned into text."""
+    if depth > DEPTH:
+        raise StoreError(f"{where[:60]}... is nested more than {DEPTH} deep, or holds itself. The record of a run cannot.")
+    inside = partial(plain, depth=depth + 1)
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
-        return {f.name: plain(getattr(settings, f.name), f"{where}.{f.name}") for f in dataclasses.fields(settings)}
+        return {f.name: inside(getattr(settings, f.name), f"{where}.{f.name}") for f in dataclasses.fields(settings)}
     if isinstance(settings, Mapping):
-        record = {str(k): plain(v, f"{where}[{k!r}]") for k, v in settings.items()}
+        record = {inside(str(k), f"a key of {where}"): inside(v, f"{where}[{k!r}]") for k, v in settings.items()}
         if len(record) < len(settings):
             raise StoreError(f"{where} has keys that are the same as text: {list(settings)}. A record keeps them as text.")
         return record
     if isinstance(settings, (set, frozenset)):
-        return sorted((plain(v, f"{where}[{v!r}]") for v in settings), key=json.dumps)  # the order of a set is not its own
+        return sorted((inside(v, f"{where}[{v!r}]") for v in settings), key=json.dumps)  # the order of a set is not its own
     if isinstance(settings, (list, tuple)):
-        return [plain(v, f"{where}[{i}]") for i, v in enumerate(settings)]
+        return [inside(v, f"{where}[{i}]") for i, v in enumerate(settings)]
     if isinstance(settings, enum.Enum):
         return plain(settings.value, where)
-    if isinstance(settings, Path):
-        return str(settings)
-    if settings is None or isinstance(settings, (bool, int, float, str)):
+    if isinstance(settings, (str, Path)):
+        if not _is_utf8(text := str.__str__(settings) if isinstance(settings, str) else str(settings)):
+            raise StoreError(f"{where} is {text!r}, which holds what is no character of UTF-8. The record of a run cannot.")
+        return text
+    if settings is None or isinstance(settings, (bool, int, float)):
         return settings
     if hasattr(settings, "item") and getattr(settings, "ndim", -1) == 0:  # a number of numpy or torch
         return plain(settings.item(), where)
@@ -96,6 +103,15 @@ def plain(settings: Any, where: str = "settings") -> Any:
         return plain(vars(settings), where)
     raise StoreError(f"{where} is a {type(settings).__name__}, which cannot be kept in the record of a run. Settings are "
                      f"numbers, texts, lists and dataclasses of them.")
+
+
+def worded(error: BaseException) -> str:
+    """An error in one line, whatever its class makes of ``str``."""
+    try:
+        text = str(error)
+    except Exception as why:
+        text = f"(its text could not be made: {type(why).__name__})"
+    return f"{type(error).__name__}: {text}"
 
 
 def whole_step(step: Any) -> int:
@@ -109,8 +125,15 @@ def whole_step(step: Any) -> int:
 
 
 def plain_text(text: Any) -> str:
+    """Of exactly the class ``str``, so that it is the same when it is read."""
+    if not isinstance(text, str) or not _is_utf8(text):
+        raise StoreError(f"{text!r}: names and notes of a run are text, of characters that UTF-8 has.")
+    return str.__str__(text)
+
+
+def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except (AttributeError, UnicodeEncodeError):
-        raise StoreError(f"{text!r}: names and notes of a run are text, of characters that UTF-8 has.") from None
-    return str(text)
+    except UnicodeEncodeError:
+        return False
+    return True

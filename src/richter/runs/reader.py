@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 COLUMNS = ["step", "layer", "measure", "value", "error", "note", "mark"]
+HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters: where one stands alone, no text can be made of it
 MARKS = {mark.value: mark for mark in Mark}
 
 
@@ -346,20 +348,17 @@ def find(store: str | os.PathLike[str], depth: int = 3) -> Iterator[Run]:
 
 
 def paths(folder: Path, depth: int) -> Iterator[Path]:
-    """Folders that hold a run's database."""
-    if os.path.isfile(folder / DATABASE):  # unlike Path's, False where one may not look
-        yield folder
-    elif depth and os.path.isdir(folder):
-        for below in _within(folder):
-            if os.path.isdir(below) and not below.is_symlink() and below.name != OBJECTS:
-                yield from paths(below, depth - 1)
-
-
-def _within(folder: Path) -> list[Path]:
+    """Folders that hold a run's database, those inside of another run's as well."""
     try:
-        return sorted(folder.iterdir())
-    except OSError:  # deleted meanwhile, or not for us to read
-        return []
+        with os.scandir(folder) as entries:
+            within = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+    except OSError:  # no folder, deleted meanwhile, or not for us to read
+        return
+    if DATABASE in within and os.path.isfile(folder / DATABASE):
+        yield folder
+    for name in sorted(name for name, is_folder in within.items() if is_folder and name != OBJECTS):
+        if depth:
+            yield from paths(folder / name, depth - 1)
 
 
 def inside(store: str | os.PathLike[str], name: str) -> Path:
@@ -380,7 +379,8 @@ def _number(v: Any) -> float:
 
 def _json(text: Any) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) if HALVES.search(text) else value
     except (ValueError, TypeError, RecursionError) as why:
         raise StoreError(f"a record of this run is damaged: {why}.") from why
 

@@ -12,10 +12,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from numpy.typing import ArrayLike
 
@@ -23,13 +23,14 @@ from richter.core import WHOLE, Failure, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Appending
-from richter.runs.format import DATABASE, LOCK, OBJECTS, explained, gone
-from richter.runs.provenance import plain, plain_text, provenance, whole_step
+from richter.runs.format import DATABASE, LOCK, OBJECTS, explained, gone, regular, sync
+from richter.runs.provenance import plain, plain_text, provenance, whole_step, worded
 from richter.runs.reader import Run
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+SYNC = 30.0  # seconds after which what was written is asked to be on the disk
 
 def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping[str, int] | None = None,
            resume: bool = False) -> Writer:
@@ -50,7 +51,7 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
             raise StoreError(f"the folder {folder} holds other files and no run. Runs get a folder of their own: choose a new "
                              f"name.")
         folder.mkdir(parents=True, exist_ok=True)
-        held = lock.take(folder / LOCK)
+        held = lock.take(regular(folder / LOCK))
     if held is None and folder.resolve() in _open:
         raise StoreError(f"this process is already writing the run {folder}. Close the earlier Observer or writer first "
                          f"(watch.close()), then go on with resume=True.")
@@ -77,7 +78,8 @@ class Writer:
 
     def __init__(self, folder: Path, database: Appending, held: BaseFileLock, meta: Mapping[str, Any]) -> None:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
-        self.closed = False
+        self.closed, self._synced = False, time.monotonic()
+        _hear_exits()
         self._place = os.fspath(folder / DATABASE)
         self._file = _identity(self._place)
         self._guard = threading.RLock()
@@ -121,6 +123,8 @@ class Writer:
         self._check_process()
         with self._guard:  # from here on no other thread gives names their numbers, or takes them back
             self._check_open()
+            if time.monotonic() - self._synced > SYNC:
+                self.sync()
             if not (plain_numbers and self._database.scalars(step, given)):  # at every step of training: it takes half the time
                 with self._transaction("written"):
                     self._database.rows("scalar", [Row(step, "", name, value) for name, value in given.items()])
@@ -203,6 +207,15 @@ class Writer:
                     arrays.object_path(self.path / OBJECTS, before, verify=False).unlink(missing_ok=True)
         return name
 
+    def sync(self) -> None:
+        """What was written so far outlasts a power cut from here on, and not only the end of this process. Done by itself before
+        the first write that comes ``SYNC`` seconds after the last time, and when the run is closed."""
+        self._check_process()
+        with self._guard, explained(self.path, "written"):
+            self._check_open()
+            sync(self.path)
+            self._synced = time.monotonic()
+
     def finish(self, how: str = "finished") -> None:
         """The end of the run, as it should be. Without it, a run whose process has gone is shown as interrupted."""
         self.close(how)
@@ -221,6 +234,8 @@ class Writer:
                 self.closed = True
                 self.run.close()  # it opens again when it is asked
                 self._database.close()
+                with contextlib.suppress(OSError):
+                    sync(self.path)
                 self._lock.release()
                 _open.pop(self.path.resolve(), None)
 
@@ -230,7 +245,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             return self.finish()
-        self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else f"failed: {kind.__name__}: {error}"[:500])
+        self.close(_how(error if error is not None else kind()))
 
     # ------------------------------------------------------------------------------------------------------- inside
 
@@ -239,10 +254,14 @@ class Writer:
         self._check_process()
         with self._guard:
             self._check_open()
+            if time.monotonic() - self._synced > SYNC:
+                self.sync()
             with self._database.transaction(done):
                 yield
 
     def _check_open(self) -> None:
+        global _exit
+        _exit = None
         if self.closed:
             raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
         try:
@@ -280,13 +299,39 @@ def _last_error() -> BaseException | None:
     return getattr(sys, "last_value", None)
 
 
+def _how(error: BaseException) -> str:
+    """A program that ends itself by ``sys.exit()`` or ``sys.exit(0)`` has finished."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return "finished"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {worded(error)}"[:500]
+
+
+_exit: SystemExit | None = None  # by which the program is ending, as far as is known
+
+
+def _hear_exits() -> None:
+    """The interpreter keeps an error that nobody handled, but no ``sys.exit("diverged")``: it is remembered when it is called,
+    and forgotten when a run is written after it, which somebody has then stopped on its way."""
+    if hasattr(sys.exit, "heard"):
+        return
+    plain_exit = sys.exit
+
+    @wraps(plain_exit)
+    def heard_exit(*status: Any) -> NoReturn:
+        global _exit
+        _exit = SystemExit(*status)
+        plain_exit(*status)
+
+    heard_exit.heard = True  # type: ignore[attr-defined]
+    sys.exit = heard_exit
+
+
 def _end(database: Appending, held: BaseFileLock, session: int, process: int, earlier: BaseException | None) -> None:
     """When the writer or the whole process goes: how it ended, as far as can be told."""
     if os.getpid() != process:  # a child that was forked; the run is its parent's
         return
-    error = _last_error()
-    how = "finished" if error is None or error is earlier else "interrupted" if isinstance(error, KeyboardInterrupt) else \
-        f"failed: {type(error).__name__}: {error}"[:500]
+    error = _exit or _last_error()
+    how = "finished" if error is None or error is earlier else _how(error)
     with contextlib.suppress(StoreError), database.transaction("ended"):
         database.end(session, time.time(), how.encode("utf-8", "replace").decode())
     database.close()

@@ -15,13 +15,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from filelock import FileLock, Timeout
+
 from richter.core import DataError
 from richter.tasks.archive import HELP
 from richter.tasks.registry import SETS, DataSet, Source, data_set
 
 _log = logging.getLogger("richter.data")
 _WORK = ".fetching-"  # begins the names of unfinished fetches
-_STALE = 24 * 3600  # seconds after which the remains of a killed fetch are removed
+_HELD = "held.lock"  # in them: a lock of the process at work
+_STALE = 24 * 3600  # seconds after which the remains of a killed fetch are removed, whoever holds them
 
 
 class Entry(NamedTuple):
@@ -62,7 +65,29 @@ def need(name: str) -> Path:
                         f"`richter data fetch {name}` once ({data.sources[0].download / 1e6:.0f} MB from "
                         f"{' or '.join(source.origin for source in data.sources)}; licence: {data.licence}), or set RICHTER_DATA "
                         f"to where it is.")
+    return verified(folder, name)
+
+
+_seen: dict[Path, list[tuple[str, int, int, int]]] = {}  # sets whose files have been checked, as they were then
+
+
+def verified(folder: Path, name: str) -> Path:
+    """The folder, if its files are those that were fetched: checked once in a process, and again when one has changed. No number
+    depends on it, so keys of records (``experiments.keys``) leave it out."""
+    now = _stamp(folder)
+    if _seen.get(folder) != now:
+        if (there := digest(folder)) != (expected := data_set(name).digest):
+            raise DataError(f"the data set {name!r} in {folder} is not what was fetched: its files have the digest {there}, "
+                            f"expected {expected}. One of them was changed, or the disk is damaged. `richter data fetch {name}` "
+                            f"fetches it again.")
+        _seen[folder] = now
     return folder
+
+
+def _stamp(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Differs when a file was changed, added or taken away."""
+    facts = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [(path.relative_to(folder).as_posix(), s.st_size, s.st_mtime_ns, s.st_ino) for path, s in facts]
 
 
 def fetch(name: str) -> Path:
@@ -79,11 +104,14 @@ def fetch(name: str) -> Path:
         root().mkdir(parents=True, exist_ok=True)
         _sweep(root())
         work = Path(tempfile.mkdtemp(prefix=_WORK, dir=root()))
+        held = FileLock(work / _HELD)  # let go by the system when this process ends, however it ends
+        held.acquire()
     except OSError as error:
         raise DataError(f"the data folder {root()} cannot be written ({error}). Set RICHTER_DATA to one that can.") from error
     try:
         _keep(_gathered(data, work), folder, data)
     finally:
+        held.release()
         shutil.rmtree(work, ignore_errors=True)
     return folder
 
@@ -143,8 +171,18 @@ def _keep(ready: Path, folder: Path, data: DataSet) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what fetches that were killed left behind long ago."""
+    """Remove what fetches that were killed left behind: nobody holds it, or it is old."""
     for old in folder.glob(f"{_WORK}*"):
         with contextlib.suppress(OSError):  # another process may sweep too
-            if time.time() - old.stat().st_mtime > _STALE:
+            if time.time() - old.stat().st_mtime > _STALE or _abandoned(old):
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _abandoned(work: Path) -> bool:
+    if not (work / _HELD).is_file():  # it is just being made
+        return False
+    try:
+        with FileLock(work / _HELD, timeout=0):
+            return True
+    except Timeout:
+        return False
