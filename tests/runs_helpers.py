@@ -177,6 +177,14 @@ def everything(run: Any, export: bool = True) -> list[Callable[[], object]]:
     return questions
 
 
+def attempted(work: Callable[[], Any]) -> tuple[Any, str]:
+    """What it returns, or None and the sentence in which it was refused."""
+    try:
+        return work(), ""
+    except StoreError as why:
+        return None, str(why)
+
+
 def survived(folder: Path, export: bool = True) -> set[str]:
     """Every question is answered, or refused in the library's own words, which are returned."""
     refusals = set()

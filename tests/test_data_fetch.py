@@ -165,6 +165,10 @@ store.fetch("toy")
         store.need("toy")
     gives(tar_of(PACKED))
     store.fetch("toy")
+    assert [p.name for p in cache.iterdir()] == ["toy-1.0"]  # nobody is at work there
+    remains[0].mkdir()  # as an earlier version left it, which said nothing of who is
+    shutil.rmtree(store.where("toy"))
+    store.fetch("toy")
     assert remains[0].is_dir()  # it might be at work still
     shutil.rmtree(store.where("toy"))
     os.utime(remains[0], (0, time.time() - 2 * 24 * 3600))
@@ -255,3 +259,34 @@ def test_loaders_do_not_fetch(cache: Path, monkeypatch: pytest.MonkeyPatch, load
     monkeypatch.setattr(registry.Web, "gather", lambda *given: pytest.fail("a loader downloads"))
     with pytest.raises(DataError, match=f"`richter data fetch {name}`"):
         load()
+
+
+# --------------------------------------------------------------------------------------------------------------- on the disk
+
+
+def test_a_set_that_has_changed_on_the_disk_is_not_loaded(gives: Callable[..., None], cache: Path) -> None:
+    """Not one byte of it; and it is fetched again."""
+    gives(tar_of(PACKED))
+    folder = store.fetch("toy")
+    assert store.need("toy") == folder
+    whole = (folder / "b.txt").read_bytes()
+    (folder / "b.txt").write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(DataError, match=r"'toy' in .* is not what was fetched: .* `richter data fetch toy` fetches it again"):
+        store.need("toy")
+    store.fetch("toy")
+    assert store.need("toy") == folder
+    (folder / "c.txt").write_bytes(b"one file more")
+    with pytest.raises(DataError, match="is not what was fetched"):
+        store.need("toy")
+
+
+def test_what_a_killed_fetch_left_is_removed_by_the_next(gives: Callable[..., None], cache: Path) -> None:
+    """At once, though not what another process is still at."""
+    from filelock import FileLock
+    for name in ("killed", "working", "beginning"):
+        (cache / f".fetching-{name}").mkdir(parents=True)
+    (cache / ".fetching-killed" / "held.lock").touch()
+    gives(tar_of(PACKED))
+    with FileLock(cache / ".fetching-working" / "held.lock"):
+        store.fetch("toy")
+        assert sorted(p.name for p in cache.glob(".fetching-*")) == [".fetching-beginning", ".fetching-working"]

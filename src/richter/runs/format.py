@@ -118,7 +118,7 @@ def beside(path: Path) -> tuple[Path, Path]:
 
 
 def own(path: Path) -> Path:
-    """A file of the run's own folder: neither a link nor the name in a journal leads out of it, and none keeps anybody waiting."""
+    """A file of the run's own folder: neither a link nor the name in a journal leads out of it; none keeps anybody waiting."""
     for part in (path, *beside(path), path.with_name(f"{path.name}-shm")):
         regular(part)
         if part.name.endswith("-journal") and part.is_file() and _last_bytes(part) == NAMING:

@@ -46,7 +46,8 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
     with explained(folder, "made"):
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"{folder} is a file; a run is a folder. Choose another name.")
-        others = folder.exists() and any(f.name not in (LOCK, OBJECTS) for f in folder.iterdir())
+        others = folder.exists() and any(f.name not in (LOCK, OBJECTS) and not f.name.startswith(f"{DATABASE}-")  # of a power cut
+                                         for f in folder.iterdir())
         if others and not (folder / DATABASE).exists():
             raise StoreError(f"the folder {folder} holds other files and no run. Runs get a folder of their own: choose a new "
                              f"name.")

@@ -1,0 +1,258 @@
+"""What a stranger, a careless program or the system may put in the way of a run: nothing hangs, nothing elsewhere is written,
+names that steer a terminal are shown, and how a program ended is recorded as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from richter import cli
+from richter.core.text import visible
+from richter.engine import sweep
+from runs_helpers import NAN, Row, StoreError, arrays, child, ended, runs, say, sealed, small
+
+
+def in_time(work: Callable[[], object]) -> BaseException | None:
+    """What it raises; that it ends."""
+    raised: list[BaseException | None] = []
+
+    def tried() -> None:
+        try:
+            work()
+            raised.append(None)
+        except BaseException as why:
+            raised.append(why)
+
+    thread = threading.Thread(target=tried, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert raised, "it hangs"
+    return raised[0]
+
+
+# ------------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("name", ["run.db", "run.db-journal", "run.db-wal", "run.db-shm", "writer.lock"])
+def test_only_regular_files_are_opened(tmp_path: Path, name: str) -> None:
+    folder = small(tmp_path / "run")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    sentences = {"run.db": "holds no run"}
+    if name != "writer.lock":
+        assert sentences.get(name, f"{name} is no regular file") in str(in_time(lambda: runs.open(folder)))
+        assert in_time(lambda: list(runs.find(tmp_path))) is None
+    assert isinstance(in_time(lambda: runs.create(folder, resume=True)), StoreError)
+    assert in_time(lambda: cli.main(["runs", str(tmp_path)])) is None
+    assert in_time(lambda: cli.main(["doctor", str(folder)])) is None
+
+
+def test_a_report_does_not_follow_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, thesis = small(tmp_path / "run"), tmp_path / "thesis.tex"
+    thesis.write_text("years of work")
+    (folder / "report.html").symlink_to(thesis)
+    assert cli.main(["report", str(folder)]) == 0
+    assert thesis.read_text() == "years of work"
+    assert "<html" in (folder / "report.html").read_text()
+    assert not (folder / "report.html").is_symlink()
+    (folder / "report.html").unlink()
+    os.mkfifo(folder / "report.html")
+    assert in_time(lambda: cli.main(["report", str(folder)])) is None
+    assert "is no regular file, and no report is written to it" in capsys.readouterr().err
+    assert not list(folder.glob(".report-*"))
+
+
+def test_a_run_inside_of_another_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("outer", "outer/inner", "other/a"):
+        runs.create(tmp_path / name).close()
+    assert [run.path.relative_to(tmp_path).as_posix() for run in runs.find(tmp_path)] == ["other/a", "outer", "outer/inner"]
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert "outer/inner" in capsys.readouterr().out
+
+
+def test_nothing_is_written_into_a_run_that_took_the_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, scalars, large arrays, states: refused from the next write on, and written again when the folder is back."""
+    monkeypatch.setattr(arrays, "LARGE", 1000)
+    run = runs.create(tmp_path / "run")
+    run.scalars(0, loss=1.0)
+    (tmp_path / "run").rename(tmp_path / "away")
+    refused = [lambda: run.scalars(1, loss=1.0), lambda: run.rows([Row(1, "0", "m", 1.0)]), lambda: run.describe(a=1), run.sync,
+               lambda: run.array("noise", np.random.default_rng(0).normal(size=999)),
+               lambda: run.keep_state(lambda path: path.write_bytes(b"state"))]
+    for sentence in ("No such file or directory", "another run is in its place"):
+        for write in refused:
+            with pytest.raises(StoreError, match=f"could not be written: {sentence}. Was it deleted or moved"):
+                write()
+        if not (tmp_path / "run").exists():
+            runs.create(tmp_path / "run", {"another": "run"}).close("finished")
+            before = sorted((p, p.stat().st_size) for p in (tmp_path / "run").rglob("*"))
+    assert sorted((p, p.stat().st_size) for p in (tmp_path / "run").rglob("*")) == before
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "away").rename(tmp_path / "run")
+    run.scalars(2, loss=2.0)
+    run.finish()
+    assert runs.open(tmp_path / "run").scalar("loss").value.tolist() == [1.0, 2.0]
+
+
+# ------------------------------------------------------------------------------------------------------------------- names
+
+
+def nested(depth: int) -> Any:
+    settings: Any = {"lr": 0.1}
+    for _ in range(depth):
+        settings = {"a": settings}
+    return settings
+
+
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"name": "a\ud800b"}, r"settings\['name'\] is 'a\\ud800b', which holds what is no character of UTF-8"),
+    ({"a\udcff": 1}, "a key of settings is"), ([Path("\udcff")], r"settings\[0\] is"),
+    (nested(2000), "nested more than 100 deep, or holds itself"), (nested(150), "nested more than 100 deep")])
+def test_settings_that_no_record_can_hold(tmp_path: Path, settings: Any, sentence: str) -> None:
+    with pytest.raises(StoreError, match=sentence):
+        runs.create(tmp_path / "run", settings)
+    assert not (tmp_path / "run").exists()
+    with runs.create(tmp_path / "deep", nested(90)) as run:
+        assert run.run.settings == nested(90)
+
+
+def test_half_characters_of_strangers_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = small(tmp_path / "run")
+    say(folder / "run.db", """UPDATE meta SET value = '{"a\\ud800": "\\udfff", "\\ud83d\\ude00": 1}' WHERE key = 'settings'""")
+    sealed(folder / "run.db")
+    assert runs.open(folder).settings == {"a?": "?", "\U0001f600": 1}
+    assert cli.main(["report", str(folder)]) == 0
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    """As on a disk of another time: it is refused for a new run, and listed and read if it is there."""
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    with pytest.raises(StoreError, match="of characters that UTF-8 has"):
+        runs.create(name)
+    os.rename(small(tmp_path / "run"), name)
+    done = subprocess.run([sys.executable, "-m", "richter.cli", "runs", tmp_path], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert rb"caf\udce9" in done.stdout
+    for command in (["doctor", name], ["report", name], ["runs", name]):
+        done = subprocess.run([sys.executable, "-m", "richter.cli", *command], capture_output=True, check=False)
+        assert b"Traceback" not in done.stderr, done.stderr
+
+
+def test_names_do_not_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil\r"
+    with runs.create(tmp_path / f"run{hostile}") as run:
+        run.rows([Row(step, f"layer{hostile}", "nfc", NAN, note=hostile) for step in range(2)])
+        run.close(f"failed: {hostile}\nmore")
+    folder = str(tmp_path / f"run{hostile}")
+    for command in (["runs", str(tmp_path)], ["doctor", folder], ["doctor", f"{folder}x"], ["report", folder],
+                    ["runs", f"{folder}x"], ["compare", folder, folder], ["doctor", folder, "--json"],
+                    ["runs", str(tmp_path), "--json"]):
+        cli.main(command)
+        shown = "".join(capsys.readouterr())
+        assert not set("\x1b\x07\x9b\u202e\r") & set(shown), (command, shown)
+        assert "evil" in shown or command[0] == "doctor", command
+
+
+def test_what_is_hidden_becomes_visible() -> None:
+    assert visible("a\x1b[1m\n\tb\u202e\ud800\x85") == "a\\x1b[1m\n\tb\\u202e\\ud800\\x85"
+    assert visible("a\n\tb", lines=False) == "a\\n\\tb"
+    assert visible("größe 数 \U0001f600") == "größe 数 \U0001f600"
+
+
+# -------------------------------------------------------------------------------------------------------------------- ends
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def end_by(folder: str, how: str) -> None:
+    """A program that logs and ends itself in one way or another, without a word to its run."""
+    import sys
+
+    from richter import runs
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    run = runs.create(folder)
+    run.scalars(0, loss=1.0)
+    if how == "caught":
+        try:
+            sys.exit("diverged")
+        except SystemExit:
+            run.scalars(1, loss=0.5)
+    elif how == "unspeakable":
+        raise Unspeakable
+    elif how != "nothing":
+        sys.exit({"diverged": "diverged", "zero": 0, "three": 3}.get(how))
+
+
+@pytest.mark.parametrize(("how", "status"), [
+    ("diverged", "failed: SystemExit: diverged"), ("three", "failed: SystemExit: 3"), ("zero", "finished"), ("none", "finished"),
+    ("nothing", "finished"), ("caught", "finished"),
+    ("unspeakable", "failed: Unspeakable: (its text could not be made: RuntimeError)")])
+def test_how_a_program_ended_is_recorded(tmp_path: Path, how: str, status: str) -> None:
+    with child(end_by, str(tmp_path / "run"), how) as process:
+        process.communicate()
+    assert runs.open(tmp_path / "run").status == status
+
+
+@pytest.mark.parametrize(("error", "status"), [
+    (SystemExit("diverged"), "failed: SystemExit: diverged"), (SystemExit(0), "finished"), (KeyboardInterrupt(), "interrupted"),
+    (Unspeakable(), "failed: Unspeakable: (its text could not be made: RuntimeError)")])
+def test_how_a_block_ended_is_recorded(tmp_path: Path, error: BaseException, status: str) -> None:
+    with pytest.raises(type(error)), runs.create(tmp_path / "run"):
+        raise error
+    assert runs.open(tmp_path / "run").status == status
+
+
+def exiting(settings: int, run: Any) -> None:
+    if settings == 0:
+        sys.exit("diverged")
+    if settings == 1:
+        raise Unspeakable
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_that_exits_ends_no_other(tmp_path: Path, workers: int) -> None:
+    outcomes = sweep(exiting, [0, 1, 2], tmp_path, workers=workers)
+    assert [outcome.error for outcome in outcomes] == [
+        "SystemExit: diverged", "Unspeakable: (its text could not be made: RuntimeError)", None]
+    assert outcomes[0].run.status == "failed: SystemExit: diverged"
+    assert "SystemExit" in json.dumps(outcomes[0].run.about["traceback"])
+
+
+def sync_late(folder: str) -> None:
+    """Count how often the disk is asked, by a clock that is ours."""
+    import time
+
+    from richter import runs
+    from richter.runs import writer
+    seen, now = [], [100.0]
+    writer.sync, time.monotonic = seen.append, lambda: now[0]  # type: ignore[assignment]
+    run = runs.create(folder)
+    for step in range(100):
+        now[0] += 1.0
+        run.scalars(step, loss=1.0)
+    assert len(seen) == 3, len(seen)
+    run.sync()
+    assert len(seen) == 4
+    run.close()
+    assert len(seen) == 5
+
+
+def test_the_disk_is_asked_every_thirty_seconds(tmp_path: Path) -> None:
+    ended(child(sync_late, str(tmp_path / "run")))
