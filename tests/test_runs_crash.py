@@ -435,6 +435,108 @@ def test_a_transaction_that_was_given_up_does_not_end_a_later_one(tmp_path: Path
         assert runs.open(tmp_path / "run").series("m", "0").value.tolist() == [1.0, 2.0]
 
 
+def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
+    """The main thread and two others write rows, scalars, arrays and snapshots; a fourth interrupts any of them at any moment. All
+    go on, and in the end all that was acknowledged is there, and nothing else is wrong."""
+    import ctypes
+    import os
+    import random
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+
+    from richter import runs
+    from richter.core import Row
+    from richter.instrument.snapshot import Snapshot
+    from richter.runs import provenance, sql
+    sql.RECENT, provenance.revision = 60, lambda: None
+    draw, acknowledged, heard = random.Random(seed), {k: set() for k in range(3)}, [0, 0, 0]
+    numbers: dict[int, int] = {0: threading.get_ident()}
+    current, over = runs.create(folder), threading.Event()
+
+    def work(k: int) -> None:
+        numbers[k] = threading.get_ident()
+        step = 10 ** 6 * k
+        while not over.is_set():
+            try:
+                while not over.is_set():
+                    step += 1
+                    current.rows([Row(step, str(i), f"m {k}", step + i, 0.5, f"note {i % 3}") for i in range(4)])
+                    acknowledged[k].add(("rows", step))
+                    current.scalars(step, {f"loss {k}": step / 2})
+                    acknowledged[k].add(("scalars", step))
+                    current.arrays({f"a {k}": np.full(5, step), f"b {k}": np.full(3, -step)}, step=step)
+                    acknowledged[k].add(("arrays", step))
+                    current.snapshot(Snapshot((Row(step, "0", f"n {k}", step),), step, {"*": f"at {step}"}))
+                    acknowledged[k].add(("snapshot", step))
+                    if k == 0 and heard[0] >= interrupts // 3:
+                        over.set()
+            except KeyboardInterrupt:
+                heard[k] += 1
+
+    def disturb() -> None:
+        sent = [0, 0, 0]
+        while not over.is_set():
+            k = min(range(3), key=lambda k: (sent[k] - heard[k], draw.random()))
+            if sent[k] - heard[k] < 1 and k in numbers:  # one at a time for each
+                sent[k] += 1
+                if k:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(numbers[k]), ctypes.py_object(KeyboardInterrupt))
+                else:
+                    os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(draw.uniform(0, 0.02))
+
+    threads = [threading.Thread(target=work, args=(k,), daemon=True) for k in (1, 2)]
+    threads.append(threading.Thread(target=disturb, daemon=True))
+    for thread in threads:
+        thread.start()
+    work(0)
+    while True:
+        try:
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive(), "somebody waits for ever"
+            break
+        except KeyboardInterrupt:
+            continue
+    current.finish()
+    run = runs.open(folder)
+    frame, measured = run.frame, {s.step: s for s in run.snapshots if s.notes}
+    for k in range(3):
+        rows = frame[frame.measure == f"m {k}"]
+        steps = {what: {s for w, s in acknowledged[k] if w == what} for what in ("rows", "scalars", "arrays", "snapshot")}
+        assert steps["rows"] <= set(rows.step)
+        assert set(rows.groupby("step").size()) <= {4}
+        assert (rows.value == rows.step + rows.layer.astype(int)).all()
+        assert (rows.note == [f"note {int(i) % 3}" for i in rows.layer]).all()
+        if steps["scalars"]:
+            curve = run.scalar(f"loss {k}")
+            assert steps["scalars"] <= set(curve.step.tolist())
+            assert (curve.value == curve.step / 2).all()
+        places = {name: {s for _, n, s in run.arrays if n == f"{name} {k}"} for name in "ab"}
+        assert steps["arrays"] <= places["a"] == places["b"]
+        assert all(run.array(f"a {k}", step=s).tolist() == [s] * 5 and run.array(f"b {k}", step=s).tolist() == [-s] * 3
+                   for s in places["a"])
+        assert steps["snapshot"] <= set(measured)
+        assert all(measured[s].value(f"n {k}", "0") == s for s in steps["snapshot"])
+    assert run.status == "finished"
+    print(sum(heard), sum(map(len, acknowledged.values())))
+
+
+def test_interrupts_of_several_threads_lose_nothing(tmp_path: Path) -> None:
+    heard, acknowledged = map(int, ended(child(interrupted_at_random, str(tmp_path / "run"), 15, 0)).split())
+    assert heard >= 10
+    assert acknowledged > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_many_interrupts_of_several_threads_lose_nothing(tmp_path: Path, seed: int) -> None:
+    print("interrupts, acknowledged:", ended(child(interrupted_at_random, str(tmp_path / "run"), 80, seed), 600))
+
+
 class Announced:
     """A guard that says when a certain thread comes to it."""
 
