@@ -324,6 +324,21 @@ def test_an_interrupt_at_any_call_leaves_the_run_in_order(tmp_path: Path, monkey
     assert len(finished.frame) == 3 * (event - 1)
 
 
+def test_an_interrupt_of_a_reader_leaves_it_in_order(tmp_path: Path) -> None:
+    """At any call: the next question is answered, and by what is there by then."""
+    with runs.create(tmp_path / "run") as run:
+        run.scalars(0, loss=0.0)
+        reading, event, came = runs.open(tmp_path / "run"), 1, True
+        while came:
+            came = interrupted_at(event, lambda: reading.scalar("loss"))
+            run.scalars(event, loss=float(event))
+            assert reading.scalar("loss").value.tolist() == [float(k) for k in range(event + 1)], event
+            event += 3
+            for step in range(event - 2, event):
+                run.scalars(step, loss=float(step))
+    assert event > 60
+
+
 class InterruptingAt:
     """A connection on which Ctrl-C is heard at the n-th statement, just before it or when it has taken effect."""
 
@@ -436,8 +451,8 @@ def test_a_transaction_that_was_given_up_does_not_end_a_later_one(tmp_path: Path
 
 
 def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
-    """The main thread and two others write rows, scalars, arrays and snapshots; a fourth interrupts any of them at any moment. All
-    go on, and in the end all that was acknowledged is there, and nothing else is wrong."""
+    """The main thread and two others write rows, scalars, arrays and snapshots; a fourth interrupts any of them at any moment.
+    All go on, and in the end all that was acknowledged is there, and nothing else is wrong."""
     import ctypes
     import os
     import random

@@ -48,6 +48,11 @@ class Questions:
             self.times += 1
         return self._connection
 
+    @property
+    def asking(self) -> bool:
+        """Is a transaction open?"""
+        return self._connection is not None and self._connection.in_transaction
+
     def close(self) -> None:
         with self.guard:
             if self._connection is not None:

@@ -176,25 +176,33 @@ class Reader:
         self._questions = Questions(folder, opened)
         self._ask, self.close = self._questions.ask, self._questions.close
         self._contents = Contents(folder, self._ask)
-        self._depth, self._state = 0, (0, 0)
+        self._state = 0, 0  # of the file
+        self._current: object = None  # the moment in hand
 
     @contextlib.contextmanager
     def moment(self) -> Iterator[None]:
         with self._questions.guard:
-            if not self._depth:
-                self._ask("BEGIN")
-            self._depth += 1
+            if self._current is not None:  # inside of another
+                yield
+                return
+            mine = object()
             try:
-                if self._depth == 1:
-                    state = self._questions.times, self._ask("PRAGMA data_version")[0][0]
-                    if state != self._state:
-                        self._contents.changed()
-                        self._state = state
+                self._current = mine
+                self._end()  # what an interrupt has left open
+                self._ask("BEGIN")
+                state = self._questions.times, self._ask("PRAGMA data_version")[0][0]
+                if state != self._state:
+                    self._contents.changed()
+                    self._state = state
                 yield
             finally:
-                self._depth -= 1
-                if not self._depth:
-                    self._ask("COMMIT")
+                if self._current is mine:  # not one that an interrupt cut off, and that is only now collected
+                    self._current = None
+                    self._end()
+
+    def _end(self) -> None:
+        if self._questions.asking:
+            self._ask("COMMIT")
 
     def _table(self, name: str) -> list[Any]:
         """Without numbers and sums."""
