@@ -6,8 +6,8 @@ next: the loss has plateaus, and on each of them every layer has a rank. Numbers
     print(saddles_of(watch)["loss"])           # or of a run that was opened
     # saddle 0 (step 0 to 99, loss 0.45): ranks 57, 9; saddle 1 (step 420 to 900, loss 0.41): ranks 1, 1; now: saddle 1
 
-Saddles are the plateaus of ``measures.stages``, numbered by the drops before them. Saddle 0 of a training from small weights is
-the origin: its ranks are those of the initial weights first, and of the direction in which it is left at its end; the median of
+Saddles are the plateaus of ``measures.stages``, numbered from 0 on. Saddle 0 of a training from small weights is the
+origin: its ranks are those of the initial weights first, and of the direction in which it is left at its end; the median of
 what was measured there is told. A network that was not started from small weights has plateaus as well, of ranks that are not
 low.
 """
@@ -31,7 +31,7 @@ RANK, STABLE, LOSS = "rank_of_weights", "stable_rank_of_weights", "probe_loss"
 class Saddle:
     """A plateau of the loss, and the rank of each layer there: the median of what was measured on it, NaN where nothing was."""
 
-    number: int  # of drops before it
+    number: int  # in the order of time, from 0; two drops without a rest between them lead to one saddle
     plateau: Plateau
     ranks: Mapping[str, float]
     stable: Mapping[str, float]  # stable ranks, if they were measured
@@ -63,7 +63,7 @@ class Saddles:
         if not self.stages.drops or not self.stages.drops[-1].ended or not self.saddles:
             return None
         last = self.saddles[-1]
-        return last if last.number == len(self.stages.drops) else None
+        return last if last.plateau.start >= self.stages.drops[-1].end else None
 
     def __str__(self) -> str:
         if not self.saddles:
@@ -84,9 +84,8 @@ def saddles(stages: Stages, steps: ArrayLike, ranks: Mapping[str, ArrayLike], st
     if t.ndim != 1 or wrong:
         raise SelectionError(f"{wrong or f'steps have shape {t.shape}'}: a rank for each of the {t.size} steps is needed, [t].")
     out = []
-    for plateau in stages.plateaus:
+    for number, plateau in enumerate(stages.plateaus):
         on = (t >= plateau.start) & (t <= plateau.end)
-        number = sum(drop.end <= plateau.start for drop in stages.drops)
         medians = [{name: _median(np.asarray(v, dtype=np.float64)[on]) for name, v in group.items()}
                    for group in (ranks, stable or {})]
         out.append(Saddle(number, plateau, medians[0], medians[1], int(on.sum())))
