@@ -107,7 +107,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     linear, near = (followed(W, X, y, s.start, times, own) for own in (False, True))
     run.progress(1.0)
     out: dict[str, ArrayLike] = {"t": times, "linear": linear / first, "trained": near / first, "residual": best.residual,
-                                 "norms": [float(w.norm()) for w in best.weights]}
+                                 "norms": [float(np.linalg.norm(np.asarray(w))) for w in best.weights]}
     for name, v in (("own", fast), ("other", unit)):
         out[f"c_{name}"] = np.asarray(escape.growth(s.start, v, L, times)) / s.start
     for name, v in (("own", unit), ("other", fast)):

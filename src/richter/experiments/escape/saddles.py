@@ -129,8 +129,8 @@ def first_rank(r: Results) -> float:
     """The largest rank of layers 2 and deeper at the first saddle behind the origin, over depths; of a training without one, the
     largest at its start."""
     ranks = at_rests(r)[:, 0]
-    none = np.isnan(ranks).all(1)
-    return float(np.nanmax(np.where(none[:, None], r["start"][:, 1:], ranks)))
+    none = np.isnan(ranks).all(1, keepdims=True)
+    return float(np.nanmax(np.where(none, r["start"][:, 1:], ranks)))
 
 
 def growth(r: Results) -> float:
