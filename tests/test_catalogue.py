@@ -37,6 +37,8 @@ RESULTS = {
     "layerwise": ("Alg. 1", "Prop. 2.5.1", "Prop. 2.5.2", "Prop. 2.5.3", "Thm. 1", "App. A.2", "App. A.2.1", "App. A.2.2",
                   "App. A.2.3", "Sec. 3.5.1", "Sec. 3.5.2", "Lemma 1", "Cor. B.1.1", "Cor. B.1.2", "Lemma 2", "Lemma 3",
                   "Prop. B.1.1", "Prop. B.1.2"),
+    "escape": ("Example 1", "Sec. 3", "Thm. 3.1", "Prop. 3.2", "Prop. 3.3", "Prop. 3.4", "Experiments, first escape",
+               "Experiments, saddles"),
 }
 MISSING: dict[tuple[str, str], str] = {}  # (paper, place): why a number within the sequence is not there
 UNNUMBERED = {("layerwise", "App. C.3, table"): "printed without a number or a caption"}

@@ -143,6 +143,22 @@ def test_the_example_of_stages(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.sub(r"[\d.]+", "#", shown) in re.sub(r"[\d.]+", "#", written)
 
 
+@pytest.mark.long
+def test_the_examples_of_saddles(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each saddle has a rank of deep layers, and it grows; what the page shows is what comes out, up to the machine."""
+    names: dict[str, Any] = {}
+    for code in blocks("docs/escape.md"):
+        exec(code, names)
+    deep = [list(s.ranks.values())[1:] for s in names["seen"].saddles]
+    assert min(deep[0]) >= 9
+    assert [min(ranks) for ranks in deep[1:]] == sorted(min(ranks) for ranks in deep[1:])
+    assert min(deep[1]) <= 2 < 3 <= min(deep[-1]) <= max(deep[-1]) < 9
+    shown, written = capsys.readouterr().out, (ROOT / "docs/escape.md").read_text()
+    assert re.sub(r"[\d.]+", "#", shown.splitlines()[0]) in re.sub(r"[\d.]+", "#", written)
+    assert "above 20: True" in shown
+    assert all(float(v) > 15 for v in re.findall(r"\d+", shown.splitlines()[-1].partition("[")[2])[1:])
+
+
 def test_the_example_of_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What the page shows is what comes out: laws, their order, and the sentence. What a network does with more images than were
     fitted lies where it is expected."""

@@ -125,7 +125,7 @@ def law(start: float, unit: float, depth: int, t: Vector) -> Vector:
 
 
 def off(r: Results, predicted: str, observed: str) -> float:
-    """Largest relative error over depths and times; a law that is infinite too early counts as off by 1."""
+    """Largest relative error over depths and times; one that is infinite too early counts as off by 1."""
     name = f"{predicted}_{r.settings.speed}"
     return float(np.nan_to_num(np.abs(r[name] / r[observed] - 1), nan=1.0).max())
 
