@@ -79,8 +79,8 @@ def test_ranks_at_rests() -> None:
         return Results(saddles.Settings(at=at), both, rows)  # type: ignore[arg-type]
 
     r = results(rests)
-    assert (saddles.first_rank(r), saddles.growth(r), saddles.longer(r)) == (1, 1, 2.5)
+    assert (saddles.first_rank(r), saddles.growth(r)) == (1, 1)
     assert saddles.first_rank(results(rests, "start")) == 50
     assert saddles.growth(results(rests, "start")) == 0
     none = results(np.full_like(rests, nan))
-    assert (saddles.first_rank(none), saddles.growth(none), saddles.longer(none)) == (50, 0, 0)
+    assert (saddles.first_rank(none), saddles.growth(none)) == (50, 0)

@@ -93,7 +93,7 @@ def draw(results: Results) -> Figure:
     ranked = np.sort(results["speeds"], axis=1)[:, ::-1]
     points(right, np.arange(1, ranked.shape[1] + 1), ranked, label="found by the search")
     line(right, [1, ranked.shape[1]], [RANK_TWO] * 2, COLOURS[1], "rank two: 1/2", "--")
-    line(right, [1, ranked.shape[1]], [RANK_ONE] * 2, label="rank one: $\\sqrt{2} - 1$")
+    line(right, [1, ranked.shape[1]], [RANK_ONE] * 2, label="rank one: sqrt(2) - 1")
     label(right, "restart, the fastest first", "speed", legend=True)
     caption(figure, "No network with layers of rank one is as fast as one whose first layer has two directions; a part of the "
                     "restarts finds it.")

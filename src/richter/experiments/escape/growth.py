@@ -134,7 +134,7 @@ def off(r: Results, predicted: str, observed: str) -> float:
 def draw(results: Results) -> Figure:
     depths = results.distinct("depth")
     figure, axes = panels(2, across=2)
-    for ax, observed, title in zip(axes, ("linear", "trained"), ("the flow of $L_0$", "the network's own loss"), strict=True):
+    for ax, observed, title in zip(axes, ("linear", "trained"), ("the flow of L_0", "the network's own loss"), strict=True):
         for k, depth in enumerate(depths):
             chosen = results.where(depth=depth)
             share = chosen["t"][0] / chosen["t"][0, -1]

@@ -118,9 +118,9 @@ def draw(results: Results) -> Figure:
         layers = np.arange(1, chosen["drop"].shape[1] + 1)
         points(right, layers, chosen["drop"][:, :, 0] / chosen["drop"][:, :, 1], label="behind the first drop")
         points(right, layers, chosen["start"][:, :, 0] / chosen["start"][:, :, 1], COLOURS[2], "at initialisation", "s")
-        line(right, layers, [escape.bound(int(i)) for i in layers], label="$\\ell^{1/4}$")
+        line(right, layers, [escape.bound(int(i)) for i in layers], label="l^(1/4)")
         line(right, [layers[0], layers[-1]], [20, 20], COLOURS[1], "20", ":")
-        label(right, "layer", "$s_1 / s_2$", data, log="y", legend=True)
+        label(right, "layer", "s1 / s2", data, log="y", legend=True)
     caption(figure, "The loss rests, falls once, and then layers 2 and deeper have one singular value that is more than 20 "
                     "times the next; the first layer less so.")
     return figure

@@ -141,13 +141,6 @@ def growth(r: Results) -> float:
     return float(bottleneck[-1] - bottleneck[0]) if len(bottleneck) > 1 else 0.0
 
 
-def longer(r: Results) -> float:
-    """When the deeper network leaves its first saddle, or its training ends there, over when the other does; 0 where one has no
-    saddle to leave."""
-    ends = [r.where(depth=depth)["rests"][0, 0, 1] for depth in sorted(r.distinct("depth"))]
-    return 0.0 if np.isnan(ends).any() else float(ends[-1] / ends[0])
-
-
 @styled
 def draw(results: Results) -> Figure:
     depths = results.distinct("depth")
@@ -184,7 +177,4 @@ EXPERIMENT = Experiment(
               "bottleneck rank one"),
         Claim("growth of the bottleneck rank from the first saddle to the last, four layers", growth, Interval(low=1.0),
               (UNTRAINED, LARGE), over="seed", paper="increasing bottleneck rank", source="the abstract"),
-        Claim("end of the first saddle of six layers over that of four", longer, Interval(low=1.0), LARGE, over="seed",
-              paper="depths 4 and 6 side by side", source="the time at a saddle is a power of 1 / (what is left of the "
-              "initial weights), the larger the deeper; a training that ends there is a lower bound"),
     ))
