@@ -158,7 +158,7 @@ def draw(results: Results) -> Figure:
             line(right, steps[known], ranks[known, k], COLOURS[k], f"layer {k + 1}")
         label(right, "step", "rank of the weights", "singular values of a tenth of the largest or more", log="y", legend=True)
     caption(figure, "One seed: on each plateau behind the origin deep layers have a rank, first one, then more; the first layer "
-                    "gains directions in between, and six layers rest longer than four.")
+                    "gains directions in between.")
     return figure
 
 
