@@ -7,9 +7,12 @@ import json
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +23,7 @@ pytest.importorskip("uvicorn")
 
 from richter.core import StoreError
 from richter.report import listing, shelf
-from richter.runs import Run, create
+from richter.runs import Run, arrays, create
 from test_dashboard import client, make, serving
 
 if TYPE_CHECKING:
@@ -254,3 +257,40 @@ def test_hundreds_of_curves_in_one_panel_are_few_traces(many: Path, browser: Bro
         ActionChains(browser.driver).move_to_element(middle).perform()
         browser.until("!document.getElementById('tip').hidden")
         assert re.search(r"step 2\s[\s\S]*r\d+ · [02]\s+0\.00", browser.run("return document.getElementById('tip').innerText"))
+
+
+# ---------------------------------------------------------------------------------------------- a small file, much memory
+
+
+def zeros(number: int) -> bytes:
+    """Deflated."""
+    stream = zlib.compressobj(1)
+    parts = [2 ** 24] * (number // 2 ** 24) + [number % 2 ** 24]
+    return b"".join([stream.compress(bytes(part)) for part in parts]) + stream.flush()
+
+
+def test_a_small_run_that_unpacks_to_gigabytes_is_shown_without_them(tmp_path: Path) -> None:
+    """In a process that may have two: matrices of zeros, a gigabyte each, in a file of some megabytes."""
+    make(tmp_path / "store" / "large")
+    large = arrays.Encoded("zlib", "<f4", (16_000, 16_000), zeros(4 * 16_000 ** 2))
+    names = (("nfm", "0"), ("agop", "0"), ("ksm", "0"), ("gram", "0"), ("features", "*"), ("inputs", "*"))
+    with create(tmp_path / "store" / "large", resume=True) as writer, writer._transaction("written"):
+        writer._put_arrays([(layer, name, 9, large) for name, layer in names])
+    assert sum(f.stat().st_size for f in (tmp_path / "store").rglob("*") if f.is_file()) < 2 ** 26
+    code = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (2 ** 31, 2 ** 31))
+from pathlib import Path
+from starlette.testclient import TestClient
+from richter.report.html import report
+from richter.report.server import application
+from richter.runs import Run
+store = Path({str(tmp_path / 'store')!r})
+text = report([Run(store / "large")], store / "report.html").read_text()
+assert "arrays of up to 16,777,216 entries are shown" in text, text[-3000:]
+c = TestClient(application(store), base_url="http://localhost")
+for path in ("runs", "run", "verdict", "matrices", "curves", "features", "compare", "profiles", "settings"):
+    assert c.get("/api/" + path, params=None if path == "runs" else {{"run": "large"}}).status_code < 500, path
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -153,7 +153,8 @@ def grams(run: Run, step: int) -> dict[str, Numbers]:
     """Centred Gram matrices of what the layers read at a step, by depth."""
     order = {k: i for i, k in enumerate(depth(run))}
     layers = [k for k, name, s in run.arrays if name == GRAM and s == step]
-    stored = {k: run.array(GRAM, k, step).astype(np.float64) for k in sorted(layers, key=lambda k: order.get(k, len(order)))}
+    layers.sort(key=lambda k: order.get(k, len(order)))
+    stored = {k: plotdata.shown(run, GRAM, k, step).astype(np.float64) for k in layers}
     return {k: likeness.centred(K) for k, K in stored.items() if np.isfinite(K).all()}  # what is stored is rounded
 
 

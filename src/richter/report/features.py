@@ -50,7 +50,7 @@ def steps(run: Run, layer: str = WHOLE) -> list[int]:
 
 def of_step(run: Run, layer: str, step: int) -> dict[str, Numbers]:
     """Intensity, quality and utilisation of every feature, the strongest first."""
-    stored = run.array(FEATURES, layer, step).astype(np.float64)
+    stored = plotdata.shown(run, FEATURES, layer, step).astype(np.float64)
     if stored.ndim != 2 or len(stored) != len(NAMES):
         raise SelectionError(f"the array {FEATURES!r} of the run {run.name} has shape {stored.shape}: {len(NAMES)} rows are "
                              f"needed, {', '.join(NAMES)}.")
@@ -123,7 +123,7 @@ def inputs(run: Run) -> NDArray[np.uint8] | None:
     known = [s for k, name, s in run.arrays if name == INPUTS and k == WHOLE]
     if not known:
         return None
-    stored = run.array(INPUTS, WHOLE, known[0])
+    stored = plotdata.shown(run, INPUTS, WHOLE, known[0])
     if stored.dtype != np.uint8 or stored.ndim != 4 or stored.shape[1] not in (1, 3):
         return None
     return np.moveaxis(stored, 1, 3)

@@ -252,7 +252,7 @@ def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
     from richter.report import figures
     try:
         names = plotdata.stored(s.run, layer)
-        width = max(max(s.run.array(n, layer, steps[-1]).shape, default=0) for n, steps in names.items())
+        width = max(max(s.run.shape(n, layer, steps[-1]), default=0) for n, steps in names.items())
     except RichterError as why:
         return tag("p", f"No spectra: {why}", class_="soft")
     if width > plotdata.SPECTRUM:

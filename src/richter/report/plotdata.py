@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ FEATURES = "features"  # intensity, quality and utilisation of the features that
 KSM = "ksm"  # which kernels point along which labels: no matrix of features, and it has no spectrum
 NESTED = 8  # levels of settings that become names
 SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while somebody waits
+ENTRIES = 2 ** 24  # of an array that is shown: a small file may hold one that unpacks to more than there is memory
 FLOOR = 1e-7  # of the largest eigenvalue: below it, single precision is noise
 
 
@@ -153,9 +155,18 @@ def with_matrices(run: Run) -> list[str]:
     return sorted(have, key=lambda k: place.get(k, len(place)))
 
 
+def shown(run: Run, name: str, layer: str, step: int | None = None) -> NDArray[Any]:
+    """A stored array, if it is of a size to be shown; that is known before it is unpacked."""
+    shape = run.shape(name, layer, step)
+    if math.prod(shape) > ENTRIES:
+        raise StoreError(f"the array {name!r} of layer {layer!r} has shape {shape}; arrays of up to {ENTRIES:,} entries are "
+                         f"shown. Read it with Run.array, if there is memory for it.")
+    return run.array(name, layer, step)
+
+
 def spectrum(run: Run, name: str, layer: str, step: int) -> Numbers:
     """Eigenvalues of a stored matrix, largest first, those that stand above rounding. A stored vector is a spectrum."""
-    array = run.array(name, layer, step)
+    array = shown(run, name, layer, step)
     if array.ndim == 1:
         values = np.sort(array.astype(np.float64))[::-1]
     else:
@@ -180,7 +191,7 @@ def spectra(run: Run, layer: str) -> dict[str, dict[int, Numbers]]:
 def matrices(run: Run, layer: str, step: int) -> dict[str, NDArray[Any]]:
     """NFM, AGOP and EGOP of a layer at a step. The EGOP of the whole model stands beside the layer that reads the input."""
     have = stored(run, layer)
-    arrays = {name: run.array(name, layer, step) for name in MATRICES if step in have.get(name, ())}
+    arrays = {name: shown(run, name, layer, step) for name in MATRICES if step in have.get(name, ())}
     square = {name: a for name, a in arrays.items() if a.ndim == 2 and a.shape[0] == a.shape[1]}
     if not square:
         steps = sorted({s for name in MATRICES for s in have.get(name, ())})
@@ -189,7 +200,7 @@ def matrices(run: Run, layer: str, step: int) -> dict[str, NDArray[Any]]:
                                 f"Layers that have them: {', '.join(map(repr, with_matrices(run))) or 'none'}."))
     if "egop" not in square:
         reads_input = with_matrices(run)[:1] == [layer] and "egop" in stored(run, WHOLE)
-        other = run.array("egop", layer) if "egop" in have else run.array("egop", WHOLE) if reads_input else None
+        other = shown(run, "egop", layer) if "egop" in have else shown(run, "egop", WHOLE) if reads_input else None
         if other is not None and other.shape == next(iter(square.values())).shape:
             square["egop"] = other
     return square
@@ -205,10 +216,10 @@ def specialisations(run: Run) -> dict[str, dict[int, Numbers]]:
     """Layer -> {first step: KSM, last step: KSM}, by depth, the whole model last."""
     steps: dict[str, list[int]] = {}
     for k, name, step in run.arrays:
-        if name == KSM and len(shape := run.shape(name, k, step)) == 2 and shape[0] == shape[1]:
+        if name == KSM and len(shape := run.shape(name, k, step)) == 2 and shape[0] == shape[1] <= SPECTRUM:
             steps.setdefault(k, []).append(step)
     layers = [k for k in (*run.layers, WHOLE) if k in steps]
-    return {k: {s: run.array(KSM, k, s).astype(np.float64) for s in dict.fromkeys((min(steps[k]), max(steps[k])))}
+    return {k: {s: shown(run, KSM, k, s).astype(np.float64) for s in dict.fromkeys((min(steps[k]), max(steps[k])))}
             for k in dict.fromkeys(layers)}
 
 

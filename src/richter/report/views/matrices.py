@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from richter.core import SelectionError, StoreError
 from richter.core.likeness import INPUTS
-from richter.report.plotdata import SPECTRUM
+from richter.report.plotdata import ENTRIES, SPECTRUM
 from richter.report.query import Query
 from richter.report.shelf import Chosen
 from richter.report.thin import numbers, shrink, thin
 from richter.report.views import Sheet, View
 from richter.runs import Run, Series
-
-ENTRIES = 2 ** 24  # of a matrix that is shown
 
 
 def matrices(runs: Chosen, query: Query) -> Any:
