@@ -29,8 +29,8 @@ from richter.theory.multilinear import Exponents, Multilinear
 Numbers = NDArray[np.float64]
 Resource = Literal["time", "data", "parameters", "compute"]
 SKILLS = (3, 5, 8, 12, 18, 30, 50, 100, 300, 1000, 10_000, 100_000)  # in time and data; then numbers between these
-ROUNDS = 12  # in which numbers of skills between those are tried, at most
-NEAR = 0.4  # of the best likelihood: where both neighbours of the best number of skills have it, no more between are tried
+ROUNDS = 16  # in which numbers of skills between those are tried, at most
+NEAR = 0.4  # of the best likelihood: where both neighbours of the best number of skills have it, and none between has more
 RANGE = (math.log(1e-2), math.log(1e12))  # of x in its unit, where losses are tabulated
 SEARCHES = 2  # from the best of all places to begin
 ROUNDING = 1e-7  # a relative error of a loss: no fit is taken to be better, for searches end there
@@ -246,15 +246,15 @@ def averaged(fits: Sequence[Fit], x: Numbers, y: Numbers, weights: Numbers) -> A
     100 skills lie curves that neither resembles."""
     if fits[0].law.exactly is not None:
         order = sorted(_carried(fits, x, y, weights), key=lambda fit: fit.rss)
-        likely = [fit for i, fit in enumerate(order) if i < 3 or (order[0].rss / fit.rss) ** (fit.points / 2) > 1e-3]
+        likely = [fit for i, fit in enumerate(order) if i < 3 or _likelihood(fit, order[0]) > 1e-3]
         exact = {fit.law.skills: _again(fit, fit.law.skills, x, y, weights) or fit for fit in likely}
         for _ in range(ROUNDS):
-            between = _between(exact, sorted({fit.law.skills for fit in fits} | {*exact}))
+            between, settled = _between(exact, sorted({fit.law.skills for fit in fits} | {*exact}))
             top = min(exact.values(), key=lambda fit: fit.rss)
             fresh = {n: fit for n in between if (fit := _again(top, n, x, y, weights)) is not None}
-            if not fresh:
-                break
             exact |= fresh
+            if not fresh or (settled and all(_likelihood(top, fit) > NEAR for fit in fresh.values())):
+                break
         fits = [exact[n] for n in sorted(exact)]
     logs = np.array([-fit.points / 2 * math.log(fit.rss) for fit in fits])
     shares = np.exp(logs - logs.max()) * _widths(fits)
@@ -277,17 +277,23 @@ def _again(fit: Fit, skills: int, x: Numbers, y: Numbers, weights: Numbers) -> F
     return fitted(law, x, y, weights, fit.scale, fit.count - len(fit.theta))
 
 
-def _between(exact: Mapping[int, Fit], numbers: Sequence[int]) -> list[int]:
+def _between(exact: Mapping[int, Fit], numbers: Sequence[int]) -> tuple[list[int], bool]:
     """Which numbers of skills to try next: neighbours of the best that have not been, and those half way, in logarithms, to
-    neighbours that are much less likely."""
+    neighbours that are much less likely. Where there are none of these, those half way to both, and True."""
     best = min(exact, key=lambda n: exact[n].rss)
-    i, points, tried = numbers.index(best), exact[best].points, []
+    i, far, halfway = numbers.index(best), list[int](), list[int]()
     for n in (*numbers[max(0, i - 1):i], *numbers[i + 1:i + 2]):
-        if n not in exact:
-            tried.append(n)
-        elif (exact[best].rss / exact[n].rss) ** (points / 2) < NEAR:
-            tried.append(round(math.sqrt(n * best)))
-    return [n for n in tried if n not in exact]
+        middle = round(math.sqrt(n * best)) if n in exact else n
+        halfway.append(middle)
+        if n not in exact or _likelihood(exact[n], exact[best]) < NEAR:
+            far.append(middle)
+    far = [n for n in far if n not in exact]
+    return (far, False) if far else ([n for n in halfway if n not in exact], True)
+
+
+def _likelihood(fit: Fit, other: Fit) -> float:
+    """Of a fit, over that of another."""
+    return math.exp(min(700.0, fit.points / 2 * math.log(other.rss / fit.rss)))
 
 
 def _widths(fits: Sequence[Fit]) -> Numbers:
