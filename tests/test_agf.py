@@ -14,7 +14,7 @@ from torch import Tensor
 
 from richter.core import SelectionError
 from richter.testing import check_theory
-from richter.theory import agf
+from richter.theory import agf, alternating
 
 TURN = np.array([[math.cos(1 / 3), -math.sin(1 / 3)], [math.sin(1 / 3), math.cos(1 / 3)]])
 ALIKE = np.diag([5.0, 1.0]) @ TURN.T  # two rows; second moments 12.5 and .5, along axes that are turned by 19.1 degrees
@@ -39,7 +39,13 @@ def white(n: int, d: int, seed: int = 0) -> Tensor:
     return x @ torch.linalg.inv(torch.linalg.cholesky(x.T @ x / n)).T
 
 
-@pytest.mark.parametrize("theory", agf.THEORIES, ids=lambda t: t.name)
+def diagonal_neuron(theta: Tensor, x: Tensor) -> Tensor:
+    """u and v of one coordinate, beside zeros for the others."""
+    u, v = theta.chunk(2)
+    return (x * u * v).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("theory", [*agf.THEORIES, *alternating.THEORIES], ids=lambda t: t.name)
 def test_theories(theory: Any) -> None:
     check_theory(theory)
 
@@ -144,6 +150,82 @@ def test_who_does_not_wake_keeps_what_it_has_accumulated() -> None:
     assert learned.order == [0, 1]
 
 
+@pytest.mark.parametrize("log_inverse", [6.0, 12.0])
+def test_a_neuron_that_is_driven_to_zero_sleeps_again_and_wakes_with_another_sign(log_inverse: float) -> None:
+    """The algorithm on the network of two alike inputs whose closed form is known: coordinate 0 wakes, vanishes when coordinate 1
+    wakes, and comes back negative, after its accumulated pull has gone all the way from 1 to -1."""
+    theta = torch.zeros(2, 4, dtype=torch.float64)
+    theta[0, 0] = theta[1, 1] = math.sqrt(2) * math.exp(-log_inverse)
+    beta = np.array([-0.2, 2.0])
+    learned = agf.alternating_flows(diagonal_neuron, theta, ALIKE, (ALIKE @ beta)[:, None])
+    stairs, path = agf.diagonal(ALIKE, ALIKE @ beta)
+    assert learned.order == [0, 1, 0]
+    assert learned.again == [(), (0,), ()]
+    np.testing.assert_allclose(np.asarray(learned.staircase.times) / log_inverse, stairs.times, rtol=0.02)
+    np.testing.assert_allclose(learned.staircase.levels, stairs.levels, atol=1e-6)
+    last = np.asarray(learned.parameters[-1])
+    np.testing.assert_allclose((last[:, :2] * last[:, 2:]).sum(0), path[-1], atol=1e-4)
+
+
+def test_times_go_with_the_rate() -> None:
+    x = white(40, 2)
+    theta = 1e-3 * torch.from_numpy(np.random.default_rng(0).standard_normal((3, 3)))
+    slow, fast = (agf.alternating_flows(linear_neuron, theta, x, x[:, :1], lr=lr) for lr in (1.0, 4.0))
+    np.testing.assert_allclose(np.asarray(slow.staircase.times) / 4, fast.staircase.times, rtol=1e-6)
+    np.testing.assert_allclose(slow.separations, fast.separations, rtol=1e-6)
+
+
+def test_jumps_are_fewer_where_fewer_are_asked_for() -> None:
+    x = white(40, 2)
+    theta = 1e-3 * torch.from_numpy(np.random.default_rng(0).standard_normal((4, 4)))
+    y = torch.stack([2 * x[:, 0], x[:, 1]], 1)
+    every, one = (agf.alternating_flows(linear_neuron, theta, x, y, jumps=jumps) for jumps in (None, 1))
+    assert len(one.staircase.times) == 1
+    assert one.staircase.times[0] == every.staircase.times[0]
+    rough = agf.alternating_flows(linear_neuron, theta, x, y, tolerance=0.5)
+    assert len(rough.staircase.times) < len(every.staircase.times)
+
+
+def test_separations_are_gaps_over_what_jumps_take() -> None:
+    """1 / (k U): 1/2 and 1/4 at rate 1, for a gap of 3."""
+    np.testing.assert_allclose(alternating.separations(np.array([1.0, 4.0]), np.array([1.0, 2.0]), 2), [4.0])
+    np.testing.assert_allclose(alternating.separations(np.array([1.0, 4.0]), np.array([1.0, 2.0]), 2, lr=0.5), [2.0])
+
+
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: agf.simulate_linear(np.eye(2), np.diag([2.0, 1.0]), 3, 40.0, [0.1]), "log_inverse=40 is above 36: rounding of"),
+    (lambda: agf.predict_linear(np.eye(2), np.diag([2.0, 1.9]), 3, 8.0, [0.1]), "jumps 1 and 2 come at 4 and 4.211, within"),
+    (lambda: agf.predict_diagonal(np.eye(2), [2.0, 1.9], 8.0, [0.1]), "too large for a plateau between them"),
+    (lambda: agf.attention_flow([1.0, 0.5], 8, 3, 0.5, [0.0, 0.01]), "alpha=0.5: heads start with norms up to"),
+    (lambda: agf.alternating_flows(linear_neuron, 0.1 * torch.from_numpy(np.random.default_rng(0).standard_normal((6, 4))),
+                                   white(40, 2), white(40, 2) * torch.tensor([2.0, 1.9])), "jumps 1 and 2 come at"),
+])
+def test_what_is_warned_of(call: Any, sentence: str) -> None:
+    with pytest.warns(UserWarning, match=sentence):
+        call()
+
+
+@pytest.mark.parametrize("call", [
+    lambda: agf.simulate_linear(np.eye(2), np.diag([2.0, 1.0]), 3, 36.0, [0.1]),
+    lambda: agf.predict_linear(np.eye(2), np.diag([2.0, 1.0]), 3, 32.0, [0.1]),
+    lambda: agf.predict_diagonal(np.eye(2), [2.0, 1.0], 32.0, [0.1]),
+    lambda: agf.attention_flow([1.0, 0.5], 8, 3, 1e-3, [0.0, 0.01])])
+def test_small_weights_bring_no_warning(call: Any, recwarn: pytest.WarningsRecorder) -> None:
+    call()
+    assert not recwarn.list
+
+
+def test_utilities_that_are_forgotten_at_each_jump_are_a_rival() -> None:
+    """Two neurons on two features: the second then waits its whole time after the first."""
+    x = white(40, 2)
+    y = torch.stack([2 * x[:, 0], x[:, 1]], 1)
+    first, second = torch.tensor([1.0, 0, 1.0, 0]).double(), torch.tensor([0, 1.0, 0, 1.0]).double()
+    theta = torch.stack([1e-4 * first, 1e-4 * second]) / math.sqrt(2)
+    learned = agf.alternating_flows(linear_neuron, theta, x, y, keep=False)
+    wait = -math.log(1e-4)
+    np.testing.assert_allclose(learned.staircase.times, [wait / 2, wait / 2 + wait], rtol=1e-5)
+
+
 @pytest.mark.parametrize(("neuron", "degree"), [(linear_neuron, 2), (relu_neuron, 2), (square_neuron, 3)])
 def test_degrees(neuron: Any, degree: float) -> None:
     theta, x = torch.randn(6, dtype=torch.float64), torch.randn(9, 5 if neuron is not linear_neuron else 3, dtype=torch.float64)
@@ -163,6 +245,11 @@ THETA = 1e-3 * torch.from_numpy(np.random.default_rng(0).standard_normal((3, 4))
     (lambda: agf.alternating_flows(relu_neuron, 1e4 * THETA, X, Y), "they sleep where they are above 0 and well below 1"),
     (lambda: agf.alternating_flows(lambda t, x: t.square().sum() * torch.ones(len(x), 1).double(), THETA, X, -Y.abs()),
      "no neuron has a direction of positive utility"),
+    (lambda: agf.alternating_flows(relu_neuron, THETA, X, Y, jumps=0), "jumps=0, lr=1.0: numbers above 0 are needed"),
+    (lambda: agf.alternating_flows(relu_neuron, THETA, X, Y, lr=0.0), "jumps=None, lr=0.0: numbers above 0 are needed"),
+    (lambda: alternating.predict("relu", THETA, X[:, :2], Y, [1.0]), "theta has 4 numbers for each neuron; 2 weights of inputs"),
+    (lambda: alternating.predict("tanh", THETA, X, Y, [1.0]), "tanh"),  # type: ignore[arg-type]
+    (lambda: agf.diagonal(X, 0 * Y), "y is zero, or no input goes with it"),
     (lambda: agf.linear(np.eye(2), np.zeros((2, 2))), r"E\[y x\^T\] is zero"),
     (lambda: agf.attention([1.0, -1.0], 8), "eigenvalues reach -1: those of a covariance"),
     (lambda: agf.modular([1.0, 2.0, 3.0]), "the template has mean 2: take its mean off"),

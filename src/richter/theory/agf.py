@@ -14,6 +14,7 @@ others have degree 3, and their times go like 1 / alpha, with every neuron's own
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +24,12 @@ from numpy.typing import NDArray
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.theory.alternating import Learned as Learned
-from richter.theory.alternating import Staircase, alternating_flows, degree_of  # noqa: F401  for users of this file
+from richter.theory.alternating import Staircase, alternating_flows, degree_of, separations, warn_of_merging  # noqa: F401
 from richter.theory.arrays import Times, column, like, normal, read, times_from_zero, whole
 from richter.theory.flows import FlowError, flow
 from richter.theory.frame import Theory
+
+FINEST = 36.0  # log(1 / alpha) beyond which float64 does not hold what sleeps beside what is awake
 
 # ------------------------------------------------------------------------------------------------ diagonal
 
@@ -47,6 +50,9 @@ def diagonal(X: ArrayLike, y: ArrayLike, *, threshold: float = 1.0) -> Diagonal:
     """
     X_, y_ = (a.cpu().numpy() for a in read(X=(X, "n d"), y=(column(y), "n")))
     n, d = X_.shape
+    if not (X_.T @ y_).any():
+        raise SelectionError("y is zero, or no input goes with it: nothing is to be learned, and every coordinate sleeps for "
+                             "ever.")
     beta, G, times, levels, path = np.zeros(d), np.zeros(d), list[float](), [_half(y_)], [np.zeros(d)]
     active, time = np.zeros(d, dtype=bool), 0.0
     for _ in range(10 * d + 10):
@@ -81,7 +87,13 @@ def _signed_least_squares(X: NDArray[np.float64], y: NDArray[np.float64], active
 
 def predict_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:
     """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase."""
-    return diagonal(X, y, threshold=threshold).staircase.loss(times_from_zero(t))
+    stairs, path = diagonal(X, y, threshold=threshold)
+    X_, y_, beta = (np.asarray(to_tensor(a).cpu()) for a in (X, column(y), path))
+    g = np.abs((y_ - beta[:-1] @ X_.T) @ X_) / len(y_)
+    woken = np.where((beta[:-1] == 0) & (beta[1:] != 0), g, 0.0).max(1)
+    times, levels = float(log_inverse) * np.asarray(stairs.times), np.asarray(stairs.levels)
+    warn_of_merging(times, levels, separations(times, woken / 2, 2))
+    return stairs.loss(times_from_zero(t))
 
 
 def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) -> Array:
@@ -130,6 +142,17 @@ def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Stairca
     tau_k = tau_{k-1} + (1 - sum_{i < k-1} s^(i)_{k-i} (tau_{i+1} - tau_i)) / s^(k-1)_1, with s^(i)_j the singular values of
     (1 - P_i) E[y x^T] and P_i on the first i eigenvectors of E[y x^T] E[x x^T]^-1 E[x y^T].
     """
+    mu, values = _modes(Sxx, Syx)
+    steps = list[float]()
+    for k in range(1, len(values) + 1):
+        earlier = sum(float(values[i][k - i - 1]) * steps[i] for i in range(k - 1))
+        steps.append((threshold - earlier) / float(values[k - 1][0]))
+    left = torch.cat([mu.flip(0).cumsum(0).flip(0), mu.new_zeros(1)]) / 2
+    return Staircase(like(torch.tensor(steps, dtype=torch.float64).cumsum(0), Sxx), like(left, Sxx))
+
+
+def _modes(Sxx: ArrayLike, Syx: ArrayLike) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """What each mode explains, the most first, and the singular values s^(k) of E[y x^T] without the first k modes."""
     S, C = read(Sxx=(Sxx, "d d"), Syx=(Syx, "c d"))
     fitted = C @ torch.linalg.pinv(S, hermitian=True) @ C.T
     mu, U = (a.flip(-1) for a in torch.linalg.eigh(fitted))
@@ -140,24 +163,25 @@ def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Stairca
     for k in range(rank):
         P = U[:, :k] @ U[:, :k].T
         values.append(torch.linalg.svdvals(C - P @ C))
-    steps = list[float]()
-    for k in range(1, rank + 1):
-        earlier = sum(float(values[i][k - i - 1]) * steps[i] for i in range(k - 1))
-        steps.append((threshold - earlier) / float(values[k - 1][0]))
-    left = torch.cat([mu[:rank].flip(0).cumsum(0).flip(0), mu.new_zeros(1)]) / 2
-    return Staircase(like(torch.tensor(steps, dtype=torch.float64).cumsum(0), Sxx), like(left, Sxx))
+    return mu[:rank], values
 
 
 def predict_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:
     """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase, whatever the width."""
     whole(width=width)
-    return linear(Sxx, Syx, threshold=threshold).loss(times_from_zero(t))
+    stairs, strengths = linear(Sxx, Syx, threshold=threshold), np.array([float(v[0]) for v in _modes(Sxx, Syx)[1]])
+    times, levels = float(log_inverse) * np.asarray(stairs.times), np.asarray(stairs.levels)
+    warn_of_merging(times, levels, separations(times, strengths / 2, 2))
+    return stairs.loss(times_from_zero(t))
 
 
 def simulate_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, seed: int = 0) -> Array:
     """The loss of the gradient flow of A and W from N(0, alpha^2 / width) at these times, less what nothing linear can fit."""
     S, C = (to_tensor(a).cpu() for a in (Sxx, Syx))
     L = _log(log_inverse)
+    if L > FINEST:
+        warnings.warn(f"log_inverse={L:g} is above {FINEST:g}: rounding of float64, 1e-16 of what is awake, then seeds what "
+                      f"sleeps, and late jumps come up to half too early. Take an alpha of 1e-15 or more.", stacklevel=2)
     A, W = (math.exp(-L) * normal(*shape, seed=seed) / math.sqrt(width) for shape in ((len(C), width), (width, len(S))))
     states = flow(lambda state: [L * g for g in _pulled(state[0], state[1], S, C)], [A, W], times_from_zero(t).tolist(),
                   rtol=1e-9, atol=1e-16)
@@ -227,6 +251,11 @@ def attention_flow(eigenvalues: ArrayLike, length: int, heads: int, alpha: float
     second = N * (N + 1) * S @ S + N * S.trace() * S
     v, k, q = (alpha * normal(*shape, seed=seed + i) for i, shape in enumerate(((heads,), (heads, d), (heads, d))))
     unit = 1 / (alpha * N * float(S.max()) ** 2)
+    starts = float((v**2 + (k**2).sum(1) + (q**2).sum(1)).sqrt().max())
+    learned = math.sqrt(3) / float(S.trace() + (N + 1) * S.max()) ** (1 / 3)
+    if starts > learned / 2:
+        warnings.warn(f"alpha={alpha:g}: heads start with norms up to {starts:.2g}, and come to {learned:.2g}: none sleeps, and "
+                      f"jumps are not separated. Take an alpha of {alpha * learned / starts / 10:.1g} or less.", stacklevel=2)
 
     def velocity(state: list[torch.Tensor]) -> list[torch.Tensor]:
         v, k, q = state
@@ -277,6 +306,34 @@ def modular_pairs(template: ArrayLike) -> tuple[Array, Array]:
     return like(torch.cat([shifts[a], shifts[b]], 1), template), like(shifts[(a + b) % p], template)
 
 
+def predict_modular(template: ArrayLike, *, share: float = 2 / 27) -> tuple[Array, Array]:
+    """(frequencies in their order, the largest utility of each). ``share``: 2 / 27 of equal norms of u, v and w."""
+    out = modular(template)
+    return out.frequencies, math.sqrt(share / (2 / 27)) * out.utilities
+
+
+def simulate_modular(template: ArrayLike, seed: int = 0) -> tuple[Array, Array]:
+    """The same by ascent on the sphere, over all pairs of inputs: neurons that start with one frequency each, and keep it."""
+    x = to_tensor(template).cpu()
+    p = len(x)
+    shifts = torch.stack([x.roll(a) for a in range(p)])
+    target = shifts[(torch.arange(p)[:, None] + torch.arange(p)) % p]  # [a, b, p]
+    sizes = torch.fft.rfft(x).abs()
+    frequencies = torch.arange(1, (p + 1) // 2)
+    frequencies = frequencies[sizes[frequencies] > 1e-9 * sizes.max()]
+    waves = 2 * math.pi * frequencies[:, None, None] * torch.arange(p) / p
+    theta = torch.cos(waves + 6.3 * normal(len(frequencies), 3, 1, seed=seed))  # u, v, w
+    for _ in range(400):
+        theta = (theta / theta.flatten(1).norm(dim=1)[:, None, None]).requires_grad_()
+        u, v, w = theta.unbind(1)
+        inner = (shifts @ u.T)[:, None] + (shifts @ v.T)[None]  # [a, b, k]
+        U = torch.einsum("abk,abc,kc->k", inner.square(), target, w) / p**2
+        slope = torch.autograd.grad(U.sum(), theta)[0]
+        theta = theta.detach() + slope / slope.flatten(1).norm(dim=1).clamp(min=1e-6 * float(slope.norm()))[:, None, None]
+    order = U.argsort(descending=True)
+    return like(frequencies[order], template), like(U.detach()[order], template)
+
+
 # ------------------------------------------------------------------------------------------------ theories
 
 
@@ -298,6 +355,12 @@ def _attention_cases() -> list[tuple[Any, ...]]:
     return [(np.array([0.9, 0.7, 0.6]), 16, 4, 0.1), (np.array([1.0, 0.7]), 8, 4, 0.1)]
 
 
+def _modular_cases() -> list[tuple[Any, ...]]:
+    angles = 2 * np.pi * np.arange(12) / 12
+    return [(3 * np.cos(angles + 0.4) + 2 * np.cos(3 * angles) + np.cos(5 * angles - 1),),
+            (np.cos(2 * angles) + 2 * np.cos(4 * angles),)]
+
+
 THEORIES = (
     Theory("agf.diagonal", ref=Ref("agf", "Sec. 3"), title="the staircase of a diagonal linear network from small weights",
            predict=predict_diagonal, simulate=simulate_diagonal, cases=_diagonal_cases, tolerance=1e-3,
@@ -307,5 +370,8 @@ THEORIES = (
            seeds=(0, 1, 2)),
     Theory("agf.attention", ref=Ref("agf", "Sec. 5"), title="what linear attention learns of in-context regression",
            predict=predict_attention, simulate=simulate_attention, cases=_attention_cases, tolerance=1e-4, perturb={"extra": 2.0},
+           seeds=(0, 1)),
+    Theory("agf.modular", ref=Ref("agf", "Sec. 6"), title="which frequencies quadratic networks learn first of modular addition",
+           predict=predict_modular, simulate=simulate_modular, cases=_modular_cases, tolerance=1e-3, perturb={"share": 1 / 27},
            seeds=(0, 1)),
 )

@@ -12,28 +12,30 @@ A neuron is given as a torch function. `richter.theory.agf` has the closed forms
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
-from richter.core import SelectionError
-from richter.core.arrays import Array, ArrayLike
+from richter.core import Ref, SelectionError, unknown
+from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.core.progress import progress
-from richter.theory.arrays import like, read
-from richter.theory.flows import FlowError
+from richter.theory.arrays import Times, like, normal, read, times_from_zero
+from richter.theory.flows import flow
+from richter.theory.frame import Theory
+from richter.theory.neurons import Asleep, Neuron, Neurons
 
-Neuron = Callable[[Tensor, Tensor], Tensor]  # (parameters [p], inputs [n, ...]) -> outputs [n, c]
+Activation = Literal["linear", "relu", "square"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda z: z, "relu": torch.relu, "square": torch.square}
 SCALES = (0.5, 2.0, 3.0)  # at which a neuron is tried, to find its degree
-NONE = 1e-9  # utilities below this share of the first one are none
-TURN, STEPS = 0.01, 200_000  # a step turns no direction further, and wakes none by more than this share; steps between two jumps
+OFTEN = 10  # jumps for each neuron at most: one that was driven to zero may wake again
+MERGED, SEEN = 1.1, 0.01  # jumps that are nearer than this are one; drops below this share of the first loss are not seen
 
 
 class Staircase(NamedTuple):
@@ -58,13 +60,33 @@ class Learned:
     utilities: list[float]  # its utility then, at its direction on the unit sphere
     parameters: list[Array] = field(repr=False)  # of all neurons after each jump [H, p]; those asleep on the unit sphere
     degree: float
+    again: list[tuple[int, ...]]  # the neurons that each jump drove to zero, and that sleep again
+    lr: float = 1.0
+
+    @property
+    def separations(self) -> NDArray[np.float64]:
+        """The time from each jump to the next [k - 1], in units of what both take (``separations``)."""
+        return separations(np.asarray(self.staircase.times), np.array(self.utilities), self.degree, self.lr)
 
 
-class _Asleep(NamedTuple):
-    """Directions [H, p] on the unit sphere, and accumulated utilities [H]."""
+def separations(times: NDArray[np.float64], utilities: NDArray[np.float64], degree: float, lr: float = 1.0
+                ) -> NDArray[np.float64]:
+    """(t_{j+1} - t_j) / (1 / kU_j + 1 / kU_{j+1}). A neuron of utility U goes from a tenth to nine tenths of what it comes to
+    within about 2.2 / kU (k = 2: a logistic curve), so that below 1.1 two jumps are one."""
+    takes = 1 / (lr * degree * utilities)
+    return np.diff(times) / (takes[:-1] + takes[1:])
 
-    directions: Float[Tensor, "H p"]
-    accumulated: Float[Tensor, " H"]
+
+def warn_of_merging(times: NDArray[np.float64], levels: NDArray[np.float64], apart: NDArray[np.float64]) -> None:
+    """Of the first two jumps in a row that are one, and that both lower the loss by more than ``SEEN`` of it."""
+    drops = -np.diff(levels) > SEEN * levels[0]
+    merged = np.flatnonzero((apart < MERGED) & drops[:-1] & drops[1:])
+    if len(merged):
+        j = int(merged[0])
+        warnings.warn(f"jumps {j + 1} and {j + 2} come at {times[j]:.4g} and {times[j + 1]:.4g}, within {apart[j] / MERGED:.2g} "
+                      f"of the time that a jump takes ({len(merged)} such pairs): the initial weights are too large for a "
+                      f"plateau between them, and only the level behind them will be seen. Start from smaller weights.",
+                      stacklevel=4)
 
 
 # ------------------------------------------------------------------------------------------------ any network of neurons
@@ -94,10 +116,12 @@ def degree_of(neuron: Neuron, theta: Tensor, x: Tensor) -> float:
 
 
 def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLike, *, jumps: int | None = None, lr: float = 1.0,
-                      tolerance: float = 1e-6) -> Learned:
+                      tolerance: float = 1e-6, keep: bool = True) -> Learned:
     """The staircase of the network sum_i neuron(theta_i, x) with initial parameters ``theta`` [H, p] on the data ``x`` [n, d],
     ``y`` [n, c], for the loss mean_n |y - f|^2 / 2 and gradient flow at the rate ``lr``. It ends when all neurons are awake, when
-    none has a positive utility, when the loss is below ``tolerance`` of the first one, or after ``jumps``.
+    none has a positive utility, when the loss is below ``tolerance`` of the first one, or after ``jumps``. A neuron whose norm
+    falls to zero sleeps again. ``keep=False`` is a rival: at each jump dormant neurons forget how they have turned and what they
+    have accumulated, and begin again.
 
     >>> relu = lambda theta, x: (x @ theta[:-1]).relu()[:, None] * theta[-1]
     >>> learned = alternating_flows(relu, 1e-3 * torch.randn(20, d + 1), x, y)
@@ -110,16 +134,22 @@ def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLi
     if not ((size > 0) & (size < 1)).all():
         raise SelectionError(f"initial neurons have norms from {size.min().item():g} to {size.max().item():g}: they sleep where "
                              f"they are above 0 and well below 1. Scale them down.")
-    degree = degree_of(neuron, theta_[0] / size[0], x_)
-    return _alternate(_System(neuron, x_, y_, degree, lr, theta_ / size[:, None], size), tolerance, jumps, theta)
+    if not (jumps is None or (isinstance(jumps, int) and jumps > 0)) or not lr > 0:
+        raise SelectionError(f"jumps={jumps!r}, lr={lr!r}: numbers above 0 are needed (jumps=None: all there are).")
+    starts = theta_ / size[:, None]
+    outputs = vmap(neuron, (0, None))(starts, x_).flatten(1).norm(dim=1)  # weights of one layer may start at zero
+    degree = degree_of(neuron, starts[outputs.argmax()] if outputs.any() else normal(theta_.shape[1]).to(theta_), x_)
+    learned = _alternate(Neurons(neuron, x_, y_, degree, lr, starts, size), tolerance, jumps, keep, theta)
+    warn_of_merging(np.asarray(learned.staircase.times), np.asarray(learned.staircase.levels), learned.separations)
+    return learned
 
 
-def _alternate(system: _System, tolerance: float, jumps: int | None, kind: ArrayLike) -> Learned:
-    asleep = _Asleep(system.start, torch.zeros_like(system.size))
+def _alternate(system: Neurons, tolerance: float, jumps: int | None, keep: bool, kind: ArrayLike) -> Learned:
+    asleep = Asleep(system.start, torch.zeros_like(system.size))
     sleeping, active = torch.ones_like(system.size, dtype=torch.bool), torch.zeros_like(system.start)
     times, levels = list[float](), [system.loss(active)]
-    order, utilities, after = list[int](), list[float](), list[Array]()
-    time, limit = 0.0, len(active) if jumps is None else jumps
+    order, utilities, after, again = list[int](), list[float](), list[Array](), list[tuple[int, ...]]()
+    time, limit = 0.0, OFTEN * len(active) if jumps is None else jumps
     with progress(total=limit, title="alternating flows", unit="jumps") as bar:
         while sleeping.any() and levels[-1] > tolerance * levels[0] and len(times) < limit:
             residual = system.y - system.outputs(active)
@@ -131,119 +161,72 @@ def _alternate(system: _System, tolerance: float, jumps: int | None, kind: Array
             sleeping[first] = False
             active[first] = asleep.directions[first]
             utilities.append(float(system.utility(active[first], residual)))
-            active = system.settle(active, ~sleeping, tolerance)
+            active, gone = system.settle(active, ~sleeping, tolerance)
+            vanishing, active = active, torch.where(gone[:, None], 0.0, active)
+            asleep, sleeping = system.returned(asleep, gone, vanishing, system.y - system.outputs(active)), sleeping | gone
             times.append(time)
             levels.append(system.loss(active))
             order.append(first)
+            again.append(tuple(gone.nonzero()[:, 0].tolist()))
             after.append(like(torch.where(sleeping[:, None], asleep.directions, active), kind))
+            asleep = asleep if keep else Asleep(system.start, torch.zeros_like(system.size))
             bar.update(1)
     if not times:
         raise SelectionError("no neuron has a direction of positive utility from where it starts: none wakes, and the loss stays "
                              "where it is. Take more neurons, or other initial directions.")
     stairs = Staircase(*(like(torch.tensor(a, dtype=torch.float64), kind) for a in (times, levels)))
-    return Learned(stairs, order, utilities, after, system.degree)
+    return Learned(stairs, order, utilities, after, system.degree, again, system.lr)
 
 
-@dataclass(frozen=True)
-class _System:
-    """A sum of neurons on data, with its loss mean_n |y - f|^2 / 2."""
-
-    neuron: Neuron
-    x: Tensor
-    y: Float[Tensor, "n c"]
-    degree: float
-    lr: float
-    start: Float[Tensor, "H p"]  # directions at the start
-    size: Float[Tensor, " H"]  # and norms
-
-    def outputs(self, theta: Float[Tensor, "H p"]) -> Float[Tensor, "n c"]:
-        return vmap(self.neuron, (0, None))(theta, self.x).sum(0)
-
-    def cost(self, theta: Float[Tensor, "H p"]) -> Float[Tensor, ""]:
-        return (self.y - self.outputs(theta)).square().sum() / (2 * len(self.y))
-
-    def loss(self, theta: Float[Tensor, "H p"]) -> float:
-        return self.cost(theta).item()
-
-    def utility(self, theta: Float[Tensor, " p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, ""]:
-        """E<f_i, r> of a neuron."""
-        return (self.neuron(theta, self.x) * residual).sum() / len(self.y)
-
-    def slopes(self, theta: Float[Tensor, "H p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, "H p"]:
-        """The gradients of the utilities of several."""
-        return vmap(grad(self.utility), (0, None))(theta, residual)
-
-    @cached_property
-    def needed(self) -> Float[Tensor, " H"]:
-        """c_i: the accumulated utility at which each wakes."""
-        k = self.degree
-        return (self.size ** (2 - k) - 1) / (k - 2) if self.higher else -self.size.log()
-
-    @property
-    def higher(self) -> bool:
-        """Is the degree above 2?"""
-        return self.degree > 2 + 1e-6
-
-    def climb(self, asleep: _Asleep, sleeping: Bool[Tensor, " H"], residual: Float[Tensor, "n c"]
-              ) -> tuple[float, _Asleep, int] | None:
-        """Follow dormant directions until the first has accumulated what it needs: the time that takes, directions and
-        accumulated utilities then, and who it is. None where no utility is positive."""
-        who = sleeping.nonzero()[:, 0]
-        rest, first, d, S = (z[who] for z in (self.needed, self.size, asleep.directions, asleep.accumulated))
-        time = 0.0
-        for _ in range(STEPS):
-            turn, gain = self._velocity(d, S, first, residual)
-            fastest = float(turn.norm(dim=1).max())
-            if not float(gain.max()) > NONE * self.pull and fastest <= NONE * self.pull:
-                return None
-            step = TURN / max(fastest, float((gain.abs() / rest).max()), self.pull * float(self._size(S, first).max()))
-            turn_after, gain_after = self._velocity(_unit(d + step * turn), S + step * gain, first, residual)
-            gained = step * (gain + gain_after) / 2
-            share = torch.where(gained > 0, (rest - S) / gained, math.inf).clamp(min=0)
-            part = min(1.0, float(share.min()))
-            d, S, time = _unit(d + step * (turn + turn_after) / 2), S + part * gained, time + part * step
-            if part < 1 or float(share.min()) == 1:
-                now = _Asleep(asleep.directions.index_copy(0, who, d), asleep.accumulated.index_copy(0, who, S))
-                return time, now, int(who[share.argmin()])
-        raise FlowError(f"after {STEPS} steps no dormant neuron has woken: the largest utility is "
-                        f"{float(gain.max()) / self.degree:.3g}. Take fewer jumps=.")
-
-    def _velocity(self, d: Float[Tensor, "h p"], S: Float[Tensor, " h"], first: Float[Tensor, " h"],
-                  residual: Float[Tensor, "n c"]) -> tuple[Float[Tensor, "h p"], Float[Tensor, " h"]]:
-        """How dormant directions turn, and what their neurons accumulate: lr |theta|^(k-2) (1 - d d^T) grad U, and lr k U."""
-        slope = self.slopes(d, residual)
-        along = (slope * d).sum(1)  # k U, by Euler
-        return self.lr * self._size(S, first)[:, None] * (slope - along[:, None] * d), self.lr * along
-
-    def _size(self, S: Float[Tensor, " h"], first: Float[Tensor, " h"]) -> Float[Tensor, " h"]:
-        """|theta|^(k-2) of dormant neurons, 1 at most."""
-        k = self.degree
-        return 1 / (first ** (2 - k) - (k - 2) * S).clamp(min=1.0) if self.higher else torch.ones_like(S)
-
-    @cached_property
-    def pull(self) -> float:
-        """How fast directions of norm 1 turn at most, about: the largest gradient of the first utility over those at the start.
-        Near a saddle of the utility nothing seems to move, but what leaves it grows at this rate."""
-        return self.lr * float(self.slopes(self.start, self.y).norm(dim=1).max())
-
-    def settle(self, theta: Float[Tensor, "H p"], awake: Bool[Tensor, " H"], tolerance: float) -> Float[Tensor, "H p"]:
-        """All active neurons at a minimum of the loss, from where they are: L-BFGS, to gradients of ``tolerance``."""
-        from scipy.optimize import minimize
-        first = theta[awake]
-
-        def value(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-            with torch.enable_grad():
-                own = torch.from_numpy(flat.copy()).to(first).reshape(first.shape).requires_grad_()
-                loss = self.cost(own)
-                (g,) = torch.autograd.grad(loss, own)
-            return loss.item(), g.cpu().numpy().reshape(-1)
-
-        done = minimize(value, first.cpu().numpy().reshape(-1), jac=True, method="L-BFGS-B",
-                        options={"maxiter": 2_000, "maxfun": 4_000, "ftol": 1e-13, "gtol": tolerance * self.loss(0 * theta)})
-        out = theta.clone()
-        out[awake] = torch.from_numpy(done.x).to(first).reshape(first.shape)
-        return out
+# ------------------------------------------------------------------------------------------------ two layers
 
 
-def _unit(d: Float[Tensor, "h p"]) -> Float[Tensor, "h p"]:
-    return d / d.norm(dim=1, keepdim=True)
+def layers(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike) -> tuple[Neuron, list[Tensor]]:
+    """The neuron a phi(w.x) of the parameters theta_i = (w, a) [H, d + c], and [theta, x, y] as they are read."""
+    theta_, x_, y_ = read(theta=(theta, "H p"), x=(x, "n d"), y=(y, "n c"))
+    d = x_.shape[1]
+    if theta_.shape[1] != d + y_.shape[1]:
+        raise SelectionError(f"theta has {theta_.shape[1]} numbers for each neuron; {d} weights of inputs and {y_.shape[1]} of "
+                             f"outputs are needed.")
+    if activation not in ACTIVATIONS:
+        raise unknown("networks of two layers", "activation", activation, list(ACTIVATIONS))
+    phi = ACTIVATIONS[activation]
+    return lambda own, inputs: phi(inputs @ own[:d])[:, None] * own[d:], [theta_, x_, y_]
+
+
+def predict(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike, t: Times, *, lr: float = 1.0) -> Array:
+    """The loss of sum_i a_i phi(w_i.x) at times ``t``, from theta_i = (w_i, a_i) [H, d + c]: the staircase."""
+    neuron, given = layers(activation, theta, x, y)
+    return like(to_tensor(alternating_flows(neuron, *given, lr=lr).staircase.loss(times_from_zero(t))), theta)
+
+
+def simulate(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike, t: Times) -> Array:
+    """The same along the gradient flow of all its weights."""
+    theta_, x_, y_ = (to_tensor(a).cpu() for a in (theta, x, y))
+    W, A = theta_[:, :x_.shape[1]], theta_[:, x_.shape[1]:]
+    phi = {"linear": lambda z: z, "relu": lambda z: z.clamp(min=0), "square": lambda z: z * z}[activation]
+    slope = {"linear": torch.ones_like, "relu": lambda z: (z > 0).to(z), "square": lambda z: 2 * z}[activation]
+
+    def velocity(state: list[Tensor]) -> list[Tensor]:
+        z = x_ @ state[0].T
+        r = (y_ - phi(z) @ state[1]) / len(y_)
+        return [(slope(z) * (r @ state[1].T)).T @ x_, phi(z).T @ r]
+
+    states = flow(velocity, [W, A], times_from_zero(t).tolist(), rtol=1e-6, atol=1e-12)
+    losses = [(y_ - phi(x_ @ w.T) @ a).square().sum() / (2 * len(y_)) for w, a in states]
+    return like(torch.stack(losses), theta)
+
+
+def _cases() -> list[tuple[Any, ...]]:
+    """A target that one neuron fits; times before the jump, and behind it."""
+    x = normal(40, 3, seed=1)
+    x = x @ torch.linalg.inv(torch.linalg.cholesky(x.T @ x / len(x))).T
+    small = normal(2, 4, seed=2) / 2
+    return [("square", 1e-2 * small, x, 2 * x[:, :1] ** 2, [1.0, 20.0])]
+
+
+THEORIES = (
+    Theory("alternating.two_layers", ref=Ref("agf", "Sec. 2"),
+           title="the staircase of any network of two layers from small weights", predict=predict,
+           simulate=simulate, cases=_cases, tolerance=1e-2, perturb={"lr": 0.25}),
+)
