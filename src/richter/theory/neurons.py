@@ -3,6 +3,7 @@ awake settle. What alternating flows are made of (`richter.theory.alternating`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,8 @@ from richter.theory.flows import FlowError
 Neuron = Callable[[Tensor, Tensor], Tensor]  # (parameters [p], inputs [n, ...]) -> outputs [n, c]
 NONE, ROUNDING = 1e-8, 1e-13  # utilities below this share of the first ones are none; slopes below the other are rounding
 TURN = 0.25  # a step changes nothing by more: parts that shrink count when they grow again, and longer steps shrink them too much
-FINE, SHORT = 3e-4, 0.1  # the error of a step; the shortest, as a share of the longest
+FINE, ROUGH = 3e-4, 30.0  # the error of a step, and by how much that of a short one may be larger
+SHORT = 0.1  # a short step, as a share of the longest
 STEPS = 100_000  # between two jumps
 SETTLING, SETTLED = 300, 5e-3  # steps of active neurons, until none changes faster than this, in units of the labels' pull
 VANISHED, AGAIN = 1e-3, 4.0  # an active neuron of this norm, or of so many times that of its start, is asleep again
@@ -254,8 +256,8 @@ class _Step:
 
     def advanced(self, velocity: Callable[[Tensor], Tensor], error: Callable[[Tensor], float], longest: float,
                  shortest: float) -> _Step:
-        """The Runge-Kutta method of Bogacki and Shampine, of order three. A step whose error is above ``FINE`` is repeated,
-        unless it is already short: where gradients jump, as those of ReLU do, no step is short enough."""
+        """The Runge-Kutta method of Bogacki and Shampine, of order three. A step whose error is above ``FINE`` is repeated, a
+        short one only above ``ROUGH`` times that: where gradients jump, as those of ReLU do, errors fall with its length alone."""
         k1, h = self.speed, min(self.wanted, longest)
         while True:
             k2 = velocity(self.state + h / 2 * k1)
@@ -263,9 +265,9 @@ class _Step:
             state = self.state + h * (2 * k1 + 3 * k2 + 4 * k3) / 9
             k4 = velocity(state)
             off = error(h * (-5 / 72 * k1 + k2 / 12 + k3 / 9 - k4 / 8)) / FINE
-            if off <= 1 or h <= shortest:
-                return _Step(state, k4, max(h * min(3.0, 0.9 * max(off, 1e-6) ** (-1 / 3)), shortest), h)
-            h = max(h * max(0.2, 0.9 * off ** (-1 / 3)), shortest)
+            if off <= (1 if h > shortest else ROUGH) or h < 1e-6 * shortest:
+                return _Step(state, k4, h * min(3.0, 0.9 * max(off, 1e-6) ** (-1 / 3)), h)
+            h *= max(0.2, 0.9 * off ** (-1 / 3)) if math.isfinite(off) else 0.2
 
     def between(self, other: _Step, share: float) -> Tensor:
         """The state at this share of the step to the other, by Hermite's cubic."""

@@ -96,8 +96,8 @@ def draw(results: Results) -> Figure:
         band(right, logs, np.stack([np.nanmax(off(h[name], h["seen"]), 1) for h in here], 1), colour, words)
     line(right, logs, 1 / np.array(logs), label="1 / log(1/alpha)", style=":")
     label(right, "log(1/alpha)", "largest relative error of a jump time", log="xy", legend=True)
-    caption(figure, "Coordinates are learned one after the other. Times that alternating flows predict come true as weights become "
-                    "smaller, twice as well for twice the logarithm; simple rules stay wrong.")
+    caption(figure, "Coordinates are learned one after the other. Times that alternating flows predict come true as weights "
+                    "become smaller, twice as well for twice the logarithm; simple rules stay wrong.")
     return figure
 
 

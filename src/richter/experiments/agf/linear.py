@@ -119,8 +119,8 @@ def of_kind(kind: str, words: str, place: str) -> tuple[Claim, Claim, Claim]:
                   Interval(high=0.05), (EVENLY, REVERSED), places=(place,), source=f"bar set with the task; {SEEN}", over="seed"),
             Claim(f"{words}: relative error of the first jump time", lambda r: first(r, kind), Interval(high=0.10), LARGE,
                   places=(place,), source=f"bar set with the task; {SEEN}", over="seed"),
-            Claim(f"{words}: largest relative error of a level between jumps", lambda r: level(r, kind), Interval(high=1e-3), WHITE,
-                  places=(place,), source="independent check: three to four digits", over="seed"))
+            Claim(f"{words}: largest relative error of a level between jumps", lambda r: level(r, kind), Interval(high=1e-3),
+                  WHITE, places=(place,), source="independent check: three to four digits", over="seed"))
 
 
 EXPERIMENT = Experiment(

@@ -18,8 +18,15 @@ Numbers = NDArray[np.float64]
 def crossings(t: ArrayLike, loss: ArrayLike, levels: ArrayLike) -> Numbers:
     """When a loss first is half way from each level to the next; NaN where it never is."""
     times, values, stairs = (np.asarray(a, dtype=float) for a in (t, loss, levels))
-    below = values[None] <= ((stairs[:-1] + stairs[1:]) / 2)[:, None]
-    return np.where(below.any(1), times[below.argmax(1)], np.nan)
+    return np.array([_first_below(times, values, half) for half in (stairs[:-1] + stairs[1:]) / 2])
+
+
+def _first_below(t: Numbers, loss: Numbers, level: float) -> float:
+    """Between two points on the straight line."""
+    i = int(np.argmax(loss <= level))
+    if not loss[i] <= level:
+        return float("nan")
+    return float(t[i] - (t[i] - t[i - 1]) * (level - loss[i]) / (loss[i - 1] - loss[i])) if i else float(t[0])
 
 
 def plateaus(t: ArrayLike, loss: ArrayLike, jumps: ArrayLike) -> Numbers:
