@@ -257,7 +257,7 @@ class _Step:
     def advanced(self, velocity: Callable[[Tensor], Tensor], error: Callable[[Tensor], float], longest: float,
                  shortest: float) -> _Step:
         """The Runge-Kutta method of Bogacki and Shampine, of order three. A step whose error is above ``FINE`` is repeated, a
-        short one only above ``ROUGH`` times that: where gradients jump, as those of ReLU do, errors fall with its length alone."""
+        short one only above ``ROUGH`` times that: where gradients jump, as those of ReLU do, errors fall like its length."""
         k1, h = self.speed, min(self.wanted, longest)
         while True:
             k2 = velocity(self.state + h / 2 * k1)

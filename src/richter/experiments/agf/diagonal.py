@@ -74,6 +74,12 @@ def worst(r: Results, log: float) -> float:
     return float(np.nanmax(off(here[r.settings.times], here["seen"])))
 
 
+def typical(r: Results, log: float) -> float:
+    """The median relative error of the jumps of one problem."""
+    here = r.where(log=log)
+    return float(np.nanmedian(off(here[r.settings.times], here["seen"])))
+
+
 def ratio(r: Results) -> float:
     """By how much the error is multiplied when log(1/alpha) doubles: geometric mean from the first to the last."""
     logs = r.distinct("log")
@@ -104,14 +110,19 @@ def draw(results: Results) -> Figure:
 RIVALS = (Control("each coordinate by its first pull alone", {"times": "own"}),
           Control("as many jumps, evenly from the first to the last", {"times": "evenly"}))
 OBSERVED = "independent check, one problem: 23.9, 11.5, 4.5, 2.3, 1.2, 0.7 % for log(1/alpha) from 4 to 128"
+WORST = ("1.1 % for the typical problem, 0.2 to 2.6 % over ten; of the first 30 problems 14 are within 1 %; 0.7 % in the independent "
+         "check of one. A coordinate b is half way when its pull has passed log(1/alpha) by log|b| / 2; where pulls are weak, late in "
+         "training, this delay is long, and probably passed on to the next jumps. It halves when log(1/alpha) doubles")
 EXPERIMENT = Experiment(
     name="agf_diagonal", ref=Ref("agf", "Theorem 3.1"), title="alternating flows become the flow of a diagonal linear network",
     smoke=Settings(seeds=(0, 1, 2, 3, 4)), paper=Settings(), tasks=tasks, work=work, figures={"agf_diagonal": draw},
     start={"seeds": (0,), "logs": (4.0,)}, quick=True, reduced="five of ten problems",
     missing={"Theorem 3.1": "the paper's own problems are not known to us: random ones, 40 examples of 6 inputs"},
     claims=(
+        Claim("log(1/alpha) = 128: relative error of a jump time, median over the jumps", lambda r: typical(r, 128.0),
+              Interval(high=0.01), RIVALS, paper="0 in the limit", source=f"{OBSERVED}; bar set with the task", over="seed"),
         Claim("log(1/alpha) = 128: largest relative error of a jump time", lambda r: worst(r, 128.0), Interval(high=0.01), RIVALS,
-              paper="0 in the limit", source=f"{OBSERVED}; bar set with the task", over="seed"),
+              paper="0 in the limit", source=f"{OBSERVED}; bar set with the task", over="seed", differs=WORST),
         Claim("by how much the error is multiplied when log(1/alpha) doubles", ratio, Interval(0.4, 0.6), RIVALS, paper="1/2",
               source=f"errors of order 1 / log(1/alpha); {OBSERVED}", over="seed"),
         Claim("log(1/alpha) = 128: mean distance of the loss from the staircase, relative to the first loss",

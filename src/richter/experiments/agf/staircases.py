@@ -60,3 +60,20 @@ def draw_staircase(ax: Axes, t: ArrayLike, loss: ArrayLike, times: ArrayLike, le
     ax.plot(np.asarray(t, dtype=float), np.asarray(loss, dtype=float), color=COLOURS[0], linewidth=1.8, label=flow)
     line(ax, np.repeat(ends, 2)[1:-1], np.repeat(np.asarray(levels, dtype=float), 2), label=theory, style="--")
     label(ax, "time", "loss", legend=True)
+
+
+def descend(phi: str, theta: Numbers, x: Numbers, y: Numbers, lr: float, steps: int, every: int) -> tuple[Numbers, list[Numbers]]:
+    """Gradient descent of sum_i a_i phi(w_i.x) with phi ReLU or a square, theta_i = (w_i, a_i): losses and parameters at every
+    so many steps, the first among them. In steps this short it is the flow, and kinks do not stop it."""
+    W, A = theta[:, :x.shape[1]].copy(), theta[:, x.shape[1]:].copy()
+    losses, kept = list[float](), list[Numbers]()
+    for step in range(steps + 1):
+        z = x @ W.T
+        h, slope = (np.maximum(z, 0), z > 0) if phi == "relu" else (z * z, 2 * z)
+        r = y - h @ A
+        if step % every == 0:
+            losses.append(float((r * r).sum() / (2 * len(y))))
+            kept.append(np.concatenate([W, A], 1))
+        r *= lr / len(y)
+        W, A = W + (slope * (r @ A.T)).T @ x, A + h.T @ r
+    return np.array(losses), kept
