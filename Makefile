@@ -38,6 +38,7 @@ bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/learners.py
 	$(BIN)/python benchmarks/ofe.py
+	$(BIN)/python benchmarks/agf.py
 	$(BIN)/python benchmarks/parity.py
 
 docs: .venv/installed-dev  ## docs/*.md and the reference as pages under site/, which need no server and no network

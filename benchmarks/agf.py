@@ -52,8 +52,8 @@ def linear() -> dict[str, Work]:
 
 
 def attention() -> dict[str, Work]:
-    """Ten components with eigenvalues ~ i^-1/2 of sum 2, 32 examples in a context, 14 heads with entries of size 1e-3."""
-    lam = np.arange(1, STEPS + 1) ** -0.5
+    """Ten components with eigenvalues ~ 1/i of sum 2, 32 examples in a context, 14 heads with entries of size 1e-3."""
+    lam = 1 / np.arange(1, STEPS + 1)
     lam, N, heads, alpha = torch.from_numpy(2 * lam / lam.sum()), 32, 14, 1e-3
     E = N * (N + 1) * lam**2 + N * lam.sum() * lam
     shapes = ((heads,), (heads, STEPS), (heads, STEPS))

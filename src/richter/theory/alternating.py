@@ -27,7 +27,7 @@ from richter.core import Ref, SelectionError, unknown
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.core.progress import progress
 from richter.theory.arrays import Times, like, normal, read, times_from_zero
-from richter.theory.flows import flow
+from richter.theory.flows import descend, flow
 from richter.theory.frame import Theory
 from richter.theory.neurons import Asleep, Neuron, Neurons
 
@@ -200,8 +200,10 @@ def predict(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike
     return like(to_tensor(alternating_flows(neuron, *given, lr=lr).staircase.loss(times_from_zero(t))), theta)
 
 
-def simulate(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike, t: Times) -> Array:
-    """The same along the gradient flow of all its weights."""
+def simulate(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike, t: Times, lr: float | None = None
+             ) -> Array:
+    """The same along the gradient flow of all its weights; with ``lr`` in steps of gradient descent, which kinks of ReLU do not
+    slow down."""
     theta_, x_, y_ = (to_tensor(a).cpu() for a in (theta, x, y))
     W, A = theta_[:, :x_.shape[1]], theta_[:, x_.shape[1]:]
     phi = {"linear": lambda z: z, "relu": lambda z: z.clamp(min=0), "square": lambda z: z * z}[activation]
@@ -212,7 +214,8 @@ def simulate(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLik
         r = (y_ - phi(z) @ state[1]) / len(y_)
         return [(slope(z) * (r @ state[1].T)).T @ x_, phi(z).T @ r]
 
-    states = flow(velocity, [W, A], times_from_zero(t).tolist(), rtol=1e-6, atol=1e-12)
+    times = times_from_zero(t).tolist()
+    states = flow(velocity, [W, A], times, rtol=1e-6, atol=1e-12) if lr is None else descend(velocity, [W, A], times, lr)
     losses = [(y_ - phi(x_ @ w.T) @ a).square().sum() / (2 * len(y_)) for w, a in states]
     return like(torch.stack(losses), theta)
 

@@ -110,9 +110,10 @@ def draw(results: Results) -> Figure:
 RIVALS = (Control("each coordinate by its first pull alone", {"times": "own"}),
           Control("as many jumps, evenly from the first to the last", {"times": "evenly"}))
 OBSERVED = "independent check, one problem: 23.9, 11.5, 4.5, 2.3, 1.2, 0.7 % for log(1/alpha) from 4 to 128"
-WORST = ("1.1 % for the typical problem, 0.2 to 2.6 % over ten; of the first 30 problems 14 are within 1 %; 0.7 % in the independent "
-         "check of one. A coordinate b is half way when its pull has passed log(1/alpha) by log|b| / 2; where pulls are weak, late in "
-         "training, this delay is long, and probably passed on to the next jumps. It halves when log(1/alpha) doubles")
+WORST = ("1.1 % for the typical problem, 0.2 to 2.6 % over ten; of the first 30 problems 14 are within 1 %; 0.7 % in the "
+         "independent check of one. A coordinate b is half way when its pull has passed log(1/alpha) by log|b| / 2; where pulls "
+         "are weak, late in training, this delay is long, and probably passed on to the next jumps. It halves when log(1/alpha) "
+         "doubles")
 EXPERIMENT = Experiment(
     name="agf_diagonal", ref=Ref("agf", "Theorem 3.1"), title="alternating flows become the flow of a diagonal linear network",
     smoke=Settings(seeds=(0, 1, 2, 3, 4)), paper=Settings(), tasks=tasks, work=work, figures={"agf_diagonal": draw},
