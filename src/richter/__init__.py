@@ -16,14 +16,15 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_names(__name__, {
     "Probe": "instrument.probe", "Snapshot": "instrument.snapshot", "Observer": "instrument.observe",
     "measure": "instrument.observe", "every": "instrument.schedule", "epochs": "instrument.schedule",
-    "log_spaced": "instrument.schedule", "diagnose": "instrument.verdict", "RichterError": "core",
-    "RichterWarning": "instrument.evaluate",
+    "log_spaced": "instrument.schedule", "plan": "instrument.measurement", "diagnose": "instrument.verdict",
+    "RichterError": "core", "RichterWarning": "instrument.evaluate",
 }, ("controls", "core", "engine", "experiments", "instrument", "kernels", "layers", "learners", "measures", "models", "report",
     "runs", "tasks", "testing", "theory", "workflows"))
 
 if TYPE_CHECKING:
     from richter.core import RichterError
     from richter.instrument.evaluate import RichterWarning
+    from richter.instrument.measurement import plan
     from richter.instrument.observe import Observer, measure
     from richter.instrument.probe import Probe
     from richter.instrument.schedule import epochs, every, log_spaced

@@ -10,6 +10,8 @@ from richter.core.errors import SelectionError
 _UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
+SMALL = 2 ** 26  # bytes: smaller arrays are not what a bound of memory is about
+
 
 def parse_bytes(size: str | float) -> int:
     """``"2GiB"`` -> 2147483648; numbers are bytes."""

@@ -34,6 +34,7 @@ class Cotangents(Protocol):
 
     exact: bool = True  # are sums over outputs what they say, or estimates?
     whole: bool = False  # are they all outputs, each by itself?
+    looks: bool = True  # do they look at the labels? Those of a vocabulary are not made for nothing
 
     def label(self, outputs: int) -> str:
         """What is to be said of them beside a number; empty for what everybody expects."""
@@ -80,6 +81,7 @@ class EveryOutput(Cotangents):
     """Each output by itself, V_v = e_v: the exact sums over outputs."""
 
     whole = True
+    looks = False
 
     def __call__(self, f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
         n, k = f.shape
@@ -110,6 +112,7 @@ class SomeOutputs(Cotangents):
     """These outputs, each by itself."""
 
     picked: tuple[int, ...]
+    looks = False
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
         return len(self.picked)
@@ -128,6 +131,7 @@ class RandomOutputs(Cotangents):
     v: int
     seed: int = 0
     exact = False
+    looks = False
 
     def label(self, outputs: int) -> str:
         return f"{self.v} random outputs of {outputs}"

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from richter.core import WHOLE, Mark, Remark, RichterError, Row
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics import passes
 from richter.instrument.statistics.frame import (
     WHOLE_ONLY,
     Beyond,
@@ -30,6 +29,7 @@ from richter.instrument.statistics.frame import (
     together,
 )
 from richter.instrument.statistics.passes import Key, gather
+from richter.instrument.statistics.stages import Stage, staged
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
 
@@ -56,25 +56,32 @@ class Planned:
         return "map" if place == "any" else place
 
 
+Families = tuple[tuple[list[str], list[Planned]], ...]  # places, and the measures that are evaluated together there
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a measurement will do; it holds for one architecture, whatever its weights."""
 
-    statistics: passes.StatisticsPlan
-    families: tuple[tuple[list[str], list[Planned]], ...]  # places, and the measures that are evaluated together there
+    stages: tuple[tuple[Stage, Families], ...]  # what is gathered together, and who looks at it
     order: list[tuple[str, str]]  # of rows, by layer and measure
 
 
 def plan(subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None) -> Plan:
     """``cotangents``: in the place of those of the measures."""
     chosen = [_planned(subject, m, cotangents) for m in measures]
+    stages = tuple((stage, _families(stage.subject(subject), [chosen[i] for i in stage.members]))
+                   for stage in staged(subject, [p.keys for p in chosen]))
+    layers = _ordered(subject, {place for _, families in stages for places, _ in families for place in places})
+    return Plan(stages, [(layer, m.name) for layer in layers for m in measures])
+
+
+def _families(subject: Subject, chosen: Sequence[Planned]) -> Families:
+    """Of one family, what is shared is held once."""
     families: dict[tuple[Any, ...], list[Planned]] = {}
-    for p in chosen:  # of one family, what is shared is held once
+    for p in chosen:
         families.setdefault((p.place, *dict.fromkeys(c for _, c in p.keys)), []).append(p)
-    groups = tuple((subject.places(key[0]), mine) for key, mine in families.items())
-    layers = _ordered(subject, {place for places, _ in groups for place in places})
-    return Plan(passes.planned(subject, [key for p in chosen for key in p.keys]), groups,
-                [(layer, m.name) for layer in layers for m in measures])
+    return tuple((subject.places(key[0]), mine) for key, mine in families.items())
 
 
 def _planned(subject: Subject, m: Measure, given: Cotangents | None) -> Planned:
@@ -143,17 +150,25 @@ class Evaluation:
     here: dict[Key, Known] = field(default_factory=dict)  # the statistics of the place in hand
 
     def rows(self) -> list[Row]:
-        known = gather(self.subject, self.plan.statistics)
         rows: list[Row] = []
-        for i, (places, measures) in enumerate(self.plan.families):
-            for place in places:
-                self.here = {key: Known(known[key], place) for p in measures for key in p.keys}
-                rows += [self._row(p, place) for p in measures]
-            later = {c for _, others in self.plan.families[i + 1:] for p in others for _, c in p.keys}
-            known = {key: g for key, g in known.items() if key[1] in later}  # what no other family looks at is let go
+        for stage, families in self.plan.stages:
+            rows += self._stage(stage, families)
+            self.here = {}
+            self.subject.let_go()
         self._remark()
         rank = {name: i for i, name in enumerate(self.plan.order)}
         return sorted(rows, key=lambda r: rank[r.layer, r.measure])
+
+    def _stage(self, stage: Stage, families: Families) -> list[Row]:
+        known = gather(stage.subject(self.subject), stage.statistics)
+        rows: list[Row] = []
+        for i, (places, measures) in enumerate(families):
+            for place in places:
+                self.here = {key: Known(known[key], place) for p in measures for key in p.keys}
+                rows += [self._row(p, place) for p in measures]
+            later = {c for _, others in families[i + 1:] for p in others for _, c in p.keys}
+            known = {key: g for key, g in known.items() if key[1] in later}  # what no other family looks at is let go
+        return rows
 
     def _row(self, p: Planned, place: str) -> Row:
         m = p.measure
@@ -198,7 +213,7 @@ class Evaluation:
 
     def _keeps(self, m: Measure, place: str) -> bool:
         """Are its arrays kept? A map's are as wide as what it reads, and are not made where that is too wide."""
-        W = self.subject.W.get(place)
+        W = self.subject.survey.matrices.get(place)
         return self.matrices > 0 and (m.of_kernels or W is None or W.shape[-1] <= self.matrices)
 
     def _remark(self) -> None:

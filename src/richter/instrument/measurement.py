@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Row, SelectionError, parse_bytes
+from richter.instrument import evaluate
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.checks import check_initial, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
-from richter.instrument.evaluate import Evaluation, Plan, plan
+from richter.instrument.evaluate import Evaluation, Plan
+from richter.instrument.foreseen import MeasurementPlan, foreseen
 from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.statistics.frame import OutOfRange
@@ -58,15 +60,27 @@ class Measurement:
         return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
                         work.arrays, labels)
 
+    def plan(self) -> MeasurementPlan:
+        """What ``take`` will do: steps, passes, bytes and seconds. Looks at a few examples only."""
+        check_weights(self.model)
+        with quiet(self.model, self.mode, self.seed):
+            if self.subject.renew():
+                self.plans.clear()
+            return foreseen(self.subject, self._plan(self.measures))
+
+    def _plan(self, measures: Sequence[Measure]) -> Plan:
+        """Made once for an architecture."""
+        names = tuple(m.name for m in measures)
+        if names not in self.plans:
+            self.plans[names] = evaluate.plan(self.subject, measures, self.cotangents)
+        return self.plans[names]
+
     def _evaluated(self, step: int | None, matrices: int, measures: Sequence[Measure]) -> tuple[Evaluation, list[Row]]:
         """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the
         range of single precision is computed in double."""
         for left in range(MOST_DOUBTS, -1, -1):
             try:
-                names = tuple(m.name for m in measures)
-                if names not in self.plans:
-                    self.plans[names] = plan(self.subject, measures, self.cotangents)
-                work = Evaluation(self.subject, self.plans[names], step, matrices)
+                work = Evaluation(self.subject, self._plan(measures), step, matrices)
                 return work, work.rows()
             except CaptureError as why:
                 if not left or not (self.subject.memo.trusted or isinstance(why, Doubt)):
@@ -80,3 +94,16 @@ class Measurement:
                 self.plans.clear()
                 self.subject.widen()
         raise AssertionError("the last doubt is raised")
+
+
+def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
+         initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
+         layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
+         output: Output | None = None, mode: str = "eval", seed: int = 0) -> MeasurementPlan:
+    """What ``richter.measure`` with the same arguments will do: which measures together, passes, bytes and seconds. Runs a few
+    examples only.
+
+    >>> print(richter.plan(model, probe))
+    """
+    return Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers, memory=memory,
+                       output=output, mode=mode, seed=seed).plan()

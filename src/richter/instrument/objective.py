@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from richter.core import Labels, ProbeError
 from richter.instrument.probe import IGNORE_INDEX, Probe
+from richter.instrument.targets import OneHot
 
 # losses that compare each output with a target of its own
 ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
@@ -34,7 +35,7 @@ class Objective:
 
     loss: Callable[..., Any] | None
     y: Tensor | None  # as the probe has them
-    Y: Float[Tensor, "n k"] | None  # targets, one-hot for class ids
+    Y: Any  # targets "n k", one-hot for class ids (of many outputs a OneHot), or None
     ids: Tensor | None  # class or token ids, IGNORE_INDEX where there is none
     counted: Tensor | None  # "n k", False at outputs that do not count
 
@@ -53,7 +54,9 @@ class Objective:
     def of_rows(self, keep: Tensor) -> Objective:
         """The same of some examples."""
         labels = (self.y, self.Y, self.ids, self.counted)
-        return Objective(self.loss, *(None if t is None else t[keep.to(t.device)] for t in labels))
+        parts: list[Any] = [None if t is None else t.take(keep.to(t.device)) if isinstance(t, OneHot) else
+                            t[keep.to(t.device)] for t in labels]
+        return Objective(self.loss, *parts)
 
     @property
     def classes(self) -> Tensor | None:
@@ -154,7 +157,8 @@ class Objective:
         if self.loss is None or not L:
             return
         labels = (self.y, self.Y, self.ids, self.counted)
-        twice = Objective(self.loss, *(None if t is None else torch.cat([t, t]) for t in labels))
+        again = torch.arange(len(f)).repeat(2)
+        twice = Objective(self.loss, *(None if t is None else t[again] for t in labels))
         try:
             doubled = twice.mean(torch.cat([f, f]).requires_grad_()).item()
         except ProbeError:

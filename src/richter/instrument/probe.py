@@ -16,6 +16,7 @@ from richter.core import ProbeError
 from richter.instrument.capture import copy_of
 from richter.instrument.captures import count, select
 from richter.instrument.loaders import batches, pair, undisturbed
+from richter.instrument.targets import WRITTEN, OneHot
 
 IGNORE_INDEX = -100  # as in torch.nn.functional.cross_entropy
 
@@ -225,6 +226,8 @@ class Probe:
         if y is None:
             return None, keep
         if self.holds_ids(shape):
+            if 8 * self.n * k > WRITTEN:
+                return self._made_when_asked(y, rest, keep)
             y, labelled = self._one_hot(y, rest)
             if labelled is not None:
                 keep = labelled if keep is None else keep & labelled
@@ -236,8 +239,25 @@ class Probe:
             raise ProbeError("y contains NaN or Inf.")
         return (y if keep is None else y * keep), keep
 
+    def _made_when_asked(self, y: Tensor, rest: torch.Size, keep: Tensor | None) -> tuple[Any, Tensor | None]:
+        """The same of many outputs: the targets answer as a tensor does (OneHot)."""
+        real = self._checked(y, rest).reshape(self.n, -1)
+        if not bool(real.all()):
+            labelled = real[..., None].expand(*real.shape, rest[-1]).reshape(self.n, -1)
+            keep = labelled if keep is None else keep & labelled
+        counted = real if keep is None else keep.view(*real.shape, -1)[..., 0]
+        return OneHot(torch.where(real, y.reshape(self.n, -1), 0).long(), counted, rest[-1]), keep
+
     def _one_hot(self, y: Tensor, rest: torch.Size) -> tuple[Tensor, Tensor | None]:
         """Class ids [n] or token ids [n,T] -> one-hot of the outputs' shape, and where there is no label."""
+        real = self._checked(y, rest)
+        hot = torch.nn.functional.one_hot(torch.where(real, y, 0).long(), rest[-1]) * real[..., None]
+        if real.all():
+            return hot, None
+        return hot, real[..., None].expand(hot.shape).reshape(self.n, -1)
+
+    def _checked(self, y: Tensor, rest: torch.Size) -> Tensor:
+        """Where there is a label."""
         classes = rest[-1]
         real = y != self.ignore_index
         if y.shape[1:] != rest[:-1]:
@@ -246,10 +266,7 @@ class Probe:
         if (y[real] >= classes).any():
             raise ProbeError(f"y contains label {int(y[real].max())}, but the model has {classes} outputs (labels 0 to "
                              f"{classes - 1}). Is the last layer too small, or do labels start at 1?")
-        hot = torch.nn.functional.one_hot(torch.where(real, y, 0).long(), classes) * real[..., None]
-        if real.all():
-            return hot, None
-        return hot, real[..., None].expand(hot.shape).reshape(self.n, -1)
+        return real
 
 
 def _writable(a: np.ndarray) -> np.ndarray:

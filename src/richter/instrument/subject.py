@@ -12,23 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from richter.core import WHOLE, CaptureError, Mark, MemoryBudgetError, Remark, SelectionError, matches, show_bytes
+from richter.core import WHOLE, CaptureError, Remark, SelectionError, matches
+from richter.core.sizes import SMALL
 from richter.core.text import MOVED_BUFFERS, few_of
-from richter.instrument.capture import Output, State, device_of, forward, same_bits, state_of, to_device
+from richter.instrument.capture import Output, State, device_of, forward, outputs_of, same_bits, state_of, to_device
 from richter.instrument.captures import RowCotangents, select
+from richter.instrument.checks import check_labels, check_selection
 from richter.instrument.cotangents import Cotangents, Use
+from richter.instrument.matrices import Widened, fixed_bytes, weight_bytes
 from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
 from richter.instrument.shift import aligned
+from richter.instrument.statistics.bases import Bases, size
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.journey import Journey
 from richter.instrument.statistics.norms import understood
-from richter.instrument.statistics.weights import basis, block_diagonal
+from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.planning import Unit, units_of
 
+ARRAYS, FEWEST_SURVEYED = 12, 4  # of outputs that a survey holds; examples that it takes at least
 MAP_KINDS = ("dense", "grouped", "lookup")
 Layers = Sequence[str] | Callable[[str], bool] | None
 
@@ -39,7 +44,9 @@ class Subject:
     def __init__(self, model: nn.Module, probe: Probe, initial: Mapping[str, Tensor] | None, layers: Layers, memory: int,
                  output: Output | None, errors: bool = True) -> None:
         self.model, self.probe, self.initial, self.layers = model, probe, initial, layers
-        self.memory, self.output, self.errors = memory, output, errors
+        self.allowed, self.output, self.errors = memory, output, errors
+        self.counted: Tensor | None = None  # "n k", False at outputs that do not count; None: all do
+        self.frugal = False  # are sums kept as what they are made of, where that takes less room?
         self.wide = False  # its products leave the range of single precision: they are computed in double
         self._find_device()
         self.memo = SurveyMemo()
@@ -54,6 +61,15 @@ class Subject:
         self.step: int | None = None  # of training, at which it is measured
         self.moved = ""  # what is to be said of token labels
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
+
+    @property
+    def fixed(self) -> int:
+        return fixed_bytes(self.model, self.counted)
+
+    @property
+    def memory(self) -> int:
+        """What is left of memory= for statistics."""
+        return max(0, self.allowed - self.fixed)
 
     def renew(self, look: bool = False) -> bool:
         """The model as it is now. Is anything but its numbers other than the last time? A survey of a plain model is taken as it
@@ -101,18 +117,19 @@ class Subject:
         self._read_matrices()
 
     def _read_matrices(self) -> None:
-        self.W = {k: self._wide(W) for k, W in self.survey.matrices.items()}
-        self.W0 = {} if self.initial is None else self._matrices_then()
+        self.W = Widened(self.survey.matrices, self._wide)
+        self.W0 = Widened({} if self.initial is None else self._matrices_then(), self._wide)
 
     def _prepare(self) -> None:
         """What depends on the architecture alone."""
         self.kept.clear()
+        self.numbers: dict[tuple[Cotangents, Use], int] = {}  # of cotangents
         self._forget_tokens()
         self._read_probe()
         self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
-        self._check_selection()
+        check_selection(self)
 
     @cached_property
     def then(self) -> State | None:
@@ -167,11 +184,23 @@ class Subject:
         other._read_probe()
         return other
 
-    def _changed(self, how: str) -> Subject:
+    def let_go(self) -> None:
+        """Of what was computed once: a stage of a measurement is over."""
+        for name in ("bases", "journey"):
+            self.__dict__.pop(name, None)
+
+    def narrowed(self, maps: Sequence[str]) -> Subject:
+        """The same with some of its maps, for a pass of their own; what it keeps, it keeps in little room."""
+        other = self._changed()
+        other.maps, other.frugal = list(maps), True
+        return other
+
+    def _changed(self, *how: str) -> Subject:
         other = copy.copy(self)
-        other.origin = (*self.origin, how)
+        other.origin = (*self.origin, *how)
         for name in ("bases", "journey", "loss_gradient", "kernel_rows"):  # what is computed once of what changes
             other.__dict__.pop(name, None)
+        other.numbers = {}
         return other
 
     @cached_property
@@ -221,9 +250,24 @@ class Subject:
         return Source(self.model, self.then, self.survey, self.output, self.audit, self.wide)
 
     @cached_property
-    def bases(self) -> dict[str, Tensor | None]:
+    def bases(self) -> Bases:
         """Of the columns of each map's matrices, where moments are kept in one."""
-        return {k: basis(*self.pair(k)) for k in self.maps}
+        return Bases(self._matrices, self.pair, self.plain)
+
+    def rank(self, name: str) -> int:
+        """How many numbers a moment keeps of what is asked of a map at a position: those of a basis, or all."""
+        shape, matrices = self._matrices(name)
+        return size(shape, matrices) or shape[0]
+
+    def _matrices(self, name: str) -> tuple[tuple[int, int], int]:
+        """The shape of a map's matrix, grouped ones as one, and how many there are: now, and then."""
+        shape, kind = self.survey.maps[name].shape, self.survey.maps[name].kind
+        return (shape[0] * shape[1], shape[0] * shape[2]) if kind == "grouped" else (shape[0], shape[1]), 1 + (name in self.W0)
+
+    def plain(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """The same as ``pair``, where they lie."""
+        grouped = self.survey.maps[name].kind == "grouped"
+        return self.pair(name) if grouped else (self.W.matrices[name], self.W0.matrices.get(name))
 
     @property
     def single(self) -> bool:
@@ -266,13 +310,16 @@ class Subject:
 
     def number(self, cotangents: Cotangents, use: Use) -> int:
         """How many cotangents there are for each example."""
-        return cotangents.count(self.survey.outputs, use, None if self.Y is None else self.Y[:1])
+        if (cotangents, use) not in self.numbers:
+            Y = None if self.Y is None or not cotangents.looks else self.Y[:1]
+            self.numbers[cotangents, use] = cotangents.count(self.survey.outputs, use, Y)
+        return self.numbers[cotangents, use]
 
     def rowwise(self, cotangents: Cotangents, use: Use, block: slice = slice(None), among: Tensor | None = None) -> RowCotangents:
         """Cotangents for some rows of the probe (or of those ``among`` it), zero at outputs that do not count."""
         def V(f: Tensor, rows: slice) -> Tensor:
             mine = torch.arange(rows.start, rows.stop) if among is None else among[rows]
-            Y = None if self.Y is None else self.Y[mine].to(f.device)
+            Y = None if self.Y is None or not cotangents.looks else self.Y[mine].to(f.device)
             values = cotangents.rows(f, Y, mine.tolist(), block, use)
             return values if self.counted is None else values * self.counted[mine].to(values)
         return V
@@ -304,12 +351,21 @@ class Subject:
 
     def _first_inputs(self) -> Any:
         """Of the few examples on which a model is surveyed."""
-        return to_device(select(self._inputs(), slice(0, SURVEYED)), self.device)
+        return to_device(select(self._inputs(), slice(0, self._surveyed)), self.device)
+
+    @cached_property
+    def _surveyed(self) -> int:
+        """How many they are: fewer of a large model with many outputs, of which a survey holds a dozen arrays."""
+        if weight_bytes(self.model) <= SMALL:
+            return SURVEYED
+        one = to_device(select(self._inputs(), slice(0, 2)), self.device)
+        each = ARRAYS * outputs_of(self.model, one, self.output)[0].numel() * self.itemsize
+        return int(min(SURVEYED, max(FEWEST_SURVEYED, self.allowed // 4 // each)))
 
     def _read_probe(self) -> None:
         """Inputs, and labels as the outputs have them."""
         self.x = self._inputs()
-        self._check_labels()
+        check_labels(self)
         shape = torch.Size((self.probe.n, *self.survey.shape))
         self.probe, note = aligned(self.source.bench(self._first_inputs()), self.probe, shape)
         self.moved = note or self.moved
@@ -317,16 +373,6 @@ class Subject:
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
 
     # ------------------------------------------------------------------------------------------------------- checks
-
-    def _check_labels(self) -> None:
-        """Labels of every output, and random combinations of them, are whole arrays: a vocabulary times a text is not small."""
-        n, k = self.probe.n, self.survey.outputs
-        need = 8 * k * n if self.probe.y is not None else 0
-        if need > max(self.memory, 2 ** 26):  # smaller arrays are not what a bound is about
-            raise MemoryBudgetError(
-                f"memory={show_bytes(self.memory)} cannot hold the labels of {k:,} outputs for {n} examples. The smallest that "
-                f"works here is above memory='{show_bytes(need)}'; pick fewer outputs, e.g. those of the last token: "
-                f"output=lambda out: out.logits[:, -1].")
 
     def _matrices_then(self) -> dict[str, Tensor]:
         assert self.then is not None
@@ -340,7 +386,7 @@ class Subject:
         matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}
         later = {k: m for k, m in self.survey.maps.items() if k not in matrices and m.weight is not None}  # not used by the first
         matrices |= {k: self.then[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
-        return {k: self._wide(W) for k, W in matrices.items()}
+        return matrices
 
     def _wide(self, W: Tensor) -> Tensor:
         """Errors are differences of near numbers: they take float64."""
@@ -352,22 +398,3 @@ class Subject:
         if callable(self.layers):
             return [k for k in names if self.layers(k)]
         return [k for k in names if any(matches(k, pattern) for pattern in self.layers)]
-
-    def _check_selection(self) -> None:
-        known = list(dict.fromkeys([*self.survey.maps, *self.modules]))
-        if not self.survey.maps and not self.modules:
-            raise SelectionError("no weight layer was found: the model has no parameter that a linear map, a norm or a plain "
-                                 "operation of its forward pass uses. Is it an empty container, or are its weights buffers?")
-        if self.layers is None or callable(self.layers) or not len(self.layers):
-            if not self.maps and not self.modules:
-                raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
-            return
-        for pattern in self.layers:
-            idle = {k for k, remark in self.survey.notes.items() if remark.mark is Mark.IDLE}
-            if any(matches(k, pattern) and k not in idle for k in [*self.maps, *self.modules]):
-                continue
-            for name, remark in self.survey.notes.items():
-                if matches(name, pattern):
-                    raise CaptureError(f"layer {name!r} cannot be measured: {remark.text}.")
-            raise SelectionError(f"layers={pattern!r} matches nothing. This model has: {', '.join(known)}. "
-                                 f"Patterns like 'h.*.attn.*' work too.")

@@ -24,6 +24,7 @@ from richter.instrument.survey import MOST_DOUBTS, SURVEYED, Amendments, Audit, 
 from richter.kernels.contract import Room, Sum, add_products, gradients, mirror, read_products
 from richter.kernels.operations import OUTPUTS, Outputs
 from richter.kernels.planning import Plan, Request, Unit, make_plan, units_of
+from richter.kernels.shared import add_shared, by_pairs
 
 T = TypeVar("T")
 
@@ -70,9 +71,17 @@ class Block:
         for u in self.job.units:
             if u in self.sums:
                 self.sums[u].add(a[u.maps[0]], b[u.maps[0]])
+            elif u.maps and self._in_pairs(u, a, b):
+                continue
             elif u.maps:
                 A = shared_gradients(self.job, u, a)
                 self.add_gradients(u, A, A if b is a else shared_gradients(self.job, u, b))
+
+    def _in_pairs(self, u: Unit, a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture]) -> bool:
+        """Is a parameter that is several maps too large for its gradients to be formed?"""
+        source, n = self.job.source, max(c.g.shape[1] for c in (a[u.maps[0]], b[u.maps[0]]))
+        return by_pairs(source.survey, source.state, u.maps, u.parameter, n, self.job.outputs) and \
+            add_shared(self.out[u.module], u.maps, a, b, source.state[u.parameter], self.job.outputs)
 
     def add_whole(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
         """Whole gradients of the parameters without a map, all cotangents at once."""

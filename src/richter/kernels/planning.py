@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from richter.core import MemoryBudgetError, show_bytes
 from richter.core.text import table
 from richter.instrument.capture import State
 from richter.instrument.captures import MapInfo, Survey
-from richter.kernels.operations import Outputs, Size, cheapest, costs, widths
+from richter.kernels.operations import NUMBERS, Outputs, Size, cheapest, costs, widths
+from richter.kernels.shared import by_pairs
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def units_of(model: nn.Module, survey: Survey) -> list[Unit]:
             continue
         module = name.rpartition(".")[0]
         maps = survey.structured.get(name, ())
-        if maps and _in_parts([survey.maps[k].index for k in maps], p.numel()):
+        if maps and _in_parts([survey.maps[k] for k in maps], p.numel()):
             for k in maps:
                 units[module, k] = Unit(module, (k,), bias=(module, k) in units)
         elif maps:  # their gradients are added before the product
@@ -50,14 +51,14 @@ def units_of(model: nn.Module, survey: Survey) -> list[Unit]:
     return list(units.values())
 
 
-def _in_parts(indices: Sequence[Tensor], entries: int) -> bool:
+def _in_parts(maps: Sequence[MapInfo], entries: int) -> bool:
     """Do maps hold every entry of their parameter once? Two that share some, and leave others out, can be as large as it."""
-    if sum(len(index) for index in indices) != entries:
-        return False
-    held = torch.zeros(entries, dtype=torch.bool, device=indices[0].device)
-    for index in indices:
-        held[index] = True
-    return len(indices) == 1 or bool(held.all())
+    if sum(info.entries for info in maps) != entries or len(maps) == 1:
+        return len(maps) == 1 and maps[0].entries == entries
+    held = torch.zeros(entries, dtype=torch.bool, device=maps[0].index.device)
+    for info in maps:
+        held[info.index] = True
+    return bool(held.all())
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,8 @@ def _numbers(r: Request, n: int, m: int, block: int, same: bool) -> int:
         if u.parameter:
             number = (block if u.maps else r.v) * r.state[u.parameter].numel()
             held += 0 if u.maps else sides * number
-            moment["shared"] = max(moment.get("shared", 0), 2 * sides * number)
+            pairs = u.maps and by_pairs(r.survey, r.state, u.maps, u.parameter, max(n, m), r.outputs)
+            moment["shared"] = max(moment.get("shared", 0), 3 * NUMBERS if pairs else 2 * sides * number)
         elif u.weight:
             z = size(r.survey.maps[u.maps[0]], n, m, r.v, same)
             way = cheapest(z, r.outputs)

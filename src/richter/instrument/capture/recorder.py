@@ -60,8 +60,12 @@ class Call:
 
     def index(self) -> Tensor:
         """Where each entry of the matrix stands in the flattened weight."""
-        entries = torch.arange(self.weight.numel(), device=self.weight.device).view(self.weight.shape)
-        return self.map.matrix(self.module, entries)
+        return index_of(self.map, self.module, self.weight.shape, self.weight.device)
+
+
+def index_of(view: LinearMap, module: nn.Module, shape: torch.Size, device: torch.device) -> Tensor:
+    """Where each entry of a map's matrix stands in a flattened weight of this shape, in the shape of the matrix."""
+    return view.matrix(module, torch.arange(shape.numel(), device=device).view(shape))
 
 
 class Product(NamedTuple):
@@ -206,7 +210,7 @@ def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
         place = t.untyped_storage()
         if place.data_ptr() not in weights:
             kept[place.data_ptr()] = place.nbytes()
-        return t
+        return t.detach()  # a tensor that is kept by the operation that made it, as it is, would never be let go
 
     with saved_tensors_hooks(add, lambda t: t):
         yield kept

@@ -191,6 +191,13 @@ def pick(returned: Any, output: Output | None = None) -> Tensor:
                          f"Say which tensor is its output: output=lambda out: ....")
 
 
+def outputs_of(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
+    """What counts as the output of some examples, without a graph. Call it inside ``quiet``."""
+    args, kwargs = arguments(model, copy_of(x))
+    with torch.no_grad():
+        return pick(model(*args, **kwargs), output)
+
+
 def _chosen(returned: Any, output: Output) -> Tensor:
     """What the user's own function picks."""
     if not callable(output):

@@ -1,6 +1,7 @@
 """What measures are made of, each computed once: statistics of weights, moments over examples, gradients, kernels over pairs of
 examples, and functions of these. A statistic of your own is a class with ``begin``: see frame.py and docs/extending.md."""
 
+from richter.instrument.statistics.bases import basis
 from richter.instrument.statistics.classes import CLASSES, Classes
 from richter.instrument.statistics.elsewhere import HeldOut, Initial, Previous
 from richter.instrument.statistics.estimates import CENTRED_KERNEL, SAME_OUTPUT
@@ -42,7 +43,6 @@ from richter.instrument.statistics.weights import (
     FeatureMatrix,
     OfWeight,
     Pair,
-    basis,
     block_diagonal,
     egop,
     feature_matrix,

@@ -11,18 +11,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from richter import linalg
-from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, show_bytes
+from richter.core import WHOLE, Mark, Remark
 from richter.instrument.captures import check_finite, timed
 from richter.instrument.cotangents import Cotangents, SomeOutputs
+from richter.instrument.statistics import stored
 from richter.instrument.statistics.centred import CentredKernel, centred_kernel, centred_kernel_leaving
+from richter.instrument.statistics.compressed import (
+    SKETCHES,
+    Compressed,
+    Grams,
+    Vectors,
+    Whole,
+    compressed_bytes,
+    size,
+    squared,
+    summed,
+)
 from richter.instrument.statistics.frame import (
     GROUPS,
     NO_LABELS,
@@ -46,14 +59,17 @@ from richter.instrument.statistics.grams import (
     same_output_leaving,
 )
 from richter.instrument.statistics.products import centred, parameter_groups, parameters, products
+from richter.instrument.statistics.tables import recorded
 from richter.instrument.stream import chunks, fitting
-from richter.kernels.planning import Unit, make_plan
+from richter.instrument.targets import labelled as having_labels
+from richter.kernels.planning import make_plan
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
     from richter.instrument.subject import Subject
 
 SMALL = 2 ** 26  # bytes: kernels below this size are never estimated
+TURNS = 2  # over the probe in which the gradients of all vectors are had, some modules after others; else they are compressed
 SAMPLED = 8  # outputs whose own kernels are looked at when there are too many
 SKETCHED, CORRECTING = 32, 16  # vectors that span most of a kernel, and that sample what is left of it
 UNRESOLVED = 0.03  # a largest eigenvalue is not reported when its vector is further than this from being one
@@ -68,14 +84,15 @@ class Estimate:
     """A value, and the same with parts of what it rests on left out: the jackknife makes a standard error of them."""
 
     value: Any
-    leaving: Sequence[Any] = ()
+    leaving: Sequence[Any] = ()  # of the first kind of groups
+    others: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # of other kinds
 
 
 class Estimates(Simple):
     """Estimates of all modules and of the whole model, made together when the first is asked for."""
 
-    def __init__(self, make: Callable[[], Iterator[tuple[str, Estimate]]], kind: str, groups: int, remark: Remark) -> None:
-        super().__init__({kind: groups}, remark)
+    def __init__(self, make: Callable[[], Iterator[tuple[str, Estimate]]], groups: Mapping[str, int], remark: Remark) -> None:
+        super().__init__(groups, remark)
         self.make = make
 
     @cached_property
@@ -85,7 +102,10 @@ class Estimates(Simple):
     def value(self, place: str, without: Group | None = None) -> Any:
         if place not in self.known:
             raise Missing(KERNEL)
-        return self.known[place].value if without is None else self.known[place].leaving[without[1]]
+        if without is None:
+            return self.known[place].value
+        kind, i = without
+        return (self.known[place].leaving if kind == next(iter(self.groups)) else self.known[place].others[kind])[i]
 
 
 # ------------------------------------------------------------------------------------------------ many outputs
@@ -101,71 +121,80 @@ class Sketch(Statistic):
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)
-        held = _vectors_bytes(t, cotangents.vectors + 1)
-        return Wants(alone=3 * held, what=f"estimates of kernels over {t.n} examples")
+        q = cotangents.vectors
+        compresses = _compresses(t)
+        alone = compressed_bytes(t, q) if compresses else 3 * _vectors_bytes(t, q + 1)
+        turns = 1 if compresses else sum(1 for _ in parameter_groups(t, q + 1))
+        passes = turns * (1 + 2 * (q + (subject.Y is not None))) / 3 * t.n / subject.probe.n
+        return Wants(alone=alone, what=f"estimates of kernels over {t.n} examples", passes=passes)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        remark = Remark(Mark.ESTIMATED, cotangents.label(subject.survey.outputs))
-        return Estimates(lambda: _sketch(Tangents(subject, cotangents)), "vectors", min(GROUPS, cotangents.vectors), remark)
+        t, label = Tangents(subject, cotangents), cotangents.label(subject.survey.outputs)
+        groups = {"vectors": min(GROUPS, cotangents.vectors)}
+        if _compresses(t):
+            m = size(subject, parameters(t, t.units), cotangents.vectors)
+            label, groups = f"{label}, gradients compressed to {SKETCHES} x {m} numbers", groups | {"sketches": SKETCHES}
+        return Estimates(lambda: _sketch(t), groups, Remark(Mark.ESTIMATED, label))
+
+
+def _compresses(t: Tangents) -> bool:
+    """Are gradients compressed? Where those of all vectors take more than two turns to be had."""
+    vectors = t.cotangents.vectors + 1
+    return _vectors_bytes(t, vectors) > t.subject.memory // 3 or sum(1 for _ in parameter_groups(t, vectors)) > TURNS
 
 
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
-    subject, k, q = t.subject, t.subject.survey.outputs, t.cotangents.vectors
-    need = t.n * k * q
-    if need > max(subject.memory, SMALL):
-        raise MemoryBudgetError(f"memory={show_bytes(subject.memory)} cannot hold {q} random vectors of {k:,} outputs for "
-                                f"{t.n} examples. The smallest that works here is memory='{show_bytes(need)}'; pick fewer "
-                                f"outputs, e.g. those of the last token: output=lambda out: out.logits[:, -1].")
-    Z = t.cotangents.signs(t.rows.tolist(), k, range(q))
-    y = None if subject.Y is None else subject.Y[t.rows]
-    gram: dict[str, Tensor] = {}
-    quadratic: dict[str, float] = {}
-    energy = math.nan if y is None else centred(t, y).square().sum().item()
-    for units in parameter_groups(t, q + 1):
-        for module, B in _pulled(t, units, Z, y).items():
-            T = (B @ B.T).double()
-            gram[module], quadratic[module] = T[:q, :q], T[-1, -1].item() if y is not None else math.nan
-    if subject.layers is None and gram:
-        gram[WHOLE] = torch.stack(list(gram.values())).sum(0)
-        quadratic[WHOLE] = sum(quadratic.values())
+    vectors, every = Vectors(t), Grams()
+    compresses = _compresses(t)
+    for units in [t.units] if compresses else parameter_groups(t, vectors.q + 1):
+        kind = Compressed if compresses else Whole
+        gradients = kind(t, units, len(vectors), vectors.labelled)
+        _pull(t, vectors, gradients)
+        mine = gradients.grams(vectors)
+        every.products |= mine.products
+        every.squares |= mine.squares
+    if t.subject.layers is None and every.products:
+        every.products[WHOLE] = summed(every.products)
+        if vectors.labelled:
+            every.squares[WHOLE] = summed(every.squares)
+    energy = vectors.energy if vectors.labelled else math.nan
+    for name, T in every.products.items():
+        yield name, _of_products(T, (every.squares[name], energy) if vectors.labelled else None)
+
+
+def _of_products(T: Float[Tensor, "r q q"], labelled: tuple[float, float] | None) -> Estimate:
+    """From inner products of the gradients of random vectors: of all, without some of the vectors, without a sketch."""
+    q = T.shape[1]
     group = torch.arange(q) % min(GROUPS, q)
-    for name, T in gram.items():
-        labelled = None if y is None else (quadratic[name], energy)
+    squares = squared(T)
 
-        def value(keep: Tensor, T: Tensor = T, labelled: tuple[float, float] | None = labelled) -> CentredKernel:
-            return CentredKernel(_off_diagonal(T[keep][:, keep]) ** 0.5, labelled, math.nan, NO_TOP)
+    def value(P: Tensor) -> CentredKernel:
+        return CentredKernel(max(_off_diagonal(P), 0.0) ** 0.5 if len(P) > 1 else math.nan, labelled, math.nan, NO_TOP)
+    sketches = torch.arange(len(T))
+    fewer = [value(squared(T, sketches != r)) for r in range(len(T))] if len(T) > 1 else []
+    leaving = [value(squares[group != g][:, group != g]) for g in range(int(group.max()) + 1)]
+    return Estimate(value(squares), leaving, {"sketches": fewer})
 
-        yield name, Estimate(value(group >= 0), [value(group != g) for g in range(int(group.max()) + 1)])
 
-
-def _pulled(t: Tangents, units: Sequence[Unit], Z: Tensor, y: Tensor | None) -> dict[str, Tensor]:
-    """J^T z~ of each module for every vector (and for the labels, last): plain gradients, "v p"."""
-    subject, names = t.subject, parameters(t, units)
-    places = [subject.state[k] for k in names]
-    B = [torch.zeros(len(Z) + 1, p.numel(), dtype=subject.source.dtype, device=subject.device) for p in places]
-    size = fitting(subject.memory // 3, subject.itemsize * 2 * subject.survey.graph + 1, min(subject.probe.chunk, t.n),
-                   subject.survey.drawn)
-    targets = None if y is None else centred(t, y)
+def _pull(t: Tangents, vectors: Vectors, gradients: Whole | Compressed) -> None:
+    """J^T z~ of each module for every vector (and for the labels, last): plain gradients."""
+    subject = t.subject
+    room = subject.memory - compressed_bytes(t, vectors.q) if isinstance(gradients, Compressed) else subject.memory // 3
+    each = subject.itemsize * (2 * subject.survey.graph + 6 * subject.survey.outputs) + 1
+    size = fitting(room + each, each, min(subject.probe.chunk, t.n), subject.survey.drawn)
     for chunk in chunks(subject.source, t.x, size, title="kernels"):
         with timed(subject.device) as seconds:
-            graph = chunk.graph
+            run = recorded(subject, chunk.x, chunk.rows.start, gradients.maps) if gradients.maps else chunk.graph
         subject.forwards.append((chunk.n, seconds()))
-        check_finite(graph.f)
-        for v in range(len(Z) + (targets is not None)):
-            z = targets if v == len(Z) else centred(t, Z[v].double())
-            assert z is not None
-            for total, d in zip(B, graph.backward(z[chunk.rows].to(graph.f.device), places)[1], strict=True):
-                total[v] += d.reshape(-1)
-    parts: dict[str, list[Tensor]] = {}
-    for name, b in zip(names, B, strict=True):
-        parts.setdefault(name.rpartition(".")[0], []).append(b)
-    return {module: torch.cat(gradients, 1) for module, gradients in parts.items()}
+        check_finite(run.f)
+        for v in range(len(vectors)):
+            gradients.add(v, run, vectors(v, chunk.rows).to(run.f.device))
 
 
-def _off_diagonal(T: Tensor) -> float:
-    """The mean of T_vw^2 over v != w."""
-    q = len(T)
-    return ((T.square().sum() - T.diagonal().square().sum()) / (q * (q - 1))).item() if q > 1 else math.nan
+def _off_diagonal(squares: Float[Tensor, "q q"]) -> float:
+    """Their mean over v != w."""
+    q = len(squares)
+    return ((squares.sum() - squares.diagonal().sum()) / (q * (q - 1))).item()
 
 
 def _vectors_bytes(t: Tangents, vectors: int) -> int:
@@ -189,12 +218,14 @@ class Free(Statistic):
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)  # a module's products in a third of the memory, a pair of examples in another
         held = max(_vectors_bytes(t, 2 * 2 * (SKETCHED + CORRECTING)), t.least("trace"))
-        return Wants(alone=3 * held, what=f"estimates of kernels over {t.n} examples")
+        turns = sum(1 for _ in parameter_groups(t, 2 * 2 * (SKETCHED + CORRECTING)))
+        return Wants(alone=3 * held, what=f"estimates of kernels over {t.n} examples",
+                     passes=turns * 4 * (1 + t.v) / 3 * t.n / subject.probe.n)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
         label = f"estimated by products with the kernel of {t.n} examples, which is not formed"
-        return Estimates(lambda: _free(t), "vectors", GROUPS, Remark(Mark.ESTIMATED, label))
+        return Estimates(lambda: _free(t), {"vectors": GROUPS}, Remark(Mark.ESTIMATED, label))
 
 
 def operations(t: Tangents) -> tuple[float, float]:
@@ -204,8 +235,8 @@ def operations(t: Tangents) -> tuple[float, float]:
     exact = make_plan(t.request(subject.wanted, "full"), 2 ** 62).operations
     maps = [survey.maps[k] for u in subject.wanted for k in u.maps]
     through = 2 * t.n * (1 + t.v) * sum(m.width * m.shape[-1] for m in survey.maps.values() if m.kind == "dense")
-    own = sum(2 * t.n * (m.width * m.shape[-1] * t.v + t.v * q * m.index.numel() if m.unfolded or
-                         m.width > m.shape[0] else q * m.index.numel()) for m in maps)
+    own = sum(2 * t.n * (m.width * m.shape[-1] * t.v + t.v * q * m.entries if m.unfolded or
+                         m.width > m.shape[0] else q * m.entries) for m in maps)
     return exact, 4 * through + 2 * own
 
 
@@ -268,37 +299,53 @@ class Diagonal(Statistic):
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)
         v = t.v if cotangents.exact else SAMPLED
-        return Wants(alone=8 * v * t.n ** 2 + t.least("diagonal", v), what=f"estimates of kernels over {t.n} examples")
+        least = t.least("diagonal", v)
+        least = min(least, stored.least(t)) if not cotangents.exact and stored.can_be_kept(t) else least
+        if not cotangents.exact and stored.fewer_passes(t, v):
+            passes = len(stored.turns(t)) * v * 2 / 3
+        else:
+            passes = (1 + v) / 3
+        return Wants(alone=8 * v * t.n ** 2 + least, what=f"estimates of kernels over {t.n} examples",
+                     passes=passes * t.n / subject.probe.n)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
         if subject.Y is None and self.labelled:
-            return Estimates(_unlabelled, "examples", 0, Remark())
-        every = torch.ones(t.n, subject.survey.outputs, dtype=torch.float64)  # without labels any output may be drawn
-        Y = (every if subject.Y is None else subject.Y[t.rows]).to(subject.home)
-        picked, labelled = torch.arange(Y.shape[1]), Y.shape[1]
-        if not cotangents.exact:
-            known = (Y != 0).any(0).nonzero().flatten().cpu()
+            return Estimates(_unlabelled, {"examples": 0}, Remark())
+        k = subject.survey.outputs
+        picked, labelled = torch.arange(k), k
+        if not cotangents.exact:  # without labels any output may be drawn
+            known = picked if subject.Y is None else having_labels(subject.Y, t.rows).nonzero().flatten().cpu()
             draw = torch.Generator().manual_seed(0)
             picked, labelled = known[torch.randperm(len(known), generator=draw)[:SAMPLED]].sort().values, len(known)
         drawn = len(picked) < labelled
         among = f"{labelled} that have labels" if subject.Y is not None else str(labelled)
         remark = Remark(Mark.ESTIMATED, f"{len(picked)} outputs drawn of {among}") if drawn else Remark()
-        of_picked = Y[:, picked.to(Y.device)]
+        Y = torch.ones(t.n, len(picked), dtype=torch.float64) if subject.Y is None else _columns(subject.Y, t.rows, picked)
+        of_picked = Y.to(subject.home)
         kind, groups = ("outputs", len(picked)) if drawn else ("examples", t.groups["examples"])
         only = None if cotangents.exact else picked
-        return Estimates(lambda: self._estimates(t, only, of_picked, drawn), kind, groups, remark)
+        return Estimates(lambda: self._estimates(t, only, of_picked, drawn), {kind: groups}, remark)
 
     def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool) -> Iterator[tuple[str, Estimate]]:
         if not Y.shape[1]:
             raise Missing(NO_LABELS)
         total: Tensor | None = None
-        for name, K in t.anew("diagonal", None if picked is None else SomeOutputs(tuple(picked.tolist()))):
+        for name, K in self._kernels(t, picked):
             if t.subject.layers is None:
                 total = K.clone() if total is None else total.add_(K)
             yield name, self._estimate(t, K, Y, drawn)
         if total is not None:
             yield WHOLE, self._estimate(t, total, Y, drawn)
+
+    def _kernels(self, t: Tangents, picked: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+        """Of each module, of all outputs or of some."""
+        if picked is None:
+            return t.anew("diagonal")
+        chosen = tuple(picked.tolist())
+        if stored.fewer_passes(t, len(chosen)):
+            return stored.one_at_a_time(t, chosen)
+        return t.anew("diagonal", SomeOutputs(chosen))
 
     def _estimate(self, t: Tangents, K: Tensor, Y: Tensor, drawn: bool) -> Estimate:
         value = self.sums(K, Y)
@@ -306,6 +353,11 @@ class Diagonal(Statistic):
             return Estimate(value, self.leaving(K, Y, t.groups["examples"]) if self.leaving is not None else ())
         outputs = torch.arange(len(K), device=K.device)
         return Estimate(value, [self.sums(K[outputs != i], Y[:, outputs != i]) for i in range(len(K))])
+
+
+def _columns(Y: Any, rows: Tensor, picked: Tensor) -> Tensor:
+    """Of some rows some columns: the rows are made one after another where there are too many to be written down."""
+    return torch.cat([(row := Y[rows[i:i + 1]])[:, picked.to(row.device)] for i in range(len(rows))])
 
 
 def _unlabelled() -> Iterator[tuple[str, Estimate]]:

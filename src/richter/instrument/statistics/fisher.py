@@ -232,12 +232,13 @@ class FisherSketch(Statistic):
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = self.sampled(subject)
-        return Wants(alone=t.bytes() + t.least(), what=f"the kernel of one layer over {t.n} examples and {self.draws} draws")
+        return Wants(alone=t.bytes() + t.least(), what=f"the kernel of one layer over {t.n} examples and {self.draws} draws",
+                     passes=(1 + t.v) / 3 * t.n / subject.probe.n)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         label = f"from {self.draws} random combinations of the {subject.survey.outputs} outputs of each example"
         remark = Remark(Mark.ESTIMATED, label)
-        return Estimates(lambda: _sketched(self.sampled(subject)), "vectors", self.draws, remark)
+        return Estimates(lambda: _sketched(self.sampled(subject)), {"vectors": self.draws}, remark)
 
 
 def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:

@@ -127,6 +127,7 @@ class Wants:
     held: int = 0  # bytes that it keeps until it is asked
     alone: int = 0  # bytes of the smallest piece of work that it does by itself, when it is asked
     what: str = ""  # that takes those bytes
+    passes: float = 0.0  # forward-backward passes of the probe that it makes by itself, about; a third of one is a forward pass
     optional: bool = False  # if there is no room in the pass it can do without, and makes passes of its own
 
     @property

@@ -31,7 +31,7 @@ class Gradient(Statistic):
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         users = subject.sharing
-        entries = sum(subject.survey.maps[k].index.numel() for k in users)
+        entries = sum(subject.survey.maps[k].entries for k in users)
         return Wants(tuple(users), reads=True,  # sums, those of the chunk in hand, and what is made of them
                      held=(8 * (GROUPS + 4) + subject.itemsize * GROUPS) * entries if users else 0,
                      what=f"the gradients of {len(users)} layers")

@@ -209,7 +209,8 @@ class Gram(Statistic):
         t = Tangents(subject, cotangents)
         batched = not subject.survey.drawn and all(k in subject.survey.batched for k in t.maps)
         return Wants(tuple(t.maps) if batched else (), held=t.kept_bytes(), alone=t.bytes() + t.least(),
-                     optional=True, what=f"the kernel of one layer over {t.n} examples and {t.v} outputs")
+                     optional=True, what=f"the kernel of one layer over {t.n} examples and {t.v} outputs",
+                     passes=(1 + t.v) / 3 * t.n / subject.probe.n)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _Gram(Tangents(subject, cotangents), remark_of(subject, cotangents))

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from richter.core.sizes import SMALL
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
 from richter.instrument.captures import grouped, timed
 from richter.instrument.statistics.norms import buffers, tracking
@@ -27,6 +28,8 @@ from richter.instrument.survey import UNTRUSTED, Bench, check_calls, passed
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
+OUTPUTS = 6  # arrays of outputs in double precision
+TILE = 2 ** 22  # entries that are multiplied in double precision at a time
 BLOCK = 64  # examples whose statistics a norm uses
 IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do to them where it is said to have no effect
 IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect
@@ -175,7 +178,7 @@ class Journey:
             size += (self.wide(V) * moved).sum().item() ** 2
             for weight, bias in layers.items():
                 parts = [k for k in (weight, bias) if k]
-                effects[weight] += sum((self.wide(state[k]) * self.wide(d[k])).sum().item() for k in parts) ** 2
+                effects[weight] += sum(self.inner(state[k], d[k]) for k in parts) ** 2
                 rounding[weight] += sum(state[k].detach().norm().item() * d[k].norm().item() for k in parts) ** 2
         largest = max(effects.values(), default=0.0)
         self.subject.kept["no scale is idle"] = min(effects.values(), default=0.0) > FAR_FROM_IDLE ** 2 * largest
@@ -199,21 +202,36 @@ class Journey:
         at the end joins the last block, if it is less than half of one."""
         n = self.subject.probe.n
         if not self.mixes:
-            return steps(n, fitting(self.subject.memory // 2, self._each(), min(self.subject.probe.chunk, n),
-                                    self.subject.survey.drawn))
+            room = min(self.subject.memory // 2, self.subject.memory - self._weights())  # the other half is for what is compared
+            return steps(n, fitting(room, self._each(), min(self.subject.probe.chunk, n), self.subject.survey.drawn))
         starts = list(range(0, n, BLOCK))
         if len(starts) > 1 and n - starts[-1] < BLOCK // 2:
             del starts[-1]
         return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
 
     def _each(self) -> int:
-        """Bytes of one example: its graphs in both networks with what is pushed through one, and what a layer reads."""
+        """Bytes of one example: its graphs in both networks with what is pushed through one, and what a layer reads; and its
+        outputs in double precision, of both, their change, and to first order."""
         survey = self.subject.survey
-        return self.subject.itemsize * (4 * survey.graph + max((m.unfolded for m in survey.maps.values()), default=0))
+        unfolded = max((m.unfolded for m in survey.maps.values()), default=0)
+        return self.subject.itemsize * (4 * survey.graph + unfolded) + 8 * OUTPUTS * survey.outputs
+
+    def _weights(self) -> int:
+        """Bytes of the change of the weights, and of gradients; those of a small model are not what a bound is about."""
+        numbers = [self.first[k].numel() for k in self.parameters]
+        need = self.subject.itemsize * (2 * sum(numbers) + 2 * max(numbers, default=0))
+        return need if need > SMALL else 0
 
     def least(self) -> int:
         """Bytes of the smallest piece of work."""
-        return self._each() * (min(BLOCK, self.subject.probe.n) if self.mixes else 1)
+        return self._each() * (min(BLOCK, self.subject.probe.n) if self.mixes else 1) + self._weights()
+
+    def inner(self, a: Tensor, b: Tensor) -> float:
+        """<a, b> in double precision; of large ones some entries at a time."""
+        if a.numel() <= TILE:
+            return (self.wide(a) * self.wide(b)).sum().item()
+        return sum((self.wide(p) * self.wide(q)).sum().item()
+                   for p, q in zip(a.detach().reshape(-1).split(TILE), b.detach().reshape(-1).split(TILE), strict=True))
 
     def examples(self, rows: slice) -> Any:
         return to_device(select(self.subject.x, rows), self.subject.device)
@@ -248,7 +266,7 @@ class Journey:
         if subject.audit is None or subject.audit.done or subject.measured % UNTRUSTED != 1:
             return
         survey, most = subject.survey, min(subject.probe.chunk, subject.probe.n)
-        size = fitting(subject.memory // 2, 2 * subject.itemsize * survey.graph, most, survey.drawn)
+        size = fitting(min(subject.memory // 2, subject.memory - self._weights()), self._each(), most, survey.drawn)
         for chunk in chunks(subject.source, subject.x, size, maps=list(survey.batched)):
             chunk.recording.look()
 

@@ -3,6 +3,7 @@ so that every measure can be computed again with one group left out (the jackkni
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 
-FEW = 2  # examples of a group
+FEW, MANY = 2, 2 ** 20  # examples of a group; numbers beside which a copy of a few is nothing
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
@@ -68,10 +69,42 @@ class Sums:
                 self.sums[g] = value.clone() if mine is None else mine.add_(value.to(mine.device))
             self.counts[g] += other.counts[g]
 
+    def made(self) -> Sums:
+        return self
+
     def mean(self, without: int | None = None) -> Tensor | None:
         chosen = [s for g, s in enumerate(self.sums) if g != without and s is not None]
         number = sum(c for g, c in enumerate(self.counts) if g != without)
         return total(chosen) / number if number and chosen else None
+
+
+@dataclass
+class RowSums(Sums):
+    """The same, kept as the rows whose products are summed: less, where there are fewer of them than columns."""
+
+    rows: list[list[Tensor]] = field(default_factory=lambda: [[] for _ in range(GROUPS)])  # "m r" by group
+    scale: float = 1.0
+
+    def keep(self, group: int, rows: Float[Tensor, "v n s r"], number: int, scale: float) -> None:
+        self.rows[group].append(rows.flatten(0, -2).clone())
+        self.counts[group] += number
+        self.scale = scale
+
+    def merge(self, other: Sums) -> None:
+        assert isinstance(other, RowSums)
+        for g, rows in enumerate(other.rows):
+            self.rows[g] += [r.clone() for r in rows]
+            self.counts[g] += other.counts[g]
+        self.scale = other.scale if any(other.rows) else self.scale
+
+    def made(self) -> Sums:
+        """The sums themselves: products in the precision of the rows, added up in float64."""
+        sums = Sums(counts=self.counts)
+        for g, parts in enumerate(self.rows):
+            for rows in parts:
+                sums.add(g, (rows.T @ rows) * self.scale, 0)
+                sums.settle()
+        return sums
 
 
 @dataclass
@@ -80,6 +113,9 @@ class Halves:
 
     even: Sums = field(default_factory=Sums)
     odd: Sums = field(default_factory=Sums)
+
+    def made(self) -> Halves:
+        return Halves(self.even.made(), self.odd.made())
 
     def settle(self) -> None:
         self.even.settle()
@@ -105,23 +141,38 @@ class Moment(Statistic):
     initial: bool = False  # needs h0, g0: what the initial network reads and asks on the same examples
     reads: bool = True  # needs h; saves unfolding patches where it does not
     halves: bool = False  # random outputs give it as Sketched, for what squares it
+    rows: Callable[[LayerCapture], Tensor] | None = None  # "v n s r" of which block is the sum of products, if it is one
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         return NO_INITIAL if self.initial and subject.then is None else cotangents.lacking(subject) or self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        copies = 1 + self._halved(subject, cotangents)
-        squares = sum((Q.shape[1] if (Q := subject.bases[k]) is not None else subject.pair(k)[0].shape[0]) ** 2
-                      for k in subject.maps)
-        return Wants(tuple(subject.maps), reads=self.reads, initial=self.initial, held=8 * (GROUPS + 2) * copies * squares,
+        sizes = [self._bytes(subject, cotangents, k) for k in subject.maps]
+        return Wants(tuple(subject.maps), reads=self.reads, initial=self.initial,
+                     held=sum(rows if rows is not None and rows < sums else sums for sums, rows in sizes),
+                     alone=max((sums for sums, rows in sizes if rows is not None and rows < sums), default=0),
                      what=f"the sums of {len(subject.maps)} layers")
+
+    def _bytes(self, subject: Subject, cotangents: Cotangents, name: str) -> tuple[int, int | None]:
+        """Of one map's sums, and of the rows that they are made of, where these may be kept in their place."""
+        info = subject.survey.maps[name]
+        r = subject.rank(name) if self.project else math.prod(info.shape[:-1])
+        sums = 8 * (GROUPS + 2) * (1 + self._halved(subject, cotangents)) * r * r
+        if not subject.frugal or self.rows is None:
+            return sums, None
+        return sums, subject.itemsize * subject.probe.n * info.positions * subject.number(cotangents, "mean") * r
 
     def _halved(self, subject: Subject, cotangents: Cotangents) -> bool:
         return self.halves and not cotangents.exact and subject.number(cotangents, "mean") > 1
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         number = subject.number(cotangents, "mean")
-        sums = {k: Halves() if self._halved(subject, cotangents) else Sums() for k in subject.maps}
+
+        def empty(name: str) -> Sums | Halves:
+            by_sums, by_rows = self._bytes(subject, cotangents, name)
+            kind = RowSums if by_rows is not None and by_rows < by_sums else Sums
+            return Halves(kind(), kind()) if self._halved(subject, cotangents) else kind()
+        sums = {k: empty(k) for k in subject.maps}
         return MomentGathering(self, subject, {"examples": subject.groups}, number, sums, remark_of(subject, cotangents))
 
 
@@ -135,6 +186,7 @@ class MomentGathering(Gathering):
     remark: Remark
     apart: set[str] = field(default_factory=set)  # maps that the initial network reaches with other positions
     asked: dict[str, Tensor] = field(default_factory=dict)  # what a few examples ask of each map: is a sum of zero one of zeros?
+    made: tuple[str, Sums | Halves] | None = None  # of the map that was looked at last, where rows are kept
 
     def add(self, reading: Reading) -> None:
         first, statistic = reading.first, self.statistic
@@ -144,27 +196,41 @@ class MomentGathering(Gathering):
                     self.apart.add(name)
                 else:
                     self._sum(sums, part, g, number if first else 0, reading.block.start)
-                    self.asked.setdefault(name, part.g[:, :FEW])
+                    if name not in self.asked:
+                        self.asked[name] = part.g[:, :FEW].clone() if part.g.numel() > MANY else part.g[:, :FEW]
         if reading.last:
             for sums in self.sums.values():
                 sums.settle()
 
     def _sum(self, sums: Sums | Halves, part: LayerCapture, group: int, number: int, start: int) -> None:
         """Positions are counted once, not once a block of cotangents."""
-        block = self.statistic.block
         if isinstance(sums, Sums):
-            sums.add(group, block(part), number)
+            self._put(sums, part, group, number, 1.0)
             return
         for half, mine in enumerate((sums.even, sums.odd)):
             rows = slice((half - start) % 2, None, 2)
             one = replace(part, g=part.g[rows], g0=None if part.g0 is None else part.g0[rows])
             share = self.number / len(range(half, self.number, 2))  # each half stands for all
-            mine.add(group, block(one) * share, number)
+            self._put(mine, one, group, number, share)
+
+    def _put(self, sums: Sums, part: LayerCapture, group: int, number: int, share: float) -> None:
+        if isinstance(sums, RowSums):
+            assert self.statistic.rows is not None
+            sums.keep(group, self.statistic.rows(part), number, share)
+            return
+        block = self.statistic.block(part)
+        sums.add(group, block if share == 1 else block * share, number)
+
+    def _made(self, name: str) -> Sums | Halves:
+        """A map's sums; if they are kept as rows, of one map at a time."""
+        if self.made is None or self.made[0] != name:
+            self.made = name, self.sums[name].made()
+        return self.made[1]
 
     def parts(self, place: str) -> list[tuple[Tensor, Tensor, int]] | None:
         """Of each group: its sums from even and from odd outputs (the same twice, if there are no halves), and how many positions
         they are of. None if a group is empty."""
-        sums = self.sums[place]
+        sums = self._made(place)
         first, second = (sums.even, sums.odd) if isinstance(sums, Halves) else (sums, sums)
         parts = [(a, b, n) for a, b, n in zip(first.sums, second.sums, first.counts, strict=True)][:self.groups["examples"]]
         known = [(a, b, n) for a, b, n in parts if a is not None and b is not None and n]
@@ -183,7 +249,7 @@ class MomentGathering(Gathering):
         if place in self.apart:
             raise Missing("the initial network sends other positions of some examples to this layer (routing), so what is asked "
                           "of them now and then cannot be subtracted")
-        mean = self.sums[place].mean(None if without is None else without[1])
+        mean = self._made(place).mean(None if without is None else without[1])
         if mean is None:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
         if without is None:
@@ -198,13 +264,17 @@ def remark_of(subject: Subject, cotangents: Cotangents) -> Remark:
     return Remark(Mark.EXACT if cotangents.exact else Mark.ESTIMATED, cotangents.label(subject.survey.outputs))
 
 
-def change_covariance(c: LayerCapture) -> Float[Tensor, "o o"]:
-    """The covariance of g - g0: what the outputs ask now and did not at initialisation."""
+def change(c: LayerCapture) -> Float[Tensor, "v n s o"]:
+    """g - g0: what the outputs ask now and did not at initialisation."""
     assert c.g0 is not None  # a Moment with initial=True always has it
-    return covariance(c.g - c.g0)
+    return c.g - c.g0
+
+
+def change_covariance(c: LayerCapture) -> Float[Tensor, "o o"]:
+    return covariance(change(c))
 
 
 # K = 1/(n s) sum_n J_n^T J_n, with 1/n, so that the AGOP is W^T K W  [nfa, Sec. 1]
-PTK_COVARIANCE = Moment("ptk_covariance", lambda c: covariance(c.g), reads=False, halves=True)
+PTK_COVARIANCE = Moment("ptk_covariance", lambda c: covariance(c.g), reads=False, halves=True, rows=lambda c: c.g)
 PROJECTED_PTK_COVARIANCE = replace(PTK_COVARIANCE, name="projected_ptk_covariance", project=True)
-PTK_CHANGE = Moment("ptk_change", change_covariance, project=True, initial=True, reads=False, halves=True)
+PTK_CHANGE = Moment("ptk_change", change_covariance, project=True, initial=True, reads=False, halves=True, rows=change)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from richter.instrument.statistics.journey import Journey, Stretch
     from richter.instrument.subject import Subject
 
+KEPT = 2 ** 18  # entries of a matrix of which several copies are kept
+JOURNEY = 2.0  # passes: both networks forward, what is pushed through one, and that it agrees with a backward pass
 FEWEST, MOST_TOKENS = 64, 2048  # rows of features that are compared
 UNTRAINED = "0/0: untrained, the weights are the initial ones"
 READOUT = ("the read-out: its output is the model's, and moves as far where the network is still its linearisation, so this says "
@@ -47,7 +49,7 @@ class _Compared(Statistic):
         return NO_INITIAL if subject.then is None else self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        return Wants(alone=subject.journey.least(), what="one example in both networks")
+        return Wants(alone=subject.journey.least(), what="one example in both networks", passes=JOURNEY)
 
 
 # ---------------------------------------------------------------------------------------------------------- the outputs
@@ -262,20 +264,25 @@ class _FunctionChange(Simple):
         self.maps = [k for k in self.subject.maps if k not in survey.readouts and k in self.subject.W0]
         self.sums = {k: torch.zeros(journey.groups, 2, dtype=torch.float64) for k in self.maps}
         self.reached: set[str] = set()
+        self.kept: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         journey.listeners.append(self)
 
-    @cached_property
-    def weights(self) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
-        """W - W0 and W0 of each map, and both of its bias."""
-        journey, weights = self.journey, {}
-        for name in self.maps:
-            W, W0 = self.subject.W[name], self.subject.W0[name]
-            info = self.subject.survey.maps[name]
-            W = W * journey.scales.get(str(info.weight), 1.0)
-            now, then = (self._bias(name, state) for state in (journey.last, journey.first))
-            bias = None if now is None or then is None else torch.stack([now - then, then])
-            weights[name] = (W - W0, W0, bias)
-        return weights
+    def weights(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """W - W0 and W0 of a map, and both of its bias; of a small one they are kept."""
+        if name in self.kept:
+            return self.kept[name]
+        info = self.subject.survey.maps[name]
+        large = info.entries > KEPT and info.kind != "grouped"  # a difference of near numbers is exact in any precision
+        W, W0 = self.subject.plain(name) if large else (self.subject.W[name], self.subject.W0[name])
+        assert W0 is not None
+        scale = self.journey.scales.get(str(info.weight), 1.0)
+        W = W if scale == 1 else W * scale
+        now, then = (self._bias(name, state) for state in (self.journey.last, self.journey.first))
+        bias = None if now is None or then is None else torch.stack([now - then, then])
+        known = (W.detach() - W0.detach(), W0.detach(), bias)
+        if not large:
+            self.kept[name] = known
+        return known
 
     def _bias(self, name: str, state: Mapping[str, Tensor]) -> Tensor | None:
         """What is added to the map's output, if anything is."""
@@ -287,7 +294,8 @@ class _FunctionChange(Simple):
         for bias, own in known.items():
             sizes = [torch.Size(maps[k].shape[:-1]).numel() for k in own]
             if name in own and bias in state and state[bias].numel() == sum(sizes):
-                return state[bias].detach().flatten().to(self.subject.W[name]).split(sizes)[own.index(name)]
+                dtype = torch.float64 if self.subject.errors or self.subject.wide else self.subject.source.dtype
+                return state[bias].detach().flatten().to(self.subject.home, dtype).split(sizes)[own.index(name)]
         return None
 
     def take(self, stretch: Stretch) -> None:
@@ -302,7 +310,7 @@ class _FunctionChange(Simple):
     def _add(self, c: Call, layout: Layout, rows: slice, group: Tensor) -> None:
         """What a call would have written with the change of the weights, and with the initial ones."""
         name, n = c.name, len(group)
-        *matrices, bias = self.weights[name]
+        *matrices, bias = self.weights(name)
         squares = []
         for i, W in enumerate(matrices):
             z = by_example(remade(c, W, self.subject.source.dtype), n, layout).flatten(2)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import Mark, ProbeError, Remark, show_bytes
+from richter.core.sizes import SMALL
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Statistic, Wants
 from richter.instrument.statistics.norms import settling
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from richter.instrument.statistics.passes import Reading
     from richter.instrument.subject import Subject
 
-SMALL = 2 ** 26  # bytes: smaller arrays are not what a bound of memory is about
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Spread(Statistic):
     place: Place = "model"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        return Wants(outputs=True, backward=False)
+        held = 8 * subject.groups * subject.survey.outputs * (1 if subject.counted is None else 2)
+        return Wants(outputs=True, backward=False, held=held if held > SMALL else 0, what="the mean outputs of some groups")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _Spread(subject, {"examples": subject.groups}, settling(subject))
@@ -48,25 +49,33 @@ class Spread(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of some examples, output by output: how many count, their mean, squares about it, and squares."""
+    """Of some examples: of each output how many count and their mean; of all, squares about the mean, and squares."""
 
-    numbers: Float[Tensor, " k"]
+    numbers: Float[Tensor, " k"] | Float[Tensor, ""]  # one for all outputs where all count
     mean: Float[Tensor, " k"]
-    scatter: Float[Tensor, " k"]
-    squares: Float[Tensor, " k"]
+    scatter: Float[Tensor, ""]
+    squares: Float[Tensor, ""]
     examples: int
 
     @classmethod
-    def of(cls, f: Float[Tensor, "n k"], real: Float[Tensor, "n k"]) -> Moments:
+    def of(cls, f: Float[Tensor, "n k"], real: Float[Tensor, "n k"] | None) -> Moments:
+        if real is None:
+            mean = f.mean(0)
+            return cls(f.new_tensor(len(f)), mean, (f - mean).square().sum(), f.square().sum(), len(f))
         numbers = real.sum(0)
         mean = (f * real).sum(0) / numbers.clamp(min=1)
-        return cls(numbers, mean, ((f - mean).square() * real).sum(0), (f.square() * real).sum(0), len(f))
+        return cls(numbers, mean, ((f - mean).square() * real).sum(), (f.square() * real).sum(), len(f))
+
+    @property
+    def counted(self) -> float:
+        """Of all outputs."""
+        return self.numbers.expand(self.mean.shape).sum().item()
 
     def __add__(self, other: Moments) -> Moments:
         """Without subtracting large sums from each other: outputs that are nearly the same have a small scatter."""
         numbers = self.numbers + other.numbers
         step = (other.mean - self.mean) * other.numbers / numbers.clamp(min=1)
-        scatter = self.scatter + other.scatter + (other.mean - self.mean) * self.numbers * step
+        scatter = self.scatter + other.scatter + ((other.mean - self.mean) * self.numbers * step).sum()
         return Moments(numbers, self.mean + step, scatter, self.squares + other.squares, self.examples + other.examples)
 
 
@@ -78,11 +87,11 @@ class _Spread(Gathering):
     parts: dict[int, Moments] = field(default_factory=dict)  # by group
 
     def add(self, reading: Reading) -> None:
-        f = reading.f.to(self.subject.home, torch.float64)
-        real = torch.ones_like(f) if self.subject.counted is None else self.subject.counted[reading.rows].to(f)
+        home, counted = self.subject.home, self.subject.counted
         for g, mine in reading.groups():
-            if len(f[mine]):
-                self._put(g, Moments.of(f[mine], real[mine]))
+            f = reading.f[mine].to(home, torch.float64)
+            if len(f):
+                self._put(g, Moments.of(f, None if counted is None else counted[reading.rows][mine].to(f)))
 
     def _put(self, group: int, part: Moments) -> None:
         self.parts[group] = self.parts[group] + part if group in self.parts else part
@@ -94,7 +103,7 @@ class _Spread(Gathering):
     def value(self, place: str, without: Group | None = None) -> Sizes:
         first, *others = (part for g, part in sorted(self.parts.items()) if without is None or g != without[1])
         whole = sum(others, start=first)
-        return Sizes((whole.scatter.sum() / whole.examples).item(), (whole.squares.sum() / whole.numbers.sum()).item())
+        return Sizes(whole.scatter.item() / whole.examples, whole.squares.item() / whole.counted)
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,8 @@ class Outputs(Statistic):
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         need = self._bytes(subject)
-        return Wants(outputs=True, backward=False, held=need if need > SMALL else 0, what="all outputs")
+        return Wants(outputs=True, backward=False, held=need if need > SMALL else 0,
+                     alone=3 * need if need > SMALL else 0, what="all outputs, and their loss")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _Outputs(subject, {"examples": subject.groups}, settling(subject))
@@ -123,10 +133,19 @@ class Outputs(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Outputs f [n, ...] of some examples, and what they should be."""
+    """Outputs of some examples, and what they should be: copies of them are made when they are asked for."""
 
-    f: Tensor
-    objective: Objective
+    every: Tensor  # [n, ...]
+    objectives: Objective
+    keep: Tensor | None = None  # which examples; None: all
+
+    @property
+    def f(self) -> Tensor:
+        return self.every if self.keep is None else self.every[self.keep.to(self.every.device)]
+
+    @property
+    def objective(self) -> Objective:
+        return self.objectives if self.keep is None else self.objectives.of_rows(self.keep)
 
     @property
     def loss(self) -> float:
@@ -139,14 +158,14 @@ class Answers:
     @property
     def right(self) -> float:
         """The share of labels that have the largest output."""
-        ids = self.objective.classes
-        if ids is None or self.f.shape[-1] < 2:
+        ids, f = self.objective.classes, self.f
+        if ids is None or f.shape[-1] < 2:
             raise Missing("the labels are no classes: targets of which one is 1 and the others 0, or class or token ids")
-        ids = ids.to(self.f.device)
+        ids = ids.to(f.device)
         real = ids >= 0
         if not real.any():
             raise Missing("none of these examples has a label")
-        return (self.f.argmax(-1) == ids)[real].double().mean().item()
+        return (f.argmax(-1) == ids)[real].double().mean().item()
 
 
 @dataclass
@@ -154,7 +173,7 @@ class _Outputs(Gathering):
     subject: Subject
     groups: Mapping[str, int]
     remark: Remark
-    rows: dict[int, Tensor] = field(default_factory=dict)  # by the first example of a chunk
+    rows: dict[int, Tensor] = field(default_factory=dict)  # by the first example of a chunk; one, when all are there
 
     def add(self, reading: Reading) -> None:
         self.rows[reading.rows.start] = reading.f
@@ -165,12 +184,12 @@ class _Outputs(Gathering):
     def value(self, place: str, without: Group | None = None) -> Answers:
         objective = self.subject.objective
         assert objective is not None
-        f = torch.cat([self.rows[i] for i in sorted(self.rows)])
+        if len(self.rows) > 1:
+            self.rows = {0: torch.cat([self.rows[i] for i in sorted(self.rows)])}
+        (f,) = self.rows.values()
         f = f.view(len(f), *self.subject.survey.shape).to(torch.promote_types(f.dtype, torch.float32))
-        if without is None:
-            return Answers(f, objective)
-        keep = torch.arange(len(f)) % self.groups["examples"] != without[1]
-        return Answers(f[keep.to(f.device)], objective.of_rows(keep))
+        keep = None if without is None else torch.arange(len(f)) % self.groups["examples"] != without[1]
+        return Answers(f, objective, keep)
 
 
 SPREAD = Spread("spread")

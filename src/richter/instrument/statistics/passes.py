@@ -3,7 +3,7 @@ cotangent, and every gathering adds what it wants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from richter.core import MemoryBudgetError, show_bytes
+from richter.core.sizes import SMALL
 from richter.instrument.captures import LayerCapture, Recording
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import Gathering, Remembered, Statistic, Wants
@@ -115,7 +116,7 @@ class Reading:
     def _projected(self, name: str) -> LayerCapture:
         c, Q = self.capture(name, initial=True), self.subject.bases[name]
         assert c is not None
-        return c if Q is None else replace(c, g=c.g @ Q.to(c.g), g0=None if c.g0 is None else c.g0 @ Q.to(c.g))
+        return c if Q is None else replace(c, g=Q.rows(c.g), g0=None if c.g0 is None else Q.rows(c.g0))
 
     def kept(self, name: str, positions: int) -> Tensor | None:
         """Which of the positions of a map count, "n s"; None: all."""
@@ -179,14 +180,22 @@ class Pass:
         return any(w.initial for w in self.wants) and self.subject.then is not None
 
     def sizes(self) -> tuple[int, int, int]:
-        """Bytes of all that is held, of one example's graph, and of one cotangent of one example."""
+        """Bytes of all that is held, of one example's graph, and of one cotangent of one example. Where captures are audited, the
+        gradients of a large model's weights are held too."""
         survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
         names = dict.fromkeys([*self.subject.maps, *self.maps])
         optional = {k for w in self.wants if w.optional for k in w.maps}
         reads = any(w.reads for w in self.wants if not w.optional)
         audited = survey.graph // 8 if self.subject.audit is not None else 0  # examples that go once more: Audit.together
         graph = item * (survey.graph + audited + sum(survey.maps[k].unfolded for k in names if reads or k in optional))
-        return sum(w.held for w in self.wants), graph, item * 3 * sum(survey.maps[k].width for k in names)
+        held = sum(w.held for w in self.wants) + (audit_bytes(self.subject, self.maps) if audited else 0)
+        return held, graph, item * (3 * sum(survey.maps[k].width for k in names) + 2 * survey.outputs)
+
+    @property
+    def least(self) -> int:
+        """Bytes of one example of it, with all that is held, and of what is done with that afterwards."""
+        held = sum(w.held for w in self.wants)
+        return max(sum(self.sizes()) if self.wants else 0, held + max((w.alone for w in self.wants), default=0))
 
     def chunk(self) -> int:
         held, graph, each = self.sizes()
@@ -257,8 +266,8 @@ class StatisticsPlan:
     due: tuple[tuple[Key, Wants], ...]  # those that the pass gathers
 
 
-def planned(subject: Subject, keys: Iterable[Key]) -> StatisticsPlan:
-    """All that these are made of, and one pass for what is gathered, and for what may come along if there is room for it."""
+def wants_of(subject: Subject, keys: Iterable[Key]) -> dict[Key, Wants]:
+    """All that these are made of, each after what it is made of itself."""
     every: dict[Key, Wants] = {}
 
     def visit(key: Key) -> None:
@@ -268,8 +277,27 @@ def planned(subject: Subject, keys: Iterable[Key]) -> StatisticsPlan:
 
     for key in keys:
         visit(key)
-    due = {key: w for key, w in every.items() if w.takes_part and not w.optional}
-    check_memory(Pass(subject, tuple(due.values())), [w for w in every.values() if w.alone])
+    return every
+
+
+def due_of(every: Mapping[Key, Wants]) -> dict[Key, Wants]:
+    """What a pass must gather."""
+    return {key: w for key, w in every.items() if w.takes_part and not w.optional}
+
+
+def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
+    """Of the gradients with which captures of these maps are compared; those of a small model are not what a bound is about."""
+    weights = {name: subject.state[name].numel() for k in maps if (name := subject.survey.maps[k].weight) is not None}
+    need = subject.itemsize * (sum(weights.values()) + max(weights.values(), default=0))
+    return need if need > SMALL else 0
+
+
+def planned(subject: Subject, keys: Iterable[Key], every: Mapping[Key, Wants] | None = None) -> StatisticsPlan:
+    """All that these are made of, and one pass for what is gathered, and for what may come along if there is room for it."""
+    if every is None:
+        every = wants_of(subject, keys)
+        check_memory(subject, [(subject, every)])
+    due = due_of(every)
     for key, w in every.items():
         more = Pass(subject, (*due.values(), w))
         streamed = key[1] in {c for _, c in due} or subject.kernel_rows.numel() == subject.probe.n
@@ -279,20 +307,28 @@ def planned(subject: Subject, keys: Iterable[Key]) -> StatisticsPlan:
     return StatisticsPlan(tuple(every), tuple(due.items()))
 
 
-def check_memory(gathered: Pass, alone: Sequence[Wants]) -> None:
+def needed(subject: Subject, every: Mapping[Key, Wants]) -> int:
+    """Bytes of the smallest pieces of work, those that are held meanwhile with them."""
+    gathered = Pass(subject, tuple(due_of(every).values()))
+    held = sum(w.held for w in gathered.wants)
+    return max(gathered.least, held + max((w.alone for w in every.values() if not (w.takes_part and not w.optional)), default=0))
+
+
+def check_memory(subject: Subject, stages: Sequence[tuple[Subject, Mapping[Key, Wants]]]) -> None:
     """Before any work: can every piece of it be done within memory? If not, say the least that can."""
-    memory = gathered.subject.memory
-    needs = [w.alone for w in alone] + ([sum(gathered.sizes())] if gathered.wants else [])
-    if max(needs, default=0) <= memory:
+    need = max((needed(narrow, every) for narrow, every in stages), default=0)
+    if need <= subject.memory:
         return
+    gathered = [Pass(narrow, tuple(due.values())) for narrow, every in stages if (due := due_of(every))]
+    alone = [w for _, every in stages for w in every.values() if w.alone and not (w.takes_part and not w.optional)]
     pieces = list(dict.fromkeys(w.what for w in alone))
-    if gathered.wants:
-        sums = " and ".join(dict.fromkeys(w.what for w in gathered.wants if w.what))
-        pieces.insert(0, f"{sums} ({show_bytes(gathered.sizes()[0])}) and one example")
+    if gathered:
+        sums = " and ".join(dict.fromkeys(w.what for p in gathered for w in p.wants if w.what))
+        pieces.insert(0, f"{sums} ({show_bytes(max(p.sizes()[0] for p in gathered))}) and one example")
     raise MemoryBudgetError(
-        f"memory={show_bytes(memory)} cannot hold {', then '.join(pieces)}. The smallest that works here is "
-        f"memory='{show_bytes(max(needs))}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or outputs "
-        f"(output=...) need less.")
+        f"memory={show_bytes(subject.allowed)} cannot hold {', then '.join(pieces)}. The smallest that works here is "
+        f"memory='{show_bytes(need + subject.fixed)}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or "
+        f"outputs (output=...) need less.")
 
 
 def gather(subject: Subject, plan: StatisticsPlan, share: Share = ALONE) -> dict[Key, Gathering]:

@@ -17,6 +17,7 @@ from richter.instrument.capture import Pass, State, pushed_forward, pushed_twice
 from richter.instrument.captures import applied
 from richter.instrument.cotangents import Cotangents, every_output
 from richter.instrument.statistics.frame import Missing
+from richter.instrument.statistics.journey import TILE
 from richter.instrument.stream import Chunk
 from richter.instrument.survey import tolerance
 
@@ -79,7 +80,7 @@ class Pushing:
         V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
         names = list(journey.direction)
         terms = list(zip(run.backward(V, [journey.first[k] for k in names])[1], journey.direction.values(), strict=True))
-        expected = sum((self.journey.wide(d) * self.journey.wide(v)).sum().item() for d, v in terms)
+        expected = sum(self.journey.inner(d, v) for d, v in terms)
         size = sum(d.norm().item() * v.norm().item() for d, v in terms)
         seen = (self.journey.wide(V) * self.journey.wide(tangent)).sum().item()
         return abs(seen - expected) <= tolerance(journey.first.precision) * size
@@ -169,8 +170,11 @@ class Pushing:
         moved: dict[int, Tensor] = {}
         for k in journey.parameters:
             w = journey.last[k].detach()
-            signs = torch.randint(0, 2, w.shape, generator=draw).to(w) * 2 - 1
-            moved[id(journey.last[k])] = (w + eps * signs * w).requires_grad_()
+            near = torch.empty_like(w, memory_format=torch.contiguous_format)
+            for there, here in zip(near.view(-1).split(TILE), w.reshape(-1).split(TILE), strict=True):
+                signs = torch.randint(0, 2, here.shape, generator=draw).to(w) * 2 - 1
+                torch.add(here, eps * signs * here, out=there)
+            moved[id(journey.last[k])] = near.requires_grad_()
         f, g = (journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, journey.last.exchanged(moved)))
         last_place = (eps * f).square().sum().item() / 12  # of a number that is rounded to the nearest
         return 2 * MARGIN ** 2 * ((f - g).square().sum().item() + last_place) / len(f)

@@ -82,25 +82,16 @@ class _OfWeight(Simple):
     def value(self, place: str, without: Group | None = None) -> Any:
         if place not in self.subject.maps:
             raise Missing(APART)
-        W, W0 = self.subject.pair(place)
-        if self.statistic.initial and W0 is None:
+        if self.statistic.initial and place not in self.subject.W0:
             raise Missing(NO_INITIAL)
         Q = self.subject.bases[place] if self.statistic.project else None
-        if Q is not None:
-            W, W0 = Q.T @ W, None if W0 is None else Q.T @ W0
+        W, W0 = self.subject.pair(place) if Q is None else Q.matrices()
         return self.statistic.compute(W, W0)
 
 
 def block_diagonal(W: Float[Tensor, "r o i"]) -> Tensor:
     """Grouped maps as one matrix on the whole input."""
     return torch.block_diag(*W)
-
-
-def basis(W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None) -> Float[Tensor, "o r"] | None:
-    """An orthonormal basis of the columns of W (and W0), where to go there, d r + r^2 operations for each g, is less than d^2."""
-    columns = W if W0 is None else torch.cat([W, W0], 1)
-    d, r = columns.shape
-    return torch.linalg.qr(columns)[0] if r * (d + r) < d * d else None
 
 
 MATRIX = OfWeight("matrix", lambda W, W0: W)

@@ -105,7 +105,7 @@ def _described(bench: Bench, one: Pass, names: set[str]) -> dict[str, Later]:
     for name, calls in grouped(one.calls).items():
         if name in names:
             first = calls[0]
-            tally = Tally(first, first.index(), [()] * len(calls), regular=False)
+            tally = Tally(first, [()] * len(calls), regular=False)
             for c in calls:
                 tally.add(c, c.inputs(), c.map.outputs(c.module, g[id(c)]))
             info = tally.info(bench.modules.get(id(first.module), ""), weights.get(id(first.weight)), 1)

@@ -316,7 +316,7 @@ class Check:
         matrix, a random combination of the columns is compared."""
         maps = self.survey.maps
         c, (h, g) = self.calls[own[0]], h_and_g[own[0]]
-        if len(own) == 1 and c.map.kind == "dense" and maps[own[0]].index.numel() == exact.numel():
+        if len(own) == 1 and c.map.kind == "dense" and maps[own[0]].entries == exact.numel():
             w = _weights(h.shape[-1], h.device).to(exact.dtype)
             columns = c.map.matrix(c.module, exact) @ w
             off = columns - torch.einsum("nso,ns->o", g, h.to(g.dtype) @ w.to(g.dtype)).to(columns)

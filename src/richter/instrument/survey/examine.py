@@ -41,16 +41,21 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     drawn = draws(bench, whole, part)
     m = bench.inner.stop - 1
     whole, layouts, expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
+    item = part.f.element_size()
+    del part
     verified = verify(bench, whole, layouts, drawn)
-    check_trained(bench, whole, verified)
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
         differentiates=whole.differentiates, accumulates=verified.accumulates, splits=bench.splits,
         given=given(whole), readouts=readouts(whole),
-        matrices=matrices_of(whole), graph=sum(kept.values()) // (m * part.f.element_size())))
+        matrices=matrices_of(whole), graph=sum(kept.values()) // (m * item)))
     result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.state, whole.f)))
     result = _one_by_one(bench, result, verified)
     result.notes |= _idle(model, result, whole)
+    f = whole.f.detach()
+    verified.tallies.clear()  # calls hold the graph
+    del whole
+    check_trained(bench, f, verified)
     return result
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,9 +28,19 @@ class MapInfo:
     weight: str | None  # the parameter behind it; None for a weight computed from parameters
     shape: tuple[int, ...]  # of the matrix
     width: int  # numbers written per example, over all calls
-    index: Tensor  # where each entry of the matrix stands in the flattened weight
+    placed: Callable[[], Tensor]  # makes ``index``: for a large matrix it takes more memory than the matrix
     unfolded: int = 0  # numbers per example that reading it copies (patches of a convolution); 0 for a view
     live: int = 0  # positions from which an output can be reached
+
+    @property
+    def index(self) -> Tensor:
+        """Where each entry of the matrix stands in the flattened weight."""
+        return self.placed().reshape(-1)
+
+    @property
+    def entries(self) -> int:
+        """Of the matrix."""
+        return math.prod(self.shape)
 
     @property
     def positions(self) -> int:

@@ -4,19 +4,24 @@ outputs are added up from what was captured, and what does not agree with autogr
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
-from richter.instrument.capture import Call, Pass, State
+from richter.instrument.capture import Call, Pass, State, index_of
 from richter.instrument.survey.layouts import SHARED, Bench, Candidates, Layouts, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.layers import Kind
 
+LARGE = 2 ** 26  # bytes of gradients that are not held twice
+REMEMBERED = 2 ** 20  # entries of a matrix whose places in its weight are kept; of larger ones they are made again
 BIASES = ("bias", "in_proj_bias")
 BIASES_OF_GATES = ("bias_ih", "bias_hh")  # how those of recurrent layers begin
 MIXING = ("the model mixes examples (BatchNorm in train mode or without running statistics, a batch-wide normalisation or "
@@ -46,20 +51,27 @@ class Rebuilt:
 
     def __init__(self, weights: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
         self.exact = {id(w): e for w, e in zip(weights, exact, strict=True)}
-        self.sums = {k: torch.zeros(e.numel(), dtype=e.dtype, device=e.device) for k, e in self.exact.items()}
+        self.sums: dict[int, Tensor] = {}  # flat; of a weight whose calls were all seen, no more
+        self.apart: dict[int, float] = {}  # how far the sums of those were from autograd's gradient
         self.squares = dict.fromkeys(self.exact, 0.0)  # of the sizes of the terms that were added
 
     def add(self, call: Call, h: Tensor, g: Tensor) -> None:
         """What one call contributes to the gradient of its weight."""
-        index = call.index()
+        e = self.exact[id(call.weight)]
+        total = self.sums.setdefault(id(call.weight), torch.zeros(0, dtype=e.dtype, device=e.device))
+        if not len(total):
+            total = self.sums[id(call.weight)] = torch.zeros(e.numel(), dtype=e.dtype, device=e.device)
+        matrix = call.map.matrix(call.module, total.view(call.weight.shape))
         h = h if call.map.kind == "lookup" else h.to(g.dtype)
-        gradient = map_gradient(call.map.kind, h, g, index.shape[-1])
-        if gradient.shape != index.shape:
-            raise CaptureError(f"layer {call.name!r}: its view gives a matrix of shape {tuple(index.shape)}, but its inputs and "
+        gradient = map_gradient(call.map.kind, h, g, matrix.shape[-1])
+        if gradient.shape != matrix.shape:
+            raise CaptureError(f"layer {call.name!r}: its view gives a matrix of shape {tuple(matrix.shape)}, but its inputs and "
                                f"outputs make a gradient of shape {tuple(gradient.shape)}. richter.testing.check_layer tells "
                                f"what is wrong.")
-        total = self.sums[id(call.weight)]
-        total.index_add_(0, index.reshape(-1), gradient.reshape(-1).to(total.dtype))
+        if matrix.untyped_storage().data_ptr() == total.untyped_storage().data_ptr():
+            matrix += gradient.to(total.dtype)
+        else:
+            total.index_add_(0, call.index().reshape(-1), gradient.reshape(-1).to(total.dtype))
         size = g.flatten(2).norm(dim=-1) * (h.flatten(2).norm(dim=-1) if call.map.kind != "lookup" else 1.0)
         self.squares[id(call.weight)] += size.square().sum().item()
 
@@ -67,8 +79,16 @@ class Rebuilt:
         """How far the sum is from autograd's gradient, relative to its size; where terms may be ``cancelling`` each other,
         relative to theirs too."""
         exact = self.exact[id(weight)]
+        self.finish(weight)
         terms = math.sqrt(self.squares[id(weight)]) if cancelling else 0.0
-        return ((self.sums[id(weight)] - exact.reshape(-1)).norm() / (exact.norm() + terms + 1e-300)).item()
+        return self.apart[id(weight)] / (exact.norm().item() + terms + 1e-300)
+
+    def finish(self, weight: Tensor) -> None:
+        """All its calls were seen: its sum is compared, and let go."""
+        key = id(weight)
+        if key not in self.apart:
+            exact = self.exact[key].reshape(-1)
+            self.apart[key] = (self.sums.pop(key) - exact).norm().item() if key in self.sums else exact.norm().item()
 
 
 @dataclass
@@ -76,7 +96,6 @@ class Tally:
     """What the calls of one map add up to."""
 
     first: Call
-    index: Tensor  # where each entry of the matrix stands in the flattened weight
     candidates: list[Candidates]  # how examples may lie in each call
     layouts: list[Layout] = field(default_factory=list)  # how they do, call by call
     rows: list[int] = field(default_factory=list)  # of each call, for one example
@@ -112,8 +131,17 @@ class Tally:
 
     def info(self, module: str, weight: str | None, n: int) -> MapInfo:
         layouts, rows = (tuple(self.layouts), tuple(self.rows)) if self.regular else ((), ())
-        return MapInfo(self.first.name, self.first.map.kind, layouts, rows, module, weight, tuple(self.index.shape),
-                       self.wrote // n, self.index.reshape(-1), self.copied // n, self.live)
+        c = self.first
+        shape = tuple(c.map.matrix(c.module, c.weight.detach()).shape)
+        placed = partial(index_of, c.map, c.module, c.weight.shape, c.weight.device)
+        if math.prod(shape) <= REMEMBERED:
+            placed = partial(_itself, placed())
+        return MapInfo(c.name, c.map.kind, layouts, rows, module, weight, shape, self.wrote // n, placed, self.copied // n,
+                       self.live)
+
+
+def _itself(index: Tensor) -> Tensor:
+    return index
 
 
 @dataclass
@@ -135,22 +163,27 @@ def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified
     mine = torch.tensor([i.bit_count() % 2 == 0 for i in range(n)], device=f.device)  # neighbours are on either side
     half = R * mine[:, None]
     weights, parameters = _distinct([c.weight for c in whole.calls]), _distinct([*whole.aliases.values(), *whole.leaves()])
-    g1, w1 = whole.backward(half, weights + parameters)
-    g2, w2 = whole.backward(R - half, weights + parameters)
-    exact = [p + q for p, q in zip(w1, w2, strict=True)]
-    rebuilt = Rebuilt(weights, exact[:len(weights)])
-    by_parameter = {id(a): e for a, e in zip(parameters, exact[len(weights):], strict=True)}
+    places = _distinct([*weights, *parameters])
+    g1, g2, exact = _halves(whole, R, half, places)
+    del half
+    rebuilt = Rebuilt(weights, [exact[id(w)] for w in weights])
+    by_parameter = {id(a): exact[id(a)] for a in parameters}
     _check_references(bench.model, whole)
     tallies: dict[str, Tally] = {}
-    for c, *halves in zip(whole.calls, g1, g2, strict=True):
+    left = Counter(id(c.weight) for c in whole.calls)
+    for c, *halves in _by_weight(whole.calls, g1, g2):
         if c.name not in tallies:
-            tallies[c.name] = Tally(c, c.index(), layouts[c.name])
+            tallies[c.name] = Tally(c, layouts[c.name])
         tally = tallies[c.name]
         if not tally.separate(c, (halves[0], halves[1]), mine, tol) and drawn:
             raise MixingError(f"layer {c.name!r}: what one example's output asks of it reaches other examples: {MIXING}")
         h, g = c.inputs(), c.map.outputs(c.module, halves[0] + halves[1])
         rebuilt.add(c, h, g)
         tally.add(c, h, g)
+        left[id(c.weight)] -= 1
+        if not left[id(c.weight)]:
+            rebuilt.finish(c.weight)
+    tallies = {c.name: tallies[c.name] for c in whole.calls}  # in the order of the forward pass
     return _accepted(bench, Verified(R, by_parameter, tallies, bool(whole.adds)), rebuilt, tol)
 
 
@@ -191,6 +224,34 @@ def _refused(name: str, calls: int, error: float) -> Remark:
     return Remark(Mark.REFUSED, f"layer {name!r}: {calls} calls were seen, and they rebuild its weight gradient only up to a "
                                 f"relative error of {error:.2g}. The weight is also used in a way that is not a linear map of "
                                 f"one input. Leave it out with layers=..., or teach richter.layers to see it.")
+
+
+def _by_weight(calls: Sequence[Call], *others: list[Tensor]) -> Iterator[tuple[Any, ...]]:
+    """Calls of one weight after another, with what belongs to each; what was given out is let go."""
+    first: dict[int, int] = {}
+    for i, c in enumerate(calls):
+        first.setdefault(id(c.weight), i)
+    for i in sorted(range(len(calls)), key=lambda i: first[id(calls[i].weight)]):
+        mine = [other[i] for other in others]
+        for other in others:
+            other[i] = other[i].new_empty(0)
+        yield calls[i], *mine
+
+
+def _halves(whole: Pass, R: Tensor, half: Tensor,
+            places: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], dict[int, Tensor]]:
+    """What each half of the examples asks of every call, and the gradients of all by the ids of the weights. Of a large model the
+    gradients of both halves are not held at once: it takes a third backward pass."""
+    if sum(p.numel() * p.element_size() for p in places) > LARGE:
+        g1, g2 = whole.backward(half)[0], whole.backward(R - half)[0]
+        return g1, g2, {id(p): d for p, d in zip(places, replace(whole, calls=[]).backward(R, places)[1], strict=True)}
+    (g1, w1), (g2, w2) = whole.backward(half, places), whole.backward(R - half, places)
+    return g1, g2, _added(places, w1, w2)
+
+
+def _added(places: Sequence[Tensor], first: list[Tensor], second: list[Tensor]) -> dict[int, Tensor]:
+    """The sum of two gradients of each weight, by its id; the lists are emptied on the way: one weight more is held, not all."""
+    return {id(place): first.pop() + second.pop() for place in reversed(places)}
 
 
 def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:

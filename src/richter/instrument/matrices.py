@@ -1,0 +1,52 @@
+"""What a large model is held in: the matrices of maps in the precision in which they are computed with, and the bytes that every
+measurement takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from richter.core.sizes import SMALL
+from richter.instrument.capture import BACKUP_BYTES
+
+KEPT = 2 ** 22  # entries of all matrices that are kept in double precision
+
+
+class Widened(Mapping[str, Tensor]):
+    """Matrices in the precision in which they are computed with: of small ones all are kept, of large ones none, because they
+    would be several times the model."""
+
+    def __init__(self, matrices: Mapping[str, Tensor], wide: Callable[[Tensor], Tensor]) -> None:
+        self.matrices, self.wide = matrices, wide
+        self.kept: dict[str, Tensor] | None = {} if sum(W.numel() for W in matrices.values()) <= KEPT else None
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self.kept is None:
+            return self.wide(self.matrices[name])
+        if name not in self.kept:
+            self.kept[name] = self.wide(self.matrices[name])
+        return self.kept[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.matrices
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.matrices)
+
+    def __len__(self) -> int:
+        return len(self.matrices)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.layout is torch.strided)
+
+
+def fixed_bytes(model: nn.Module, counted: Tensor | None) -> int:
+    """Bytes that a measurement of a large model takes whatever is measured: copies of weights and gradients, by which it is seen
+    that nothing was disturbed, and which outputs count."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    copies = min(BACKUP_BYTES, weight_bytes(model)) + min(BACKUP_BYTES, sum(g.numel() * g.element_size() for g in grads))
+    need = copies + (0 if counted is None else counted.numel())
+    return need if need > SMALL else 0

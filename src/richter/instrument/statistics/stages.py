@@ -1,0 +1,73 @@
+"""What is gathered together, and what after it: one pass over the probe where everything has room beside everything else; else
+what needs no pass first, and then the sums of some layers after those of others, each group in a pass of its own. The numbers are
+the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from richter.instrument.statistics.passes import Key, StatisticsPlan, check_memory, due_of, needed, planned, wants_of
+
+if TYPE_CHECKING:
+    from richter.instrument.subject import Subject
+
+SHARE = 2  # of memory=, one part in so many is for sums where they do not fit, the rest for examples
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some measures whose statistics are had together."""
+
+    members: tuple[int, ...]  # their numbers
+    maps: tuple[str, ...] | None  # of these maps alone; None: of all
+    statistics: StatisticsPlan
+
+    def subject(self, whole: Subject) -> Subject:
+        return whole if self.maps is None else whole.narrowed(self.maps)
+
+
+def staged(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[Stage]:
+    """How the statistics of some measures are had, within memory; an error that says the least that would do."""
+    every = wants_of(subject, _keys(wanted, range(len(wanted))))
+    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [(tuple(range(len(wanted))), None)]
+    if needed(subject, every) > subject.memory:
+        parts = _apart(subject, wanted)
+    narrow = [(subject if maps is None else subject.narrowed(maps)) for _, maps in parts]
+    wants = [wants_of(s, _keys(wanted, members)) for s, (members, _) in zip(narrow, parts, strict=True)]
+    check_memory(subject, list(zip(narrow, wants, strict=True)))
+    return [Stage(members, maps, planned(s, (), w)) for s, w, (members, maps) in zip(narrow, wants, parts, strict=True)]
+
+
+def _keys(wanted: Sequence[tuple[Key, ...]], members: Iterable[int]) -> list[Key]:
+    return [key for i in members for key in wanted[i]]
+
+
+def _apart(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[tuple[tuple[int, ...], tuple[str, ...] | None]]:
+    """What needs no pass; what a pass gathers of the whole model; and sums of maps, as many in a pass as have room."""
+    due = [due_of(wants_of(subject, keys)) for keys in wanted]
+    by_map = tuple(i for i, d in enumerate(due) if d and all(statistic.place == "map" for statistic, _ in d))
+    alone = tuple(i for i, d in enumerate(due) if not d)
+    rest = tuple(i for i, d in enumerate(due) if d and i not in by_map)
+    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [(members, None) for members in (alone, rest) if members]
+    if by_map:
+        parts += [(by_map, group) for group in _groups(subject, _keys(wanted, by_map))]
+    return parts
+
+
+def _groups(subject: Subject, keys: Sequence[Key]) -> list[tuple[str, ...]]:
+    """Neighbours in the order of the forward pass, those nearest the outputs first: their backward passes are the shortest."""
+    groups: list[tuple[str, ...]] = []
+    for name in reversed(subject.maps):
+        if groups and _fit(subject.narrowed(wider := (name, *groups[-1])), keys):
+            groups[-1] = wider
+        else:
+            groups.append((name,))
+    return groups
+
+
+def _fit(subject: Subject, keys: Sequence[Key]) -> bool:
+    """Have the sums of these maps their share of memory, and an example room beside them?"""
+    every = wants_of(subject, keys)
+    return sum(w.held for w in due_of(every).values()) <= subject.memory // SHARE and needed(subject, every) <= subject.memory

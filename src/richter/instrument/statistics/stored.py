@@ -1,0 +1,121 @@
+"""Kernels of each output by itself where not all examples fit at once: what some modules read and are asked is kept of all kernel
+examples, in passes of some examples each, and multiplied afterwards. No example goes through the model more than once for the
+same modules and outputs, as it would if pairs of chunks were captured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from richter.instrument.capture import to_device
+from richter.instrument.captures import LayerCapture
+from richter.instrument.cotangents import SomeOutputs
+from richter.instrument.statistics.grams import Tangents
+from richter.instrument.stream import Chunk, beside, chunks, fitting
+from richter.kernels.contract import mirror
+from richter.kernels.ntk import Block
+from richter.kernels.operations import NUMBERS
+from richter.kernels.planning import Unit
+
+SHARE = 2  # of memory, one part in so many is for what is kept
+
+
+def can_be_kept(t: Tangents) -> bool:
+    survey = t.subject.survey
+    return not survey.drawn and all(k in survey.batched for k in t.maps)
+
+
+def kept_bytes(t: Tangents, units: Sequence[Unit], outputs: int) -> int:
+    """Of all kernel examples: what these maps read, and what so many outputs ask of them."""
+    maps, item = t.subject.survey.maps, t.subject.itemsize
+    names = dict.fromkeys(k for u in units for k in u.maps)
+    numbers = sum(outputs * maps[k].width + maps[k].positions * (1 if maps[k].kind == "lookup" else maps[k].shape[-1])
+                  for k in names if k not in t.subject.survey.readouts)
+    last = sum(maps[k].width * outputs // maps[k].positions for k in names if k in t.subject.survey.readouts)  # one position
+    return t.n * item * (numbers + last)
+
+
+def chunk_bytes(t: Tangents) -> int:
+    """Of one example on its way, and of the products of some."""
+    survey = t.subject.survey
+    asked = 2 * sum(survey.maps[k].width for k in t.maps)
+    return t.subject.itemsize * (survey.graph + survey.graph // 8 + asked) * 5 // 4
+
+
+def products_bytes(t: Tangents) -> int:
+    return 6 * t.subject.itemsize * min(NUMBERS, max((t.n * t.subject.survey.maps[k].positions for k in t.maps), default=1) ** 2)
+
+
+def least(t: Tangents) -> int:
+    """The smallest memory in which every module's kernels can be had."""
+    own = max((kept_bytes(t, units, 1) for units in t.by_module.values()), default=0)
+    return own + chunk_bytes(t) + products_bytes(t)
+
+
+def turns(t: Tangents) -> list[list[Unit]]:
+    """Modules whose captures, of one output, have room side by side."""
+    room = max(t.subject.memory // SHARE, t.subject.memory - chunk_bytes(t) * t.n - products_bytes(t))
+    groups: list[list[Unit]] = []
+    for units in t.by_module.values():
+        if groups and kept_bytes(t, [*groups[-1], *units], 1) <= room:
+            groups[-1] += units
+        else:
+            groups.append(list(units))
+    return groups
+
+
+def fewer_passes(t: Tangents, outputs: int) -> bool:
+    """Than pairs of chunks take? They do where all examples fit at once."""
+    request = t.request(t.units, "diagonal", outputs)
+    if not can_be_kept(t):
+        return False
+    least_of_all = request.itemsize * request.numbers(t.n, t.n, True)
+    return least_of_all > t.subject.memory - 8 * outputs * t.n ** 2 * len(t.by_module)
+
+
+def one_at_a_time(t: Tangents, picked: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+    """Kernels "v n n" of these outputs, by module."""
+    for units in turns(t):
+        modules = dict.fromkeys(u.module for u in units)
+        K = {name: torch.zeros(len(picked), t.n, t.n, dtype=torch.float64, device=t.subject.home) for name in modules}
+        room = t.subject.memory - kept_bytes(t, units, 1) - products_bytes(t)
+        size = fitting(room, chunk_bytes(t), min(t.subject.probe.chunk, t.n))
+        for c, output in enumerate(picked):
+            _add(t, units, output, size, {name: kernel[c:c + 1] for name, kernel in K.items()})
+        yield from K.items()
+
+
+def _add(t: Tangents, units: Sequence[Unit], output: int, size: int, K: dict[str, Tensor]) -> None:
+    """One output's kernels of some modules."""
+    job = t.job(units, "diagonal", SomeOutputs((output,)))
+    parts = []
+    for chunk in chunks(job.source, t.x, size, maps=job.maps, cotangents=job.cotangents, title="kernels"):
+        parts.append({k: _own(c) for k, c in chunk.captures(slice(0, 1)).items()})
+    captures = beside(parts) if job.maps else {}
+    del parts
+    for module in list(K):
+        mine = t.job(t.by_module[module], "diagonal", SomeOutputs((output,)))
+        part = torch.zeros(1, t.n, t.n, dtype=torch.float64, device=t.subject.device)
+        block = Block(mine, {module: part}, 1)
+        if mine.maps:
+            block.add(captures, captures)
+        if mine.loose:
+            alone = Chunk(mine.source, to_device(t.x, t.subject.device), slice(0, t.n), (), mine.cotangents, mine.loose)
+            block.add_whole(alone.gradients, alone.gradients)
+        block.close()
+        K[module] += mirror(part, "diagonal").to(K[module])
+
+
+def _own(c: LayerCapture) -> LayerCapture:
+    """Without the graph: of what it read and is asked, only that."""
+    return replace(c, h=_compact(c.h), g=_compact(c.g), f=None)
+
+
+def _compact(t: Tensor) -> Tensor:
+    """A view keeps all of what it is a view of."""
+    t = t.detach()
+    return t.clone() if t.untyped_storage().nbytes() > math.prod(t.shape) * t.element_size() else t
