@@ -1,5 +1,6 @@
 """Is memory= kept? Peak resident size beyond the returned arrays, each job in a process of its own (Linux). The same job with a
-half and a quarter of the memory must give the same numbers."""
+half and a quarter of the memory must give the same numbers. ``--gpt2``: the default set of a GPT-2 (transformers, from config) with
+its vocabulary, from the smallest memory that works on; beyond the model and its initial weights."""
 
 from __future__ import annotations
 
@@ -40,14 +41,77 @@ def work(kind: str, n: int, outputs: str, memory: int, out: str) -> None:
     torch.save({k: t[::7].clone() for k, t in layers.items()}, out)
 
 
+def language_model(layers: int, width: int, n: int, length: int, memory: str) -> None:
+    """In a process of its own: peak beyond the model, passes and seconds of its default set, on the standard output."""
+    import ctypes
+    import time
+
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import richter
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=layers, n_embd=width, n_head=width // 64, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
+    model = GPT2LMHeadModel(config).eval()
+    initial = {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.01 * torch.randn_like(p))
+    ids = torch.randint(config.vocab_size, (n, length))
+    model(ids, labels=ids).loss.backward()  # libraries are loaded, threads started
+    model.zero_grad()
+    begun = time.perf_counter()
+    model(ids, labels=ids).loss.backward()
+    unit = time.perf_counter() - begun
+    model.zero_grad()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    probe, options = richter.Probe(ids, ids), {"initial": initial, "memory": memory, "output": lambda out: out.logits}
+    found: dict[str, object] = {"parameters": sum(p.numel() for p in model.parameters())}
+    try:
+        begun = time.perf_counter()
+        snap = richter.measure(model, probe, **options)
+        taken = time.perf_counter() - begun
+        found |= {"peak": peak() - before, "seconds": taken, "passes": taken / unit,
+                  "numbers": sum(r.value == r.value for r in snap.rows)}
+    except richter.core.MemoryBudgetError as why:
+        found["refused"] = str(why)
+    print(json.dumps(found))
+
+
+def language_models(sizes: str, bounds: list[str]) -> None:
+    from richter.core import parse_bytes, show_bytes
+    for memory in bounds:
+        done = subprocess.run([sys.executable, __file__, "--language-model", *sizes.split("x"), memory], check=True,
+                              capture_output=True, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        if "refused" in found:
+            print(f"GPT-2 {sizes}, memory={memory}: {found['refused']}", flush=True)
+            continue
+        kept = "kept" if found["peak"] <= 1.1 * parse_bytes(memory) else "NOT KEPT"
+        print(f"GPT-2 {sizes} ({found['parameters'] / 1e6:.0f} M), memory={memory}: peak {show_bytes(found['peak'])} beyond the model: "
+              f"{kept}; {found['passes']:.0f} passes, {found['seconds']:.0f} s, {found['numbers']} numbers", flush=True)
+
+
 def main() -> None:
     import torch
 
     from richter.core import parse_bytes, show_bytes
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="small jobs only")
+    parser.add_argument("--gpt2", metavar="LAYERSxWIDTHxEXAMPLESxTOKENS", help="e.g. 12x768x16x64, with --bounds")
+    parser.add_argument("--bounds", nargs="+", default=["1GiB", "2GiB", "4GiB", "8GiB", "16GiB"])
     parser.add_argument("--work", nargs=5)
+    parser.add_argument("--language-model", nargs=5)
     asked = parser.parse_args()
+    if asked.language_model:
+        *sizes, memory = asked.language_model
+        language_model(*map(int, sizes), memory)
+        return
+    if asked.gpt2:
+        language_models(asked.gpt2, asked.bounds)
+        return
     if asked.work:
         kind, n, outputs, memory, out = asked.work
         work(kind, int(n), outputs, int(memory), out)

@@ -27,8 +27,10 @@ from richter.kernels.planning import Unit
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
-SKETCHES = 4  # independent enough, so that each can be left out
-SIZES = {4096: (4093, 4091, 4079, 4073), 1024: (1021, 1019, 1013, 1009), 256: (251, 241, 239, 233)}  # primes below each
+SKETCHES = 6  # each can be left out, for an error: of fewer it would itself be too uncertain
+SIZES = {4096: (4093, 4091, 4079, 4073, 4057, 4051), 2048: (2039, 2029, 2027, 2017, 2011, 2003),  # primes below each
+         1024: (1021, 1019, 1013, 1009, 997, 991), 256: (251, 241, 239, 233, 229, 227)}
+TILE = 2 ** 22  # entries that are squared in double precision at a time
 TABLE = 1 << 20  # the number of an example that no probe has: its signs are those of the gradients' entries
 
 
@@ -204,14 +206,13 @@ class Compressed:
             before = result.products.get(module)
             result.products[module] = T if before is None else before + T
             if self.labelled:
-                square = self.y[j].double().square().sum().item() if own or len(self.y[j]) < SMALL else _square(self.y[j])
-                result.squares[module] = result.squares.get(module, 0.0) + square
+                result.squares[module] = result.squares.get(module, 0.0) + _square(self.y[j])
         return result
 
 
 def _square(x: Tensor) -> float:
     """|x|^2 in double precision, some entries at a time."""
-    return sum(part.double().square().sum().item() for part in x.split(SMALL // 8))
+    return sum(part.double().square().sum().item() for part in x.split(TILE))
 
 
 def size(subject: Subject, names: Sequence[str], q: int) -> int:
