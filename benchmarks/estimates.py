@@ -89,8 +89,8 @@ def compressions(seeds: int, steps: int) -> None:
     shares = {layer: sum(w) / len(w) for layer, w in within.items()}
     pooled = sum(map(sum, within.values())) / sum(map(len, within.values()))
     print(f"GPT after {steps} steps, norms of kernels from gradients compressed to 6 x 4,096 numbers, {seeds} seeds: one "
-          f"standard error of the compression covers the value without it in {pooled:.0%} of {len(shares)} layers and seeds, from "
-          f"{min(shares.values()):.0%} to {max(shares.values()):.0%} by layer", flush=True)
+          f"standard error of the compression covers the value without it in {pooled:.0%} of {len(shares)} layers and seeds, "
+          f"from {min(shares.values()):.0%} to {max(shares.values()):.0%} by layer", flush=True)
 
 
 def exact_cka(model: nn.Module, x: Tensor, Y: Tensor, block: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Is memory= kept? Peak resident size beyond the returned arrays, each job in a process of its own (Linux). The same job with a
-half and a quarter of the memory must give the same numbers. ``--gpt2``: the default set of a GPT-2 (transformers, from config) with
-its vocabulary, from the smallest memory that works on; beyond the model and its initial weights."""
+half and a quarter of the memory must give the same numbers. ``--gpt2``: the default set of a GPT-2 (transformers, from config)
+with its vocabulary; the peak is beyond the model and its initial weights."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def language_models(sizes: str, bounds: list[str]) -> None:
             print(f"GPT-2 {sizes}, memory={memory}: {found['refused']}", flush=True)
             continue
         kept = "kept" if found["peak"] <= 1.1 * parse_bytes(memory) else "NOT KEPT"
-        print(f"GPT-2 {sizes} ({found['parameters'] / 1e6:.0f} M), memory={memory}: peak {show_bytes(found['peak'])} beyond the model: "
-              f"{kept}; {found['passes']:.0f} passes, {found['seconds']:.0f} s, {found['numbers']} numbers", flush=True)
+        print(f"GPT-2 {sizes} ({found['parameters'] / 1e6:.0f} M), memory={memory}: peak {show_bytes(found['peak'])} beyond the "
+              f"model: {kept}; {found['passes']:.0f} passes, {found['seconds']:.0f} s, {found['numbers']} numbers", flush=True)
 
 
 def main() -> None:
