@@ -4,6 +4,7 @@ output stands in the graph; any number of backward passes start from there."""
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,6 +34,7 @@ PRODUCTS: dict[Any, slice] = {  # functions that multiply tensors with each othe
     **dict.fromkeys([torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm], slice(2)),
     **dict.fromkeys([torch.baddbmm, Tensor.baddbmm], slice(1, 3)), torch.einsum: slice(1, None),
     F.scaled_dot_product_attention: slice(3)}
+TOGETHER = 2 ** 27  # bytes of gradients that are held at once, where they can be had one after another
 DERIVATIVES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 
 
@@ -140,6 +142,19 @@ class Pass:
         g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
         exact = [_dense(torch.zeros_like(t) if d is None else d) for t, d in zip(also, gradients[cut:end], strict=True)]
         return g, [d + added[id(t)] if id(t) in added else d for t, d in zip(also, exact, strict=True)] if added else exact
+
+
+    def in_turns(self, V: Tensor, also: Sequence[Tensor]) -> Iterator[Tensor]:
+        """d <V, f> in each of these tensors, one after another: of a large model in several backward passes, so that not all are
+        held at once."""
+        plain = replace(self, calls=[])
+        some: list[Tensor] = []
+        for i, t in enumerate(also):
+            some.append(t)
+            following = also[i + 1].numel() * also[i + 1].element_size() if i + 1 < len(also) else math.inf
+            if sum(s.numel() * s.element_size() for s in some) + following > TOGETHER:
+                yield from plain.backward(V, some)[1]
+                some = []
 
 
 def _dense(d: Tensor) -> Tensor:

@@ -145,9 +145,12 @@ class Journey:
 
     @cached_property
     def few(self) -> Any:
-        """Some examples from all over the probe."""
-        n = self.subject.probe.n
-        rows = torch.linspace(0, n - 1, min(n, max(FEWEST, min(FEW, n // 16)))).long()
+        """Some examples from all over the probe; of a large model as many as have room."""
+        n, weights = self.subject.probe.n, self._weights()
+        number = min(n, max(FEWEST, min(FEW, n // 16)))
+        if weights:
+            number = fitting(self.subject.memory - weights, self._each(), number)
+        rows = torch.linspace(0, n - 1, number).long()
         return to_device(select(self.subject.x, rows), self.subject.device)
 
     def _layers(self) -> dict[str, str]:
@@ -174,12 +177,13 @@ class Journey:
         size = 0.0
         for _ in range(COTANGENTS):
             V = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
-            d = dict(zip(names, run.backward(V, [state[k] for k in names])[1], strict=True))
+            known = {k: (self.inner(state[k], d), state[k].detach().norm().item() * d.norm().item())
+                     for k, d in zip(names, run.in_turns(V, [state[k] for k in names]), strict=True)}
             size += (self.wide(V) * moved).sum().item() ** 2
             for weight, bias in layers.items():
-                parts = [k for k in (weight, bias) if k]
-                effects[weight] += sum(self.inner(state[k], d[k]) for k in parts) ** 2
-                rounding[weight] += sum(state[k].detach().norm().item() * d[k].norm().item() for k in parts) ** 2
+                parts = [known[k] for k in (weight, bias) if k]
+                effects[weight] += sum(effect for effect, _ in parts) ** 2
+                rounding[weight] += sum(rounded for _, rounded in parts) ** 2
         largest = max(effects.values(), default=0.0)
         self.subject.kept["no scale is idle"] = min(effects.values(), default=0.0) > FAR_FROM_IDLE ** 2 * largest
         eps = 8 * torch.finfo(state.precision).eps
@@ -217,9 +221,10 @@ class Journey:
         return self.subject.itemsize * (4 * survey.graph + unfolded) + 8 * OUTPUTS * survey.outputs
 
     def _weights(self) -> int:
-        """Bytes of the change of the weights, and of gradients; those of a small model are not what a bound is about."""
+        """Bytes of the change of the weights, and of gradients of some, or of weights that are moved in their last place; those
+        of a small model are not what a bound is about."""
         numbers = [self.first[k].numel() for k in self.parameters]
-        need = self.subject.itemsize * (2 * sum(numbers) + 2 * max(numbers, default=0))
+        need = self.subject.itemsize * (2 * sum(numbers) + max(numbers, default=0))
         return need if need > SMALL else 0
 
     def least(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from richter.core import MemoryBudgetError, show_bytes
 from richter.core.sizes import SMALL
+from richter.instrument.capture import TOGETHER
 from richter.instrument.captures import LayerCapture, Recording
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import Gathering, Remembered, Statistic, Wants
@@ -288,7 +289,8 @@ def due_of(every: Mapping[Key, Wants]) -> dict[Key, Wants]:
 def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
     """Of the gradients with which captures of these maps are compared; those of a small model are not what a bound is about."""
     weights = {name: subject.state[name].numel() for k in maps if (name := subject.survey.maps[k].weight) is not None}
-    need = subject.itemsize * (sum(weights.values()) + max(weights.values(), default=0))
+    largest = subject.itemsize * max(weights.values(), default=0)
+    need = min(subject.itemsize * sum(weights.values()), TOGETHER) + 2 * largest
     return need if need > SMALL else 0
 
 

@@ -79,9 +79,10 @@ class Pushing:
         run = journey.run(journey.first, x, seed, record=False)
         V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
         names = list(journey.direction)
-        terms = list(zip(run.backward(V, [journey.first[k] for k in names])[1], journey.direction.values(), strict=True))
-        expected = sum(self.journey.inner(d, v) for d, v in terms)
-        size = sum(d.norm().item() * v.norm().item() for d, v in terms)
+        expected = size = 0.0
+        for d, v in zip(run.in_turns(V, [journey.first[k] for k in names]), journey.direction.values(), strict=True):
+            expected += self.journey.inner(d, v)
+            size += d.norm().item() * v.norm().item()
         seen = (self.journey.wide(V) * self.journey.wide(tangent)).sum().item()
         return abs(seen - expected) <= tolerance(journey.first.precision) * size
 

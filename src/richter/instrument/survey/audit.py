@@ -294,13 +294,15 @@ class Check:
             users.setdefault(id(weight), []).append(k)
         biases = {id(run.state[k]): k for k, own in self.survey.biases.items() if all(name in h_and_g for name in own)}
         distinct = {id(w): w for w in weights.values()} | {key: run.state[k] for key, k in biases.items()}
-        exact = dict(zip(distinct, run.backward(cotangent, list(distinct.values()))[1], strict=True))
         precision = coarsest(run.state, run.f)
-        compared = {key: self._compared(own, exact[key], h_and_g) for key, own in users.items()}
-        for key, k in biases.items():
-            g = [h_and_g[name][1] for name in self.survey.biases[k]]
-            rest = torch.cat([part.flatten(2).sum((0, 1)) for part in g]).to(exact[key]) - exact[key].reshape(-1)
-            compared[key], users[key] = (float(rest.norm()), float(exact[key].norm())), [k]
+        compared: dict[int, tuple[float, float]] = {}
+        for key, exact in zip(distinct, run.in_turns(cotangent, list(distinct.values())), strict=True):
+            if key not in biases:
+                compared[key] = self._compared(users[key], exact, h_and_g)
+                continue
+            g = [h_and_g[name][1] for name in self.survey.biases[biases[key]]]
+            rest = torch.cat([part.flatten(2).sum((0, 1)) for part in g]).to(exact) - exact.reshape(-1)
+            compared[key], users[key] = (float(rest.norm()), float(exact.norm())), [biases[key]]
         self.audit.seen.update((id(run.state), k) for key, own in users.items() if compared[key][1] > 0 for k in own)
         noise = rounding(precision) * max((size for _, size in compared.values()), default=0.0)
         wrong: dict[str, float] = {}

@@ -14,8 +14,6 @@ from richter.instrument.capture import Own, Pass
 from richter.instrument.survey.layouts import Bench, rounding, tolerance
 from richter.instrument.survey.verify import Verified, coarsest
 
-TOGETHER = 2 ** 27  # bytes of gradients
-
 
 def check_trained(bench: Bench, f: Tensor, verified: Verified) -> None:
     """The outputs of a few examples, and the gradients of a random combination of them, must be those that the model has with its
@@ -26,10 +24,10 @@ def check_trained(bench: Bench, f: Tensor, verified: Verified) -> None:
     names = [name for name, p in bench.model.named_parameters() if p.requires_grad and p.is_floating_point()]
     weights = [bench.state[name] for name in names]
     plain = replace(bench, state=own).run(record=False)
-    noise = max((float(verified.exact[id(w)].norm()) for w in weights), default=0.0)
-    if _agree(plain.f, f) and all(_first_apart(plain, plain.backward(verified.R, [own[names[i]] for i in some])[1],
-                                               [verified.exact[id(weights[i])] for i in some], noise) is None
-                                  for some in _turns(weights)):
+    largest = max((float(verified.exact[id(w)].norm()) for w in weights), default=0.0)
+    others = plain.in_turns(verified.R, [own[name] for name in names])
+    if _agree(plain.f, f) and all(_first_apart(plain, [d], [verified.exact[id(w)]], largest) is None
+                                  for d, w in zip(others, weights, strict=True)):
         return
     gradients = plain.backward(verified.R, [own[name] for name in names])[1]
     again = bench.run(record=False)  # as plainly: what still differs is no rounding
@@ -54,19 +52,6 @@ def _relative(f: Tensor, other: Tensor) -> float:
     if bool(same.all()):
         return 0.0
     return float((apart / size).norm() / (other / size).norm()) if size else math.inf
-
-
-def _turns(weights: list[Tensor]) -> list[list[int]]:
-    """Numbers of weights whose gradients are had together: all of a small model, some of a large one."""
-    turns: list[list[int]] = [[]]
-    held = 0
-    for i, w in enumerate(weights):
-        size = w.numel() * w.element_size()
-        if turns[-1] and held + size > TOGETHER:
-            turns, held = [*turns, []], 0
-        turns[-1].append(i)
-        held += size
-    return turns
 
 
 def _first_apart(plain: Pass, gradients: list[Tensor], others: list[Tensor], largest: float = 0.0) -> int | None:

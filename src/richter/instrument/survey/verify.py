@@ -21,7 +21,7 @@ from richter.instrument.survey.maps import Layout, MapInfo, Survey
 from richter.layers import Kind
 
 LARGE = 2 ** 26  # bytes of gradients that are not held twice
-REMEMBERED = 2 ** 20  # entries of a matrix whose places in its weight are kept; of larger ones they are made again
+REMEMBERED = 2 ** 16  # entries of a matrix whose places in its weight are kept; of larger ones they are made again
 BIASES = ("bias", "in_proj_bias")
 BIASES_OF_GATES = ("bias_ih", "bias_hh")  # how those of recurrent layers begin
 MIXING = ("the model mixes examples (BatchNorm in train mode or without running statistics, a batch-wide normalisation or "
