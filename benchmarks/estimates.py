@@ -63,7 +63,7 @@ def compressions(seeds: int, steps: int) -> None:
     from unittest import mock
 
     from richter.instrument.evaluate import jackknife
-    from richter.instrument.statistics import estimates
+    from richter.instrument.statistics import compressed, estimates
     from richter.instrument.statistics.grams import Tangents
     ids = text(16, 16, 65)
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -78,7 +78,9 @@ def compressions(seeds: int, steps: int) -> None:
             def kept(t: Tangents, found: dict[str, estimates.Estimate] = found, make: object = estimates._sketch) -> object:
                 found.update(make(t))  # type: ignore[operator]
                 return iter(found.items())
-            with mock.patch.multiple(estimates, _compresses=lambda t, c=compresses: c, _sketch=kept):
+            small = {1024: compressed.SIZES[1024]}  # so that the layers of a small network are compressed too
+            with mock.patch.multiple(estimates, _compresses=lambda t, c=compresses: c, _sketch=kept), \
+                    mock.patch.object(compressed, "SIZES", small):
                 richter.measure(model, probe, ["tangent_cka"], cotangents=random_outputs(64, seed))
             known.append(found)
         for layer, whole in known[0].items():
@@ -88,7 +90,7 @@ def compressions(seeds: int, steps: int) -> None:
                 within.setdefault(layer, []).append(abs(mine.value.norm - whole.value.norm) <= error)
     shares = {layer: sum(w) / len(w) for layer, w in within.items()}
     pooled = sum(map(sum, within.values())) / sum(map(len, within.values()))
-    print(f"GPT after {steps} steps, norms of kernels from gradients compressed to 6 x 4,096 numbers, {seeds} seeds: one "
+    print(f"GPT after {steps} steps, norms of kernels from gradients compressed to 6 x 1,024 numbers, {seeds} seeds: one "
           f"standard error of the compression covers the value without it in {pooled:.0%} of {len(shares)} layers and seeds, "
           f"from {min(shares.values()):.0%} to {max(shares.values()):.0%} by layer", flush=True)
 
