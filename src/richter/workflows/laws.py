@@ -111,7 +111,7 @@ class Average:
         mean = (p * means).sum(0)
         wide = float(student.ppf(0.5 + confidence / 2, max(1, self.best.points - self.best.count + 1)))
         reach = wide * np.sqrt((p * (errors**2 + (means - mean)**2)).sum(0))
-        near = np.exp(reach / mean)  # relative errors, as long as they are small
+        near = np.exp(np.minimum(reach / mean, 1.0))  # relative errors, as long as they are small
         return mean, np.where(reach < mean, mean / near, 0.0), np.where(reach < mean, mean * near, mean + reach)
 
 
