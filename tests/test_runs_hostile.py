@@ -136,16 +136,15 @@ ODD = ["'no number'", "x'ff00'", "9e999", "-9223372036854775808", "NULL", "'[1, 
 def test_columns_that_hold_what_they_should_not(copy: Path, table: str, column: str) -> None:
     """Text for numbers, bytes for text, broken and unexpected JSON, numbers that are no places, in every column."""
     whole, odd = (copy / "run.db").read_bytes(), 0
-    for value in ODD:
-        for seal in (sealed, lambda _: None):
-            (copy / "run.db").write_bytes(whole)
-            with contextlib.suppress(sqlite3.IntegrityError):  # a number of SQLite's own is always a number
-                say(copy / "run.db", f"UPDATE OR IGNORE {table} SET {column} = {value}")
-            seal(copy / "run.db")
-            changed = (copy / "run.db").read_bytes() != whole
-            harm = {s for s in survived(copy, export=False) if "only a symmetric matrix" not in s}
-            odd += bool(harm)
-            assert harm or not changed or seal is sealed  # the sums tell that it is not what was written
+    for value, seal in [*((value, sealed) for value in ODD), (ODD[0], lambda _: None), (ODD[3], lambda _: None)]:
+        (copy / "run.db").write_bytes(whole)
+        with contextlib.suppress(sqlite3.IntegrityError):  # a number of SQLite's own is always a number
+            say(copy / "run.db", f"UPDATE OR IGNORE {table} SET {column} = {value}")
+        seal(copy / "run.db")
+        changed = (copy / "run.db").read_bytes() != whole
+        harm = {s for s in survived(copy, export=False) if "only a symmetric matrix" not in s}
+        odd += bool(harm)
+        assert harm or not changed or seal is sealed  # the sums tell that it is not what was written
     assert odd
 
 

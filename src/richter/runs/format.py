@@ -27,6 +27,7 @@ HINTS = {"disk is full": "The disk is full. Free some space and continue with re
          "interrupted": "It asks for more work than a file of its size can: it is damaged, or was made to do harm",
          "locked": "Another process holds it. Wait for it, or look at `richter runs`",
          "codec can't": "The file is damaged",
+         "Could not decode": "The file is damaged",
          "user-defined function": "The file is damaged",
          "malformed": "The file is damaged. `sqlite3 run.db .recover` may save what is left",
          "not a database": "The file is not a database"}

@@ -43,7 +43,6 @@ class Questions:
             with explained(self.folder, "read"):
                 state = stamp(self.folder / DATABASE)
                 self._connection, copied = self._opened(self.folder)
-            self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
             self._copied = state if copied else None
             self.times += 1
         return self._connection

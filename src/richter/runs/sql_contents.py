@@ -53,12 +53,13 @@ class Contents:
     def __init__(self, folder: Path, ask: Ask) -> None:
         self.folder, self._ask = folder, ask
         self._tables: dict[str, list[Any]] = {}  # as they are in this state of the file
+        self._curves: list[Curve] | None = None
         self._pending: tuple[Tail, list[bytes]] | None = None
         self._read: dict[int, Columns] | None = None
 
     def changed(self) -> None:
         """The file may be in another state."""
-        self._tables, self._pending, self._read = {}, None, None
+        self._tables, self._curves, self._pending, self._read = {}, None, None, None
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
@@ -102,10 +103,12 @@ class Contents:
             return bytes(rows[0][0])
 
     def curves(self) -> list[Curve]:
-        curves = [Curve(*row[:-1]) for row in self.table("series")]
-        if any(not 0 < c.number < 2 ** 31 for c in curves):
-            raise StoreError(f"the run {self.folder} has curves with numbers that none has. It is damaged.")
-        return curves
+        if self._curves is None:
+            curves = [Curve._make(row[:-1]) for row in self.table("series")]
+            if any(not 0 < c.number < 2 ** 31 for c in curves):
+                raise StoreError(f"the run {self.folder} has curves with numbers that none has. It is damaged.")
+            self._curves = curves
+        return self._curves
 
     # ----------------------------------------------------------------------------------------------------------- rows
 
