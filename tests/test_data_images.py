@@ -77,7 +77,7 @@ def test_damaged_sets_say_how_to_mend(small_mnist: Any) -> None:
     path = store.where("mnist") / "train-images-idx3-ubyte"
     cut = path.read_bytes()[:-1]
     path.write_bytes(cut)
-    with pytest.raises(DataError, match="is not what was fetched: .* `richter data fetch mnist` fetches it again"):
+    with pytest.raises(DataError, match=r"is not what was fetched: .* `richter data fetch mnist` fetches it again"):
         tasks.mnist()
     fake("mnist", {"train-images-idx3-ubyte": cut})  # as if it had been fetched so
     with pytest.raises(DataError, match="header promises"):

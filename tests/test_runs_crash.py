@@ -455,6 +455,7 @@ def test_a_transaction_that_was_given_up_does_not_end_a_later_one(tmp_path: Path
 def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
     """The main thread and two others write rows, scalars, arrays and snapshots; a fourth interrupts any of them at any moment.
     All go on, and in the end all that was acknowledged is there, and nothing else is wrong."""
+    import contextlib
     import ctypes
     import os
     import random
@@ -471,7 +472,7 @@ def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
     sql.RECENT, provenance.revision = 60, lambda: None
     draw, acknowledged, heard = random.Random(seed), {k: set() for k in range(3)}, [0, 0, 0]
     numbers: dict[int, int] = {0: threading.get_ident()}
-    current, over = runs.create(folder), threading.Event()
+    current, over, armed = runs.create(folder), threading.Event(), [False, False, False]
 
     def work(k: int) -> None:
         numbers[k] = threading.get_ident()
@@ -479,7 +480,7 @@ def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
         while not over.is_set():
             try:
                 while not over.is_set():
-                    step += 1
+                    armed[k], step = True, step + 1
                     current.rows([Row(step, str(i), f"m {k}", step + i, 0.5, f"note {i % 3}") for i in range(4)])
                     acknowledged[k].add(("rows", step))
                     current.scalars(step, {f"loss {k}": step / 2})
@@ -496,9 +497,9 @@ def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
     def disturb() -> None:
         sent = [0, 0, 0]
         while not over.is_set():
-            k = min(range(3), key=lambda k: (sent[k] - heard[k], draw.random()))
-            if sent[k] - heard[k] < 1 and k in numbers:  # one at a time for each
-                sent[k] += 1
+            k = draw.randrange(3)
+            if armed[k] and sent[k] == heard[k]:  # it is at work, and the one before was heard
+                sent[k], armed[k] = sent[k] + 1, False
                 if k:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(numbers[k]), ctypes.py_object(KeyboardInterrupt))
                 else:
@@ -509,7 +510,9 @@ def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
     threads.append(threading.Thread(target=disturb, daemon=True))
     for thread in threads:
         thread.start()
-    work(0)
+    while not over.is_set():
+        with contextlib.suppress(KeyboardInterrupt):
+            work(0)
     while True:
         try:
             for thread in threads:
@@ -790,3 +793,38 @@ def test_a_full_disk(tiny_disk: Path) -> None:
     assert len(found.frame) == 100 * (written + 1)
     assert found.status == "finished"
     assert not list(tiny_disk.glob("run/objects/.*"))
+
+
+# ------------------------------------------------------------------------------------------------------------------ endings
+
+
+def end_while_another_writes(folder: str) -> None:
+    """A program that comes to its end while a thread that nobody waits for still writes."""
+    import threading
+    import time
+
+    from richter import runs
+    from richter.core import Row
+    from richter.runs import sql
+    sql.RECENT = 50
+    run, step = runs.create(folder), [0]
+
+    def work() -> None:
+        while True:
+            run.rows([Row(step[0], str(i), "m", step[0] + i) for i in range(20)])
+            step[0] += 1
+
+    threading.Thread(target=work, daemon=True).start()
+    while step[0] < 20:
+        time.sleep(0.01)
+
+
+def test_the_end_of_a_program_does_not_disturb_a_thread_that_writes(tmp_path: Path) -> None:
+    for k in range(4):
+        with child(end_while_another_writes, str(tmp_path / str(k))) as process:
+            process.communicate()
+        run = runs.open(tmp_path / str(k))
+        assert set(run.frame.groupby("step").size()) == {20}
+        assert len(run.frame) >= 400
+        assert run.status == "finished"
+        runs.create(tmp_path / str(k), resume=True).close()

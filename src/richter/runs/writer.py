@@ -30,6 +30,7 @@ from richter.runs.reader import Run
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+PATIENCE = 10.0  # seconds that the end of a program waits for a thread that writes
 SYNC = 30.0  # seconds after which what was written is asked to be on the disk
 
 def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping[str, int] | None = None,
@@ -92,7 +93,7 @@ class Writer:
         self._last_progress = 0.0
         _open[folder.resolve()] = self
         # a program that ends without a word has finished, or failed; one that is killed says nothing and was interrupted
-        self._ending = weakref.finalize(self, _end, database, held, self._session, os.getpid(), _last_error())
+        self._ending = weakref.finalize(self, _end, database, held, self._guard, self._session, os.getpid(), _last_error())
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -327,15 +328,18 @@ def _hear_exits() -> None:
     sys.exit = heard_exit
 
 
-def _end(database: Appending, held: BaseFileLock, session: int, process: int, earlier: BaseException | None) -> None:
+def _end(database: Appending, held: BaseFileLock, guard: threading.RLock, session: int, process: int,
+         earlier: BaseException | None) -> None:
     """When the writer or the whole process goes: how it ended, as far as can be told."""
     if os.getpid() != process:  # a child that was forked; the run is its parent's
         return
     error = _exit or _last_error()
     how = "finished" if error is None or error is earlier else _how(error)
-    with contextlib.suppress(StoreError), database.transaction("ended"):
-        database.end(session, time.time(), how.encode("utf-8", "replace").decode())
-    database.close()
+    if guard.acquire(timeout=PATIENCE):  # a thread that the program does not wait for may just be writing
+        with contextlib.suppress(StoreError), database.transaction("ended"):
+            database.end(session, time.time(), how.encode("utf-8", "replace").decode())
+        database.close()
+        guard.release()
     held.release()
 
 
