@@ -54,8 +54,8 @@ class FeaturesOrder:
                 for k, seen in enumerate(self.seen)]
         return table([["feature", "predicted", "trained", "loss", "made of"], *rows], right=(1, 2))
 
-    def _made_of(self, k: int) -> str:
-        order = np.argsort(-np.abs(self.features[k]))[:SHOWN]
+    def _made_of(self, k: int, shown: int = SHOWN) -> str:
+        order = np.argsort(-np.abs(self.features[k]))[:shown]
         return ", ".join(f"{self.features[k][i]:+.2f} {self.names[i]}" for i in order)
 
     def plot(self) -> Figure:
@@ -69,9 +69,9 @@ class FeaturesOrder:
             ends = np.concatenate([[0.0], np.asarray(stairs.times), self.t[-1:]])
             ax.plot(self.t, self.loss, color=COLOURS[0], linewidth=1.8, label="trained network")
             line(ax, np.repeat(ends, 2)[1:-1], np.repeat(np.asarray(stairs.levels), 2), label="alternating flows", style="--")
-            for k, time in enumerate(np.asarray(stairs.times)):
-                ax.annotate(self._made_of(k), (time, float(stairs.levels[k])), xytext=(4, 2), textcoords="offset points",
-                            fontsize=6.5)
+            for k in range(len(stairs.times)):
+                ax.annotate(f"{k + 1}: {self._made_of(k, 2)}", (1.0, float(stairs.levels[k])), xycoords=("axes fraction", "data"),
+                            xytext=(-3, 3), textcoords="offset points", ha="right", fontsize=6.5)
             label(ax, "time (steps x rate)", "loss", legend=True)
             caption(figure, "Each fall of the loss is a neuron that wakes, as predicted from the initial weights and the data.")
             return figure
