@@ -104,6 +104,8 @@ OBSERVER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "keep_features": lambda: both(*(len(stored(keep_features=n).arrays) for n in (0, 4))),
     "keep_inputs": lambda: both(*(len(stored(keep_features=4, keep_inputs=k).arrays) for k in (False, (1, 1, 5)))),
     "when": lambda: both(seen(when=2), seen(when=3)),
+    "steps": lambda: both(*([step for step in range(300) if richter.Observer(mlp(), probe(), steps=n).when(step)]
+                            for n in (100, 9000))),
     "measures": lambda: both(*(richter.Observer(mlp(), probe(), measures=m)(0).measures for m in (None, ["nfc"]))),
     "initial": lambda: both(*(value(richter.Observer(mlp(), probe(), initial=i)(0), "weight_change")
                               for i in (None, state(mlp(1))))),
