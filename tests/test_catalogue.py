@@ -39,6 +39,7 @@ RESULTS = {
                   "Prop. B.1.1", "Prop. B.1.2"),
     "escape": ("Example 1", "Sec. 3", "Thm. 3.1", "Prop. 3.2", "Prop. 3.3", "Prop. 3.4", "Experiments, first escape",
                "Experiments, saddles"),
+    "agf": ("Algorithm 1", "Theorem 3.1", "Sec. 4", "Conjecture 4.1", "Sec. 5", "Sec. 6"),
 }
 MISSING: dict[tuple[str, str], str] = {}  # (paper, place): why a number within the sequence is not there
 UNNUMBERED = {("layerwise", "App. C.3, table"): "printed without a number or a caption"}

@@ -159,3 +159,19 @@ def test_the_page_of_emergence(capsys: pytest.CaptureFixture[str]) -> None:
     assert (np.diff(names["seen"]) > 0).all()
     slope, exponent = (float(v) for v in lines[3].split())
     assert abs(slope - exponent) < 0.001
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 2.0, math.nan])
+@pytest.mark.parametrize("of", ["time", "data", "width"])
+def test_shares_of_a_skill_lie_between_nothing_and_all(of: str, share: float) -> None:
+    model = Emergence(0.05, 800, 4)
+    with pytest.raises(SelectionError, match="between 0 and 1"):
+        getattr(model, of)(3 if of == "width" else [0.5, 0.3], share)
+
+
+def test_learners_of_no_examples_or_units() -> None:
+    for size in (0, -1.0, math.nan, math.inf):
+        with pytest.raises(SelectionError, match=f"shots={size!r}: a number above 0"):
+            emergence.data_strength([1, 2], size)
+        with pytest.raises(SelectionError, match=f"units={size!r}: a number above 0"):
+            emergence.width_strength([1, 2], size, 3)

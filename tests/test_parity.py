@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -190,3 +191,26 @@ def test_on_another_device() -> None:
     assert x.is_cuda
     assert torch.equal(y[:, 0], 5 * task.functions(x).sum(1))
     assert task.skill_strength(mlp([37, 8, 1], seed=0).cuda(), n=64).strength.is_cuda
+
+
+def test_a_model_is_asked_as_it_answers_and_left_as_it_was() -> None:
+    """No dropout is drawn, no batch is counted; a model of double precision is asked in its own."""
+    torch.manual_seed(0)
+    task = multitask_parity(2, 8)
+    model = nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1)).double()
+    model[3].eval()
+    before, modes = {k: v.clone() for k, v in model.state_dict().items()}, [m.training for m in model.modules()]
+    stream = torch.get_rng_state()
+    first, second = task.skill_strength(model), task.skill_strength(model)
+    assert torch.equal(first.strength, second.strength)
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(first.strength, task.skill_strength(model.eval()).strength)
+
+
+@pytest.mark.parametrize("make", [lambda: multitask_parity(2.5), lambda: multitask_parity(2, bits=8.0),
+                                  lambda: multitask_parity(2, 8).sample(2.5)])
+def test_numbers_that_are_not_whole(make: Callable[[], object]) -> None:
+    with pytest.raises(SelectionError, match="whole number"):
+        make()

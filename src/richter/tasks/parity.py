@@ -6,6 +6,7 @@ learned as much of a skill as its outputs correlate with g_k, its skill strength
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -81,8 +82,8 @@ class MultitaskParity:
 
     def batch(self, n: int, draw: torch.Generator) -> Examples:
         """``n`` independent examples."""
-        if n < 1:
-            raise SelectionError(f"a batch of {n} examples: one at least is needed.")
+        if not isinstance(n, int) or n < 1:
+            raise SelectionError(f"a batch of {n} examples: one at least is needed, and a whole number.")
         skill = torch.searchsorted(self._steps, torch.rand(n, generator=draw, device=self.device, dtype=torch.float64))
         skill.clamp_(max=self.skills - 1)
         return self._examples(skill, self._random_bits(n, draw))
@@ -123,7 +124,7 @@ class MultitaskParity:
 
         Up to 14 skill bits over every input, exactly. Of more bits ``n`` inputs are taken for each skill: the other bits are
         drawn, and with each draw come all 2^m patterns of the relevant bits, so that whatever does not depend on all of these
-        cancels. ``error`` is the standard error of the mean over draws.
+        cancels. ``error`` is the standard error of the mean over draws. A model is asked in ``eval`` mode, and left in its own.
         """
         home = next((p.device for p in model.parameters()), self.device) if isinstance(model, nn.Module) else self.device
         patterns = self._patterns(home)
@@ -133,9 +134,10 @@ class MultitaskParity:
             raise SelectionError(f"skill_strength(n={n}): with {self.bits} bits a strength is a mean over draws of the bits that "
                                  f"do not matter; n={2 * len(patterns)} inputs at least are needed for an error.")
         rows = []
-        for k in progress(range(self.skills), title="skills", unit="skill"):
-            bits = self._others(k, home) if exact else self._random_bits(draws, _generator(seed, 2 + k, home))
-            rows.append(self._strength(model, k, bits, patterns, exact))
+        with _at_rest(model) as asked:
+            for k in progress(range(self.skills), title="skills", unit="skill"):
+                bits = self._others(k, home) if exact else self._random_bits(draws, _generator(seed, 2 + k, home))
+                rows.append(self._strength(asked, k, bits, patterns, exact))
         return Strengths(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
     # -------------------------------------------------------------------------------------------- inside
@@ -188,6 +190,23 @@ class MultitaskParity:
         return r.mean(), error, torch.cat(losses).mean()
 
 
+@contextlib.contextmanager
+def _at_rest(model: nn.Module | Callable[[Tensor], Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The model as it answers: no dropout, no statistics of batches that are counted, inputs in its own precision."""
+    if not isinstance(model, nn.Module):
+        yield model
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield lambda x: model(x if dtype is None else x.to(dtype))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def multitask_parity(skills: int = 5, bits: int = 32, relevant: int = 3, alpha: float = 0.6, seed: int = 0, *,
                      target: float = 5.0, exclusive: bool = True, dtype: torch.dtype = torch.float32) -> MultitaskParity:
     """``skills`` parities of ``relevant`` bits out of ``bits``, the k-th with frequency A k^-(alpha + 1), targets -S and S.
@@ -196,9 +215,10 @@ def multitask_parity(skills: int = 5, bits: int = 32, relevant: int = 3, alpha: 
     two skills have the same.  [layerwise, Eq. 4.1-4.4; Table 4.2]
     """
     given = f"multitask_parity(skills={skills}, bits={bits}, relevant={relevant}, alpha={alpha}, seed={seed}, target={target})"
-    if min(skills, bits, relevant) < 1 or relevant > bits or seed < 0:
+    if any(not isinstance(k, int) for k in (skills, bits, relevant, seed)) or min(skills, bits, relevant) < 1 or relevant > bits \
+            or seed < 0:
         raise SelectionError(f"{given}: a skill, a bit and a relevant bit at least are needed, no more relevant bits than bits, "
-                             f"and a seed from 0 on.")
+                             f"and a seed from 0 on, all whole numbers.")
     if not (math.isfinite(alpha) and alpha > 0):
         raise SelectionError(f"{given}: the frequencies fall like k^-(alpha + 1), and a law of scaling needs alpha above 0.")
     if not (math.isfinite(target) and target > 0):

@@ -89,18 +89,18 @@ class Emergence:
 
     def time(self, frequencies: ArrayLike, share: float = 0.5) -> np.ndarray:
         """When R_k / S reaches ``share`` [skills]."""
-        y = math.log(1 / self.initial - 1) + math.log(share / (1 - share))
+        y = math.log(1 / self.initial - 1) + math.log(_share(share) / (1 - share))
         return np.asarray(y / (2 * self.lr * self.target * self._known("speed") * _frequencies(frequencies)))
 
     def data(self, frequencies: ArrayLike, share: float = 0.5) -> np.ndarray:
         """With how many examples R_k / S reaches ``share`` [skills]."""
-        part = share if self.form == "corrected" else 1 - (1 - share) ** 2
+        part = _share(share) if self.form == "corrected" else 1 - (1 - _share(share)) ** 2
         return np.asarray(part * self._known("shots") / _frequencies(frequencies))
 
     def width(self, skills: int, share: float = 0.5) -> np.ndarray:
         """With how many units R_k / S reaches ``share`` [skills]."""
         whole(skills=skills)
-        return self._known("units") * (np.arange(skills) + share)
+        return self._known("units") * (np.arange(skills) + _share(share))
 
     def _known(self, name: str) -> float:
         value: float = getattr(self, name)
@@ -133,7 +133,7 @@ def data_strength(counts: ArrayLike, shots: float, form: Form = "corrected") -> 
     """R / S of a D_c-shot learner, ``shots`` = D_c, from so many examples of a skill.  [Prop. B.1.1]"""
     if form not in FORMS:
         raise unknown("emergence in data", "form", form, FORMS)
-    part = np.clip(np.asarray(counts, dtype=np.float64) / shots, 0, 1)
+    part = np.clip(np.asarray(counts, dtype=np.float64) / _above(0, "shots", shots), 0, 1)
     return np.asarray(part if form == "corrected" else 1 - np.sqrt(1 - part))
 
 
@@ -141,8 +141,20 @@ def width_strength(N: ArrayLike, units: float, skills: int, *, partial: bool = T
     """R_k / S [skills, N] where the first N_c = ``units`` functions serve skill 1, the next skill 2, and so on; without
     ``partial`` a skill that has less than all its functions has nothing.  [Eq. 5.9; Prop. B.1.2]"""
     whole(skills=skills)
-    part = np.clip(_numbers("N", N)[None, :] / units - np.arange(skills)[:, None], 0, 1)
+    part = np.clip(_numbers("N", N)[None, :] / _above(0, "units", units) - np.arange(skills)[:, None], 0, 1)
     return np.asarray(part if partial else np.floor(part))
+
+
+def _share(share: float) -> float:
+    if not 0 < share < 1:
+        raise SelectionError(f"share={share!r}: how much of a skill is learned, between 0 and 1, ends excluded.")
+    return share
+
+
+def _above(low: float, name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > low):
+        raise SelectionError(f"{name}={value!r}: a number above {low:g} is needed.")
+    return value
 
 
 def _numbers(name: str, value: ArrayLike) -> np.ndarray:
