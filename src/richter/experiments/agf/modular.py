@@ -186,8 +186,8 @@ EXPERIMENT = Experiment(
     title="quadratic networks learn the Fourier components of modular addition by their sizes",
     smoke=Settings(seeds=(0,)), paper=Settings(), tasks=tasks, work=work, figures={"agf_modular": draw},
     start={"seeds": (0,), "lr": 0.1, "counts": (4, 5, 6), "restarts": 1}, reduced="one of five seeds",
-    tried="coefficients of 5 and 10, with which the plateau of one seed was 8 % off, and seeds with separated jumps alone, of which one "
-          "of five was left",
+    tried="coefficients of 5 and 10, with which the plateau of one seed was 8 % off, and seeds with separated jumps alone, of "
+          "which one of five was left",
     missing={"Sec. 6": "p = 10 with two frequencies and 16 neurons, by descent in short steps; the paper's code has p = 20 with "
                        "three and 18 neurons, by descent with momentum from 1e-2"},
     claims=(

@@ -150,8 +150,8 @@ EXPERIMENT = Experiment(
     places=("Thm. 3.1", "Prop. 3.2", "Prop. 3.3"), smoke=Settings(depths=(2, 3, 4), seeds=(0, 1)),
     paper=Settings(), tasks=tasks, work=work, start={"seeds": (0,), "depths": (3, 4), "steps": 2, "restarts": 2},
     figures={"escape_thm3_1": draw}, reduced="up to 4 layers of 6, 2 seeds of 10",
-    tried="14 restarts, with which the speed fell by 4.9e-4 from one depth to the next at the small scale: the search had not found "
-          "the fastest; that it may fall by 1e-4 was chosen then",
+    tried="14 restarts, with which the speed fell by 4.9e-4 from one depth to the next at the small scale: the search had not "
+          "found the fastest; that it may fall by 1e-4 was chosen then",
     missing={"Thm. 3.1": "its constants, which are not known here", "Prop. 3.3": "its constants, which are not known here"},
     claims=(
         Claim("smallest (s1/s2) / l^(1/4) over layers and depths, Gaussian data", lambda r: above_bound(r, "ratio", 1),
