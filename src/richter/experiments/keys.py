@@ -103,7 +103,6 @@ class Source(NamedTuple):
         return {f"{dotted}.{WHOLE}" for name in unused for dotted in self.bound[name]}
 
 
-@cache
 class _WithoutGuards(ast.NodeTransformer):
     """What a guard is called with first, in the place of the call."""
 
@@ -112,6 +111,7 @@ class _WithoutGuards(ast.NodeTransformer):
         return node.args[0] if isinstance(node.func, ast.Name) and node.func.id in GUARDS and node.args else node
 
 
+@cache
 def _read(text: bytes, package: str = "") -> Source:
     tree = _WithoutGuards().visit(ast.parse(text))
     bound: dict[str, set[str]] = defaultdict(set)  # a name in this file: what it stands for, of Richter or not
