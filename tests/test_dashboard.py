@@ -45,6 +45,7 @@ from richter.report.server import application, serve
 from richter.report.thin import numbers, shrink, thin
 from richter.runs import Run, Series, create
 from richter.runs import reader as runs_reader
+from runs_helpers import sealed
 
 if TYPE_CHECKING:
     from browser import Browser
@@ -349,6 +350,7 @@ def test_an_array_that_announces_too_much_is_not_put_together(tmp_path: Path) ->
     with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as other:
         other.execute("UPDATE arrays SET shape = '[100000, 100000]', form = 'eigen' WHERE name = 'x'")
         other.commit()
+    sealed(tmp_path / "run" / "run.db")
     for name in ("x", "cube"):
         reply = client(tmp_path).get("/api/matrix", params={"run": "run", "name": name, "layer": "0"})
         assert reply.status_code == 400

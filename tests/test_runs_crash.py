@@ -545,6 +545,7 @@ def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
     print(sum(heard), sum(map(len, acknowledged.values())))
 
 
+@pytest.mark.long  # on a busy machine it takes minutes
 def test_interrupts_of_several_threads_lose_nothing(tmp_path: Path) -> None:
     heard, acknowledged = map(int, ended(child(interrupted_at_random, str(tmp_path / "run"), 15, 0)).split())
     assert heard >= 10
