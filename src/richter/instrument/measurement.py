@@ -86,10 +86,10 @@ class Measurement:
                 if not left or not (self.subject.memo.trusted or isinstance(why, Doubt)):
                     raise
                 self.plans.clear()
-                if self.subject.memo.trusted or not isinstance(why, Doubt):
-                    self.subject.renew(look=True)  # what was known of the model may not hold any longer
-                else:
+                if isinstance(why, Doubt) and not self.subject.memo.trusted:
                     self.subject.amend(why)
+                else:
+                    self.subject.renew(look=True)  # what was known of the model may not hold any longer
             except OutOfRange:
                 self.plans.clear()
                 self.subject.widen()

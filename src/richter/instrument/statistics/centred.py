@@ -75,12 +75,12 @@ def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: Labels) -> CentredK
     y = None if y is None else y - y.mean()
     whole, rows = K.norm().item(), K.mean(0)
     square = whole ** 2 - 2 * len(K) * (rows @ rows).item() + (rows.sum() ** 2).item()
-    enough = square > REMAINING * whole ** 2
-    size = math.sqrt(square) if enough else centre(K).norm().item()
+    C = K if square > REMAINING * whole ** 2 else centre(K)
+    size = math.sqrt(square) if C is K else C.norm().item()
     if size <= 1e-13 * whole:  # a constant kernel: what is left is rounding
         return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0)
-    labelled = None if y is None else ((y @ ((K if enough else centre(K)) @ y)).item(), (y @ y).item())
-    return CentredKernel(frame.finite(size), labelled, lambda: leading(K if enough else centre(K), centred=True))
+    labelled = None if y is None else ((y @ (C @ y)).item(), (y @ y).item())
+    return CentredKernel(frame.finite(size), labelled, lambda: leading(C, centred=True))
 
 
 def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"], labels: Labels,

@@ -215,10 +215,10 @@ def without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int
         left = A.to(single) @ single
         right = B.to(single) @ single if halved else left
         own, a, b = left.flatten().dot(right.T.flatten()).item(), A.flatten(), B.flatten()
-        rest = square - a.dot(MBM).item() - (b.dot(MAM) if halved else a.dot(MBM)).item() + own
+        rest = square - a.dot(MBM).item() - b.dot(MAM).item() + own
         if rest <= REMAINING * abs(square):
             return None
-        mine = (a.dot(M2) + b.dot(M2)).item() / 2 if halved else a.dot(M2).item()
+        mine = (a.dot(M2) + b.dot(M2)).item() / 2
         known.append(((inner - mine) / (number - n), norm * rest ** 0.5 / (number - n)))
     return known
 
