@@ -13,15 +13,17 @@ from richter.core import SelectionError
 AHEAD = 20.0  # seconds of training, whose share may be spent before it is earned where nobody knows how long the training will be
 RECENT = 5  # measurements from which the cost of the next is told
 DECADES = 4  # of steps over which they are spread
+FEW = 8  # measurements: where no more can be paid for, all are spread over the logarithm of the step
 
 
 @dataclass
 class Budget:
     """``share`` of wall time, None for no limit; ``steps`` of the training, if they are known.
 
-    Then half of what the whole training will earn may be spent evenly in the logarithm of the step, the other half evenly in the
-    step; how long it will take is told from the steps so far. Where they are not known, the share of AHEAD seconds is lent,
-    evenly in the logarithm of the step, and paid back: what is earned later goes there first.
+    Then what the whole training will earn is spread over it, most of it evenly in the logarithm of the step, and up to half
+    evenly in the step, where many measurements can be paid for; how long it will take is told from the steps so far. Where they
+    are not known, the share of AHEAD seconds is lent, evenly in the logarithm of the step, and paid back: what is earned later
+    goes there first.
     """
 
     share: float | None
@@ -33,6 +35,7 @@ class Budget:
         default_factory=lambda: {brief: deque(maxlen=RECENT) for brief in (False, True)})
     opening: float | None = None  # seconds of the first
     on_brief: float = 0.0  # seconds of what is cheap alone
+    seen: tuple[tuple[int, float], ...] = ((0, 0.0), (0, 0.0))  # steps and seconds of training, at the last two doublings
 
     def __post_init__(self) -> None:
         if self.share is not None and not (isinstance(self.share, (int, float)) and 0 < self.share <= 1):
@@ -77,8 +80,8 @@ class Budget:
         return self.spent + cost <= room and self.spent + 2 * cost <= in_all
 
     def allows_brief(self, step: int) -> bool:
-        """Is there room for what is cheap alone? It takes half of the budget at most, and once there is room for more, leaves
-        that of one whole measurement."""
+        """Is there room for what is cheap alone? It takes half of the budget at most, and once there is room for more,
+        leaves that of one whole measurement."""
         if self.share is None or self.begun is None:
             return True
         cost, whole = self._expected(True), self._expected(False)
@@ -96,7 +99,16 @@ class Budget:
         left = max(0, self.first + self.steps - step)
         if not done:
             return 0.0, math.inf
-        training = (elapsed - self.spent) * (1 + left / done)  # of all steps, at the pace of those so far
+        training = self._pace(done, elapsed - self.spent) * (done + left)
         in_all = training * self.share / (1 - self.share) if self.share < 1 else math.inf
-        part = (math.log1p(done) / math.log1p(done + left) + done / (done + left)) / 2
+        evenly = max(0.0, 1 - FEW * cost / in_all) / 2 if in_all else 0.0
+        part = (1 - evenly) * math.log1p(done) / math.log1p(done + left) + evenly * done / (done + left)
         return in_all * part, in_all
+
+    def _pace(self, done: int, seconds: float) -> float:
+        """Seconds of a step: of all so far, or of about the later half if those were quicker, because the first steps of a
+        training pay for what is loaded once."""
+        if done >= 2 * self.seen[1][0]:
+            self.seen = self.seen[1], (done, seconds)
+        before, then = self.seen[0]
+        return min(seconds / done, (seconds - then) / (done - before))
