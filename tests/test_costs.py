@@ -909,3 +909,24 @@ def test_memory_is_kept_as_the_system_counts_it() -> None:
     for line in lines:
         assert "kernels: kept" in line
         assert float(line.rpartition(" ")[2]) < 1e-5
+
+
+DEAR = """
+import sys
+import torch, richter
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+watch = richter.Observer(model, richter.Probe(torch.randn(16, 3), torch.arange(16) % 2), when=1, budget=None, on_error="raise")
+watch(0)
+with torch.no_grad():
+    for p in model.parameters():
+        p += 0.1 * torch.randn_like(p)
+watch(1)
+assert watch.snapshots[-1].value("linearisation_gap", "*") > 0
+print(*(name for name in ("sympy", "torch._dynamo", "torch._decomp.decompositions_for_jvp", "sklearn") if name in sys.modules))
+"""
+
+
+def test_the_first_snapshots_load_nothing_dear() -> None:
+    """Each of these takes half a second or more, which a small training pays for by half of its measurements."""
+    done = subprocess.run([sys.executable, "-c", DEAR], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == ""
