@@ -64,7 +64,7 @@ class Observer:
 
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``, ``richter.epochs(loader)``); the
     first call always measures. Left out, steps are due densely at the beginning and every hundred later. ``budget``: the share
-    of wall time that measuring may take; with ``steps=``, the number of steps of the training, half of it is spread over their
+    of wall time that measuring may take; with ``steps=``, the number of steps of the training, most of it is spread over their
     logarithm, because features move early (and the share is kept in the end); else a second is lent. Of a step that is due and
     has no budget for everything, what is cheap is measured alone (``richter.measures.MOVEMENT``, on which a verdict rests), and
     without budget for that it is put off until there is some. The room of one measurement is kept for the end.
