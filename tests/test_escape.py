@@ -26,6 +26,7 @@ def rank_two() -> list[np.ndarray]:
     return [np.stack([u, -u, v, -v]) / 2, np.array([[1.0, 1.0, -1.0, -1.0]]) / 2, np.ones((1, 1))]
 
 
+DIRECTION = escape.Direction([np.eye(2), np.ones((1, 2))], 1.0, 0.0, np.ones(1))
 BIASED = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
 
 
@@ -107,6 +108,45 @@ def test_growth_solves_its_equation(c0: float, speed: float, depth: int) -> None
     assert (c[3] - c[1]) / (t[3] - t[1]) == pytest.approx(speed * c[2] ** (depth - 1), rel=1e-6)
 
 
+@pytest.mark.parametrize(("c0", "depth", "speed", "end"), [
+    (1e-200, 4, 1e150, 1e250 / 2), (1e-150, 3, 1.0, 1e150), (1e150, 3, 1.0, 1e-150), (1e-3, 40, 1.0, 1e114 / 38)])
+def test_growth_from_starts_of_any_size(c0: float, depth: int, speed: float, end: float) -> None:
+    """In units of the time 1 / ((L - 2) s c0^(L-2)) at which c is infinite the law has no scale."""
+    c = np.asarray(escape.growth(c0, speed, depth, [0.0, 0.5 * end]))
+    np.testing.assert_allclose(c / c0, [1.0, 0.5 ** (-1 / (depth - 2))], rtol=1e-10)
+    back = np.asarray(escape.growth(c0, -speed, depth, [0.0, 3 * end]))
+    np.testing.assert_allclose(back / c0, [1.0, 4 ** (-1 / (depth - 2))], rtol=1e-10)
+    np.testing.assert_allclose(escape.growth(c0, 0.0, depth, [0.0, 1e300]), [c0, c0])
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e-3, 1e200])
+def test_speeds_and_layers_do_not_depend_on_the_size_of_weights(scale: float) -> None:
+    W = [scale * w for w in rank_two()]
+    assert escape.speed(W, CIRCLE, SIGNS) == pytest.approx(escape.speed(rank_two(), CIRCLE, SIGNS), rel=1e-12)
+    assert escape.speed(W, scale * CIRCLE, SIGNS) == pytest.approx(scale * escape.speed(rank_two(), CIRCLE, SIGNS), rel=1e-12)
+    for mine, plain in zip(escape.layers(W, scale * CIRCLE), escape.layers(rank_two(), CIRCLE), strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-9, atol=1e-30)
+
+
+@pytest.mark.parametrize("start", [1e-20, 1e-5])
+def test_the_flow_is_followed_from_tiny_starts(start: float) -> None:
+    """To the same digits: the error that is allowed goes with the start."""
+    X = np.abs(np.random.default_rng(4).standard_normal((7, 3))) + 0.1
+    W, G = [X.mean(0)[None] / np.linalg.norm(X.mean(0)), np.ones((1, 1)), np.ones((1, 1))], np.full((7, 1), -1 / 7)
+    t = [0.0, 0.3 / start]
+    np.testing.assert_allclose(escape.simulate_growth(W, X, G, start, t), escape.predict_growth(W, X, G, start, t), rtol=1e-9)
+
+
+def test_paths_of_tiny_weights_take_steps_of_one_relative_length() -> None:
+    """Squares of a gradient of 1e-240 are no numbers, and its direction is known all the same."""
+    rng = np.random.default_rng(2)
+    X, y, W = rng.standard_normal((9, 3)), rng.standard_normal((9, 1)), [rng.standard_normal(s) for s in ((4, 3), (4, 4), (1, 4))]
+    plain, tiny = (escape.follow([c * w for w in W], X, y, 5) for c in (1e-8, 1e-120))
+    assert len(tiny.loss) == 6
+    np.testing.assert_allclose(np.asarray(tiny.norm) / 1e-120, np.asarray(plain.norm) / 1e-8, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(tiny.time) * 1e-120, np.asarray(plain.time) * 1e-8, rtol=1e-6)
+
+
 def test_training_in_relative_steps_leaves_along_few_directions() -> None:
     """From small weights the loss rests at its start, then falls; deep layers have one singular value then. Times are those of
     gradient flow: the first steps against the flow itself."""
@@ -160,8 +200,31 @@ def test_layers_without_and_with_rank_one() -> None:
     (lambda: escape.layers([np.eye(2)], CIRCLE), "do not make a network of two layers or more"),
     (lambda: escape.follow([np.zeros((2, 2)), np.zeros((1, 2))], CIRCLE, SIGNS, 5), "the gradient is zero at these weights"),
     (lambda: escape.simulate_growth([np.eye(3), np.ones((1, 2))], CIRCLE, SIGNS, 0.1, [1.0]), "do not make a network"),
-    (lambda: escape.simulate_growth([np.eye(2), np.ones((1, 2))], CIRCLE, SIGNS, 0.0, [1.0]), "start=0.0, .* nothing moves"),
+    (lambda: escape.simulate_growth([np.eye(2), np.ones((1, 2))], CIRCLE, SIGNS, 0.0, [1.0]),
+     "start=0.0: a start .at the origin itself nothing moves., a number"),
     (lambda: escape.growth(0.1, 1.0, 2, [1e4]), "beyond what a float holds"),
+    (lambda: escape.growth("a", 1.0, 3, [1.0]), "c0='a': a start .at the origin itself nothing moves., a number above 0"),
+    (lambda: escape.growth(0.1, math.nan, 3, [1.0]), "speed=nan, power=1.0: a finite speed is needed"),
+    (lambda: escape.growth(0.1, "a", 3, [1.0]), "speed='a', power=1.0: a finite speed is needed"),
+    (lambda: escape.growth(0.1, 1.0, 3, [1.0], power=math.inf), "speed=1.0, power=inf: a finite speed is needed"),
+    (lambda: DIRECTION.norm([0.0], 0.0), "start=0.0: a start .at the origin itself nothing moves."),
+    (lambda: escape.predict_growth(rank_two(), CIRCLE, SIGNS, -1.0, [1.0]), "start=-1.0: a start"),
+    (lambda: escape.predict_growth(3, CIRCLE, SIGNS, 1.0, [1.0]), "weights are a int: a list of matrices"),
+    (lambda: escape.speed([], CIRCLE, SIGNS), "do not make a network of two layers or more"),
+    (lambda: escape.speed(rank_two(), 1e200 * CIRCLE, 1e200 * SIGNS), r"X and G are of sizes .e\+199 and .e\+199: speeds go"),
+    (lambda: escape.fastest(1e-200 * CIRCLE, 1e-200 * SIGNS, 3), "speeds go with their product, which is no number of float64"),
+    (lambda: escape.follow([1e200 * W for W in rank_two()], CIRCLE, SIGNS, 5), "the loss at these weights is nan: outputs or"),
+    (lambda: escape.follow(rank_two(), CIRCLE, 1e200 * SIGNS, 5), "the loss at these weights is inf: outputs or labels"),
+    (lambda: escape.follow([1e-170 * W for W in rank_two()], CIRCLE, SIGNS, 5), "products of tiny weights leave the range of"),
+    (lambda: escape.follow(rank_two(), CIRCLE, SIGNS, 5, relative="a"), "relative='a': the length of a step as a share"),
+    (lambda: escape.follow(rank_two(), CIRCLE, SIGNS, 0), "steps=0; a whole number"),
+    (lambda: escape.simulate_growth([np.zeros((2, 2)), np.zeros((1, 2))], CIRCLE, SIGNS, 0.1, [1.0]), "all weights are zero"),
+    (lambda: escape.simulate_speed(CIRCLE[:, 0], SIGNS, 3), r"X has shape \(8,\); \[n, d\] is needed"),
+    (lambda: escape.simulate_speed(CIRCLE, SIGNS, 1), "depth=1; a whole number, at least 2"),
+    (lambda: escape.weights_of(BIASED, torch.ones(2, 5)), r"the Sequential does not run on X, of shape \(2, 5\)"),
+    (lambda: escape.weights_of(BIASED, CIRCLE), "x is a ndarray: a tensor of examples"),  # type: ignore[arg-type]
+    (lambda: escape.pull(3.0), r"y has shape \(\); \[n, c\] is needed"),
+    (lambda: escape.bound(0), "layer=0; a whole number"),
 ])
 def test_what_is_refused(call: Any, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):

@@ -104,8 +104,16 @@ def test_what_is_not_known_is_said() -> None:
     (lambda: rank([1.0, math.nan]), "singular values .* are needed, one or more, finite and not negative"),
     (lambda: rank(3.0), "values of shape ()"),
     (lambda: rank([1.0], share=0), "share=0: a share of the largest singular value, above 0"),
-    (lambda: saddles(find(*staircase()), [0, 1], {"0": [1.0]}), r"'0' has shape \(1,\): a rank for each of the 2 steps"),
+    (lambda: saddles(find(*staircase()), [0, 1], {"0": [1.0]}), r"ranks\['0'\] has shape \(1,\): a rank for each of the 2 "),
     (lambda: saddles(find(*staircase()), [[0, 1]], {}), r"steps have shape \(1, 2\)"),
+    (lambda: saddles(find(*staircase()), [0, 1], {"0": [1.0]}, {"0": [1.0, 1.0]}), r"ranks\['0'\] has shape \(1,\)"),
+    (lambda: saddles(find(*staircase()), [0, 1], {"0": [1.0, 1.0]}, {"0": [1.0]}), r"stable\['0'\] has shape \(1,\)"),
+    (lambda: saddles(find(*staircase()), [0, math.nan], {"0": [1.0, 1.0]}), r"steps have shape \(2,\) and are not all finite"),
+    (lambda: saddles(find(*staircase()), ["a"], {"0": [1.0]}), "steps cannot be read as numbers .could not convert string"),
+    (lambda: saddles(find(*staircase()), [0], {"0": ["b"]}), r"ranks\['0'\] cannot be read as numbers"),
+    (lambda: saddles(find(*staircase()), [0], [1.0]), "ranks are a list: the ranks of every layer by its name"),  # type: ignore
+    (lambda: saddles(3, [0], {}), "stages are a int: those of a curve are needed"),  # type: ignore[arg-type]
+    (lambda: saddles_of(3), "run is a int: an Observer, or a run as richter.runs.open gives it"),
 ])
 def test_what_is_refused(call: Any, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):

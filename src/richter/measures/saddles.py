@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from richter.core import WHOLE, SelectionError
+from richter.measures.inflections import Numbers
 from richter.measures.stages import Plateau, Stages, is_loss, stages_in
 
 RANK, STABLE, LOSS = "rank_of_weights", "stable_rank_of_weights", "probe_loss"
@@ -78,23 +79,47 @@ def saddles(stages: Stages, steps: ArrayLike, ranks: Mapping[str, ArrayLike], st
 
     >>> saddles(find(t, loss), steps, {"0": [9, 9, 1, 1], "2": [8, 8, 1, 1]})
     """
-    t = np.asarray(steps, dtype=np.float64)
-    columns = {name: np.asarray(v, dtype=np.float64) for name, v in (*ranks.items(), *(stable or {}).items())}
-    wrong = next((f"{name!r} has shape {v.shape}" for name, v in columns.items() if v.shape != t.shape), "")
-    if t.ndim != 1 or wrong:
-        raise SelectionError(f"{wrong or f'steps have shape {t.shape}'}: a rank for each of the {t.size} steps is needed, [t].")
+    if not isinstance(stages, Stages):
+        raise SelectionError(f"stages are a {type(stages).__name__}: those of a curve are needed, as measures.stages.find(steps, "
+                             f"loss) gives them.")
+    t = _numbers("steps", steps)
+    if t.ndim != 1 or not np.isfinite(t).all():
+        raise SelectionError(f"steps have shape {t.shape}{' and are not all finite' * (t.ndim == 1)}: a list of steps, at which "
+                             f"ranks were measured, is needed, [t].")
+    groups = [_columns(name, group, t) for name, group in (("ranks", ranks), ("stable", stable or {}))]
     out = []
     for number, plateau in enumerate(stages.plateaus):
         on = (t >= plateau.start) & (t <= plateau.end)
-        medians = [{name: _median(np.asarray(v, dtype=np.float64)[on]) for name, v in group.items()}
-                   for group in (ranks, stable or {})]
+        medians = [{layer: _median(values[on]) for layer, values in group.items()} for group in groups]
         out.append(Saddle(number, plateau, medians[0], medians[1], int(on.sum())))
     return Saddles(tuple(out), stages)
+
+
+def _columns(name: str, group: Mapping[str, ArrayLike], t: Numbers) -> dict[str, Numbers]:
+    """Ranks by layer, one at each step."""
+    if not isinstance(group, Mapping):
+        raise SelectionError(f"{name} are a {type(group).__name__}: the ranks of every layer by its name are needed, "
+                             f"{{\"0\": [9, 9, 1], ...}}.")
+    columns = {layer: _numbers(f"{name}[{layer!r}]", values) for layer, values in group.items()}
+    for layer, values in columns.items():
+        if values.shape != t.shape:
+            raise SelectionError(f"{name}[{layer!r}] has shape {values.shape}: a rank for each of the {t.size} steps is needed, "
+                                 f"[t].")
+    return columns
+
+
+def _numbers(name: str, values: ArrayLike) -> Numbers:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise SelectionError(f"{name} cannot be read as numbers ({error}).") from error
 
 
 def saddles_of(run: Any, **options: Any) -> dict[str, Saddles]:
     """Of a run (``richter.runs.open``) or an Observer that measured ``rank_of_weights``: by the names of its losses, or of
     ``probe_loss`` where none was logged. ``options`` are those of ``stages.find``."""
+    if not all(hasattr(run, name) for name in ("frame", "names", "scalar")):
+        raise SelectionError(f"run is a {type(run).__name__}: an Observer, or a run as richter.runs.open gives it, is needed.")
     rows = run.frame
     steps = np.unique(rows["step"][rows["measure"] == RANK])
     if not len(steps):

@@ -3,7 +3,7 @@
 From small weights of size alpha a network of two layers learns in jumps (`richter.theory.alternating` says how, for any network).
 
     diagonal    f(x) = sum_i u_i v_i x_i                  coordinates, by what the residual has pulled at each so far
-    linear      f(x) = A W x                              singular directions of the residual's correlation with x
+    linear      f(x) = A W x                              modes of the inputs, by `richter.theory.linear_jumps`
     attention   one layer of linear attention heads       principal components of the inputs, the largest first
     modular     f = sum_i (u_i.x_a + v_i.x_b)^2 w_i       Fourier components of the template, the largest first
 
@@ -25,11 +25,30 @@ from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.theory.alternating import Learned as Learned
 from richter.theory.alternating import Staircase, alternating_flows, degree_of, separations, warn_of_merging  # noqa: F401
-from richter.theory.arrays import Times, column, like, normal, read, times_from_zero, whole
+from richter.theory.arrays import (
+    Times,
+    above_zero,
+    centred_template,
+    column,
+    held,
+    in_units,
+    like,
+    normal,
+    ordinary,
+    per_mode,
+    read,
+    spectrum,
+    times_from_zero,
+    whole,
+)
 from richter.theory.flows import FlowError, flow
 from richter.theory.frame import Theory
+from richter.theory.linear_jumps import FINEST as FINEST
+from richter.theory.linear_jumps import SMALL, linear, predict_linear, simulate_linear  # noqa: F401
 
-FINEST = 36.0  # log(1 / alpha) beyond which float64 does not hold what sleeps beside what is awake
+Numbers = NDArray[np.float64]
+SCALE = "the scale of initial weights"
+HALF = 1 - math.sqrt(0.5)  # of what is learned of a component: then the loss has fallen half way
 
 # ------------------------------------------------------------------------------------------------ diagonal
 
@@ -48,37 +67,45 @@ def diagonal(X: ArrayLike, y: ArrayLike, *, threshold: float = 1.0) -> Diagonal:
     >>> stairs, coefficients = diagonal(x, y)
     >>> stairs.times * math.log(1 / alpha)
     """
-    X_, y_ = (a.cpu().numpy() for a in read(X=(X, "n d"), y=(column(y), "n")))
-    n, d = X_.shape
-    if not (X_.T @ y_).any():
+    X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    above_zero("a threshold", threshold=threshold)
+    (x, x_unit), (z, y_unit) = in_units(X_), in_units(y_)  # signed least squares know one scale only
+    parts = (X_.new_tensor(a) for a in _awakenings(x.cpu().numpy(), z.cpu().numpy(), threshold))
+    times, levels, path = (a * u for a, u in zip(parts, (1 / x_unit / y_unit, y_unit * y_unit, y_unit / x_unit), strict=True))
+    held(times=times, losses=levels, coefficients=path)
+    return Diagonal(Staircase(like(times, X), like(levels, X)), like(path, X))
+
+
+def _awakenings(X: Numbers, y: Numbers, threshold: float) -> tuple[Numbers, Numbers, Numbers]:
+    """Times and levels of the staircase, and the coefficients on each level."""
+    n, d = X.shape
+    if not (X.T @ y).any():
         raise SelectionError("y is zero, or no input goes with it: nothing is to be learned, and every coordinate sleeps for "
                              "ever.")
-    beta, G, times, levels, path = np.zeros(d), np.zeros(d), list[float](), [_half(y_)], [np.zeros(d)]
+    beta, G, times, levels, path = np.zeros(d), np.zeros(d), list[float](), [_half(y)], [np.zeros(d)]
     active, time = np.zeros(d, dtype=bool), 0.0
     for _ in range(10 * d + 10):
-        g = X_.T @ (y_ - X_ @ beta) / n
-        asleep = ~active & (np.abs(g) > 1e-12 * np.abs(X_.T @ y_ / n).max())
+        g = X.T @ (y - X @ beta) / n
+        asleep = ~active & (np.abs(g) > 1e-12 * np.abs(X.T @ y / n).max())
         if not asleep.any():
             break
         wait = (threshold * np.sign(g[asleep]) - G[asleep]) / g[asleep]
         G[~active] += wait.min() * g[~active]
         time += wait.min()
         active[np.flatnonzero(asleep)[wait <= wait.min() * (1 + 1e-12)]] = True
-        beta = _signed_least_squares(X_, y_, active, np.sign(G))
+        beta = _signed_least_squares(X, y, active, np.sign(G))
         active &= beta != 0
         times.append(time)
-        levels.append(_half(y_ - X_ @ beta))
+        levels.append(_half(y - X @ beta))
         path.append(beta)
-    stairs = Staircase(*(like(torch.tensor(a, dtype=torch.float64), X) for a in (times, levels)))
-    return Diagonal(stairs, like(torch.from_numpy(np.stack(path)), X))
+    return np.array(times), np.array(levels), np.stack(path)
 
 
-def _half(r: NDArray[np.float64]) -> float:
+def _half(r: Numbers) -> float:
     return float(r @ r / (2 * len(r)))
 
 
-def _signed_least_squares(X: NDArray[np.float64], y: NDArray[np.float64], active: NDArray[np.bool_], signs: NDArray[np.float64]
-                          ) -> NDArray[np.float64]:
+def _signed_least_squares(X: Numbers, y: Numbers, active: NDArray[np.bool_], signs: Numbers) -> Numbers:
     from scipy.optimize import nnls
     beta = np.zeros(X.shape[1])
     beta[active] = signs[active] * nnls(X[:, active] * signs[active], y, maxiter=100 * X.shape[1])[0]
@@ -87,12 +114,12 @@ def _signed_least_squares(X: NDArray[np.float64], y: NDArray[np.float64], active
 
 def predict_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:
     """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase."""
+    above_zero(SMALL, log_inverse=log_inverse)
     stairs, path = diagonal(X, y, threshold=threshold)
-    X_, y_, beta = (np.asarray(to_tensor(a).cpu()) for a in (X, column(y), path))
-    g = np.abs((y_ - beta[:-1] @ X_.T) @ X_) / len(y_)
+    x, y_, beta, times, levels = (to_tensor(a).cpu().numpy() for a in (X, column(y), path, *stairs))
+    g = np.abs((y_ - beta[:-1] @ x.T) @ x) / len(y_)
     woken = np.where((beta[:-1] == 0) & (beta[1:] != 0), g, 0.0).max(1)
-    times, levels = float(log_inverse) * np.asarray(stairs.times), np.asarray(stairs.levels)
-    warn_of_merging(times, levels, separations(times, woken / 2, 2))
+    warn_of_merging(log_inverse * times, levels, separations(log_inverse * times, woken / 2, 2))
     return stairs.loss(times_from_zero(t))
 
 
@@ -100,16 +127,18 @@ def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) 
     """The loss of the gradient flow at these times, in the variable G = int g dt, in which alpha may be as small as one likes:
     u v = alpha^2 sinh(2 G) exactly."""
     from scipy.integrate import solve_ivp
-    x_, y_ = (to_tensor(a).cpu().numpy() for a in (X, column(y)))
-    L = _log(log_inverse)
+    above_zero(SMALL, log_inverse=log_inverse)
+    given, L = read(X=(X, "n d"), y=(column(y), "n")), float(log_inverse)
+    ordinary(X=given[0], y=given[1])
+    x_, y_ = (a.cpu().numpy() for a in given)
 
-    def coefficients(G: NDArray[np.float64]) -> NDArray[np.float64]:  # G in units of L
+    def coefficients(G: Numbers) -> Numbers:  # G in units of L
         return (_exp(2 * L * (G - 1)) - _exp(-2 * L * (G + 1))) / 2
 
-    def velocity(_: float, G: NDArray[np.float64]) -> NDArray[np.float64]:
+    def velocity(_: float, G: Numbers) -> Numbers:
         return x_.T @ (y_ - x_ @ coefficients(G)) / len(y_)
 
-    def jacobian(_: float, G: NDArray[np.float64]) -> NDArray[np.float64]:
+    def jacobian(_: float, G: Numbers) -> Numbers:
         return -x_.T @ x_ / len(y_) * (L * (_exp(2 * L * (G - 1)) + _exp(-2 * L * (G + 1))))
 
     times = times_from_zero(t).cpu().numpy()
@@ -119,80 +148,11 @@ def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) 
         raise FlowError(f"the flow cannot be followed to t = {times.max():.4g}: {done.message}")
     residual = y_[:, None] - x_ @ coefficients(done.y)
     losses = (residual**2).sum(0) / (2 * len(y_))
-    return like(torch.from_numpy(losses[np.searchsorted(np.unique(times), times)]), X)
+    return like(given[0].new_tensor(losses[np.searchsorted(np.unique(times), times)]), X)
 
 
-def _exp(a: NDArray[np.float64]) -> NDArray[np.float64]:
+def _exp(a: Numbers) -> Numbers:
     return np.exp(np.minimum(a, 300.0))  # trial steps of the solver go further, and are taken back
-
-
-def _log(log_inverse: float) -> float:
-    if not (math.isfinite(log_inverse) and log_inverse > 0):
-        raise SelectionError(f"log_inverse={log_inverse!r}: log(1 / alpha) of an alpha below 1 is needed, a number above 0.")
-    return float(log_inverse)
-
-
-# ------------------------------------------------------------------------------------------------ fully connected
-
-
-def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Staircase:
-    """f(x) = A W x, from the moments E[x x^T] [d, d] and E[y x^T] [c, d]; times in units of log(1 / alpha), levels without what
-    no linear function can fit. Exact where the two commute; otherwise a conjecture, within some per cent.  [agf, Sec. 4]
-
-    tau_k = tau_{k-1} + (1 - sum_{i < k-1} s^(i)_{k-i} (tau_{i+1} - tau_i)) / s^(k-1)_1, with s^(i)_j the singular values of
-    (1 - P_i) E[y x^T] and P_i on the first i eigenvectors of E[y x^T] E[x x^T]^-1 E[x y^T].
-    """
-    mu, values = _modes(Sxx, Syx)
-    steps = list[float]()
-    for k in range(1, len(values) + 1):
-        earlier = sum(float(values[i][k - i - 1]) * steps[i] for i in range(k - 1))
-        steps.append((threshold - earlier) / float(values[k - 1][0]))
-    left = torch.cat([mu.flip(0).cumsum(0).flip(0), mu.new_zeros(1)]) / 2
-    return Staircase(like(torch.tensor(steps, dtype=torch.float64).cumsum(0), Sxx), like(left, Sxx))
-
-
-def _modes(Sxx: ArrayLike, Syx: ArrayLike) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """What each mode explains, the most first, and the singular values s^(k) of E[y x^T] without the first k modes."""
-    S, C = read(Sxx=(Sxx, "d d"), Syx=(Syx, "c d"))
-    fitted = C @ torch.linalg.pinv(S, hermitian=True) @ C.T
-    mu, U = (a.flip(-1) for a in torch.linalg.eigh(fitted))
-    rank = int((mu > 1e-12 * mu.max()).sum()) if mu.max() > 0 else 0
-    if not rank:
-        raise SelectionError("E[y x^T] is zero: nothing linear is to be learned, and every neuron sleeps for ever.")
-    values = []
-    for k in range(rank):
-        P = U[:, :k] @ U[:, :k].T
-        values.append(torch.linalg.svdvals(C - P @ C))
-    return mu[:rank], values
-
-
-def predict_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:
-    """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase, whatever the width."""
-    whole(width=width)
-    stairs, strengths = linear(Sxx, Syx, threshold=threshold), np.array([float(v[0]) for v in _modes(Sxx, Syx)[1]])
-    times, levels = float(log_inverse) * np.asarray(stairs.times), np.asarray(stairs.levels)
-    warn_of_merging(times, levels, separations(times, strengths / 2, 2))
-    return stairs.loss(times_from_zero(t))
-
-
-def simulate_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, seed: int = 0) -> Array:
-    """The loss of the gradient flow of A and W from N(0, alpha^2 / width) at these times, less what nothing linear can fit."""
-    S, C = (to_tensor(a).cpu() for a in (Sxx, Syx))
-    L = _log(log_inverse)
-    if L > FINEST:
-        warnings.warn(f"log_inverse={L:g} is above {FINEST:g}: rounding of float64, 1e-16 of what is awake, then seeds what "
-                      f"sleeps, and late jumps come up to half too early. Take an alpha of 1e-15 or more.", stacklevel=2)
-    A, W = (math.exp(-L) * normal(*shape, seed=seed) / math.sqrt(width) for shape in ((len(C), width), (width, len(S))))
-    states = flow(lambda state: [L * g for g in _pulled(state[0], state[1], S, C)], [A, W], times_from_zero(t).tolist(),
-                  rtol=1e-9, atol=1e-16)
-    best = C @ torch.linalg.pinv(S, hermitian=True)
-    off = [state[0] @ state[1] - best for state in states]
-    return like(torch.stack([((B @ S) * B).sum() / 2 for B in off]), Sxx)
-
-
-def _pulled(A: torch.Tensor, W: torch.Tensor, S: torch.Tensor, C: torch.Tensor) -> list[torch.Tensor]:
-    pull = C - A @ W @ S
-    return [pull @ W.T, A.T @ pull]
 
 
 # ------------------------------------------------------------------------------------------------ linear attention
@@ -206,9 +166,17 @@ class Attention(NamedTuple):
     utilities: Array  # [d], the largest that a head of norm 1 can have
 
     def waits(self, norms: ArrayLike, lr: float = 1.0) -> Array:
-        """At least how long each jump takes after the one before, where heads start with these norms."""
-        (size,) = read(norms=(np.atleast_1d(norms), "h"))
-        return like(1 / (3 * lr * size.max() * to_tensor(self.utilities)), self.levels)
+        """At least how long it takes until a head has learned each component so far that the loss has fallen half way to its
+        level. ``norms`` [d]: the largest norm of a head that sleeps when the wait begins: of the first component at the start, of
+        a later one where the loss rests behind the jump before, because sleeping heads grow all the time. One number: they are
+        never larger. Of a head of norm n and utility U n^3, d n / dt = 3 lr U n^2."""
+        above_zero("a rate", lr=lr)
+        values, utilities, sizes = per_mode(values=self.values, utilities=self.utilities, norms=norms)
+        if not (sizes > 0).all():
+            raise SelectionError(f"norms reach {sizes.min().item():g}: those of sleeping heads, above 0, are needed; a head of "
+                                 f"norm 0 never wakes.")
+        halfway = math.sqrt(3) * (HALF * values) ** (1 / 3)  # the norm of a head whose v k q is that
+        return like((1 / sizes - 1 / halfway).clamp(min=0) / (3 * lr * utilities), self.levels)
 
 
 def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Attention:
@@ -217,11 +185,8 @@ def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Att
 
         l_k = [Tr - sum_{i <= k} lambda_i / (1 + (1 + Tr / lambda_i) / N)] / 2
     """
-    (lam,) = read(eigenvalues=(eigenvalues, "d"))
     whole(length=length)
-    if not (lam > 0).all():
-        raise SelectionError(f"eigenvalues reach {lam.min().item():g}: those of a covariance, above 0, are needed.")
-    lam = lam.sort(descending=True).values
+    lam = spectrum(eigenvalues).sort(descending=True).values
     trace = lam.sum()
     gained = lam / (1 + (extra + trace / lam) / length)
     levels = torch.cat([trace[None], trace - gained.cumsum(0)]) / 2
@@ -232,7 +197,12 @@ def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Att
 def predict_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, *, extra: float = 1.0
                       ) -> tuple[Array, Array]:
     """(the loss at the end, what is learned of each component) with at least as many heads as components."""
+    whole(heads=heads)
+    above_zero(SCALE, alpha=alpha)
     out = attention(eigenvalues, length, extra=extra)
+    if heads < len(out.values):
+        raise SelectionError(f"heads={heads}, and there are {len(out.values)} components: a head holds one, so that the last "
+                             f"ones are never learned. Take {len(out.values)} heads or more.")
     return out.levels[-1:], out.values
 
 
@@ -246,8 +216,11 @@ def attention_flow(eigenvalues: ArrayLike, length: int, heads: int, alpha: float
                    ) -> tuple[Array, Array, Array]:
     """(times, losses [t], sum_h v k q^T [t, d, d]) along the gradient flow of the population's loss from N(0, alpha^2); times are
     in units of 1 / (alpha N lambda_1^2), in which jumps come at numbers of order one."""
-    S = torch.diag(to_tensor(eigenvalues).cpu())
-    d, N = len(S), length
+    whole(length=length, heads=heads)
+    whole(0, seed=seed)
+    above_zero(SCALE, alpha=alpha)
+    lam, times = spectrum(eigenvalues), times_from_zero(t)
+    S, d, N = torch.diag(lam.cpu()), len(lam), length
     second = N * (N + 1) * S @ S + N * S.trace() * S
     v, k, q = (alpha * normal(*shape, seed=seed + i) for i, shape in enumerate(((heads,), (heads, d), (heads, d))))
     unit = 1 / (alpha * N * float(S.max()) ** 2)
@@ -263,10 +236,11 @@ def attention_flow(eigenvalues: ArrayLike, length: int, heads: int, alpha: float
         pull = unit * (N * S @ S - second @ M @ S)  # -dL/dM
         return [torch.einsum("ij,hi,hj->h", pull, k, q), v[:, None] * (q @ pull.T), v[:, None] * (k @ pull)]
 
-    states = flow(velocity, [v, k, q], times_from_zero(t).tolist(), rtol=1e-8, atol=1e-12)
+    states = flow(velocity, [v, k, q], times.tolist(), rtol=1e-8, atol=1e-12)
     M = torch.stack([torch.einsum("h,hi,hj->ij", *state) for state in states])
     losses = torch.stack([(S.trace() - 2 * N * (S @ m @ S).trace() + (m.T @ second @ m @ S).trace()) / 2 for m in M])
-    return like(times_from_zero(t), eigenvalues), like(losses, eigenvalues), like(M, eigenvalues)
+    on_times, on_losses, on_M = (like(a.to(lam.device), eigenvalues) for a in (times, losses, M))
+    return on_times, on_losses, on_M
 
 
 # ------------------------------------------------------------------------------------------------ modular addition
@@ -281,20 +255,20 @@ class Modular(NamedTuple):
     utilities: Array  # [k]
 
 
-def modular(template: ArrayLike, *, sides: float = 2.0) -> Modular:
+def modular(template: ArrayLike) -> Modular:
     """f(x_a, x_b) = sum_i (u_i.x_a + v_i.x_b)^2 w_i, which is to give x_{a+b}, where x_a is the template [p] shifted by a. A
-    frequency needs six neurons. ``sides``: that of its two signs, there to be perturbed.  [agf, Sec. 6]"""
-    (x,) = read(template=(template, "p"))
-    p = len(x)
-    if abs(float(x.mean())) > 1e-9 * float(x.abs().max()):
-        raise SelectionError(f"the template has mean {x.mean().item():g}: take its mean off, because no frequency stands for it.")
-    size = torch.fft.rfft(x).abs()[1:]
-    order = size.argsort(descending=True, stable=True)
+    frequency k, of two signs and any phase, needs six neurons; k = p / 2 has one sign, so that two do, and its utility is larger
+    by sqrt(2): it may come before larger coefficients.  [agf, Sec. 6]"""
+    x = centred_template(template)
+    p, size = len(x), torch.fft.rfft(x).abs()[1:]
+    signs = torch.full_like(size, 2.0)
+    if p % 2 == 0:
+        signs[-1] = 1.0
+    power, utilities = signs * size**2 / p**2, 2 / (27 * signs).sqrt() * p ** -1.5 * size**3
+    order = utilities.argsort(descending=True, stable=True)
     order = order[size[order] > 1e-12 * size.max()]
-    power = torch.where(2 * (order + 1) == p, 1.0, sides) * size[order] ** 2 / p**2
-    levels = torch.cat([power.flip(0).cumsum(0).flip(0), power.new_zeros(1)])
-    utilities = math.sqrt(2 / 27) * p ** -1.5 * size[order] ** 3
-    return Modular(like(order + 1, template), like(levels, template), like(utilities, template))
+    levels = torch.cat([power[order].flip(0).cumsum(0).flip(0), power.new_zeros(1)])
+    return Modular(like(order + 1, template), like(levels, template), like(utilities[order], template))
 
 
 def modular_pairs(template: ArrayLike) -> tuple[Array, Array]:
@@ -308,18 +282,20 @@ def modular_pairs(template: ArrayLike) -> tuple[Array, Array]:
 
 def predict_modular(template: ArrayLike, *, share: float = 2 / 27) -> tuple[Array, Array]:
     """(frequencies in their order, the largest utility of each). ``share``: 2 / 27 of equal norms of u, v and w."""
+    above_zero("a share", share=share)
     out = modular(template)
     return out.frequencies, math.sqrt(share / (2 / 27)) * out.utilities
 
 
 def simulate_modular(template: ArrayLike, seed: int = 0) -> tuple[Array, Array]:
     """The same by ascent on the sphere, over all pairs of inputs: neurons that start with one frequency each, and keep it."""
-    x = to_tensor(template).cpu()
-    p = len(x)
+    whole(0, seed=seed)
+    given = centred_template(template)
+    x, p = given.cpu(), len(given)
     shifts = torch.stack([x.roll(a) for a in range(p)])
     target = shifts[(torch.arange(p)[:, None] + torch.arange(p)) % p]  # [a, b, p]
     sizes = torch.fft.rfft(x).abs()
-    frequencies = torch.arange(1, (p + 1) // 2)
+    frequencies = torch.arange(1, p // 2 + 1)
     frequencies = frequencies[sizes[frequencies] > 1e-9 * sizes.max()]
     waves = 2 * math.pi * frequencies[:, None, None] * torch.arange(p) / p
     theta = torch.cos(waves + 6.3 * normal(len(frequencies), 3, 1, seed=seed))  # u, v, w
@@ -331,7 +307,7 @@ def simulate_modular(template: ArrayLike, seed: int = 0) -> tuple[Array, Array]:
         slope = torch.autograd.grad(U.sum(), theta)[0]
         theta = theta.detach() + slope / slope.flatten(1).norm(dim=1).clamp(min=1e-6 * float(slope.norm()))[:, None, None]
     order = U.argsort(descending=True)
-    return like(frequencies[order], template), like(U.detach()[order], template)
+    return like(frequencies[order].to(given.device), template), like(U.detach()[order].to(given.device), template)
 
 
 # ------------------------------------------------------------------------------------------------ theories
@@ -346,9 +322,11 @@ def _diagonal_cases() -> list[tuple[Any, ...]]:
 
 
 def _linear_cases() -> list[tuple[Any, ...]]:
-    strengths = np.diag([3.0, 2.0, 1.0, 0.5])
-    return [(np.eye(4), strengths, 8, 32.0, [0.2, 0.42, 0.75, 1.5, 3.0]),
-            (np.diag([2.0, 1.0, 1.0, 0.5]), strengths, 8, 32.0, [0.2, 0.42, 0.75, 1.5, 3.0])]
+    """White inputs; others whose moments commute, also where a strong mode explains little; two that do not."""
+    strengths, t = np.diag([3.0, 2.0, 1.0, 0.5]), [0.2, 0.42, 0.75, 1.5, 3.0]
+    return [(np.eye(4), strengths, 8, 32.0, t), (np.diag([2.0, 1.0, 1.0, 0.5]), strengths, 8, 32.0, t),
+            (np.diag([10.0, 0.1]), np.diag([3.0, 1.0]), 8, 32.0, [0.2, 0.6, 2.0]),
+            (np.array([[2.0, 0.7], [0.7, 1.0]]), np.diag([3.0, 1.0]), 8, 32.0, [0.2, 0.6, 3.0])]
 
 
 def _attention_cases() -> list[tuple[Any, ...]]:
@@ -358,7 +336,7 @@ def _attention_cases() -> list[tuple[Any, ...]]:
 def _modular_cases() -> list[tuple[Any, ...]]:
     angles = 2 * np.pi * np.arange(12) / 12
     return [(3 * np.cos(angles + 0.4) + 2 * np.cos(3 * angles) + np.cos(5 * angles - 1),),
-            (np.cos(2 * angles) + 2 * np.cos(4 * angles),)]
+            (np.cos(2 * angles) + 2 * np.cos(4 * angles),), (2.2 * np.cos(angles + 0.3) + np.cos(6 * angles),)]
 
 
 THEORIES = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ BIASES = ("near the origin a network with biases has no one degree in its weight
           "them. Take one without: nn.Linear(..., bias=False).")
 Times = float | Sequence[float] | Array  # one number is one time
 SIZES = (1e-145, 1e145)  # of weights: squares of such numbers, and their products, are numbers
+ORDINARY = (1e-90, 1e90)  # of data: products of any three of such numbers, or of their inverses, are numbers
 
 
 def read(**given: tuple[ArrayLike, str]) -> list[Tensor]:
@@ -67,6 +68,8 @@ def relu_layers(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor
     if isinstance(weights, nn.Module):
         raise SelectionError(f"weights are a {type(weights).__name__}: matrices [d_out, d_in] are needed. "
                              f"theory.escape.weights_of(model, X) reads them.")
+    if not isinstance(weights, Iterable):
+        raise SelectionError(f"weights are a {type(weights).__name__}: a list of matrices [d_out, d_in] is needed.")
     W = [to_tensor(w, f"weights[{i}]").detach().to(X_.device) for i, w in enumerate(weights)]
     for i, w in enumerate(W):
         if w.dim() == 1:
@@ -111,6 +114,81 @@ def squarable(name: str, sizes: Tensor) -> None:
         raise SelectionError(f"{name} has weights of size {odd.reshape(-1)[0].item():.2g}: their squares are no numbers of "
                              f"float64. Take weights between {SIZES[0]:g} and {SIZES[1]:g}; the time of a mode grows only with "
                              f"the logarithm of its start.")
+
+
+def ordinary(**given: Tensor) -> None:
+    """Data that are not all zero are of such a size that products of three of them are numbers too."""
+    for name, t in given.items():
+        largest = t.abs().max().item()
+        if largest and not ORDINARY[0] < largest < ORDINARY[1]:
+            raise SelectionError(f"{name} is at most {largest:.2g}: losses go with squares of it, and those leave the range of "
+                                 f"float64. Give it in other units, between {ORDINARY[0]:g} and {ORDINARY[1]:g}.")
+
+
+def held(**results: Tensor) -> None:
+    """Results, of which none is zero everywhere, are numbers of float64."""
+    for name, t in results.items():
+        if not (torch.isfinite(t).all() and t.any()):
+            raise SelectionError(f"{name} from data of such a size leave the range of float64. Give data in other units.")
+
+
+def in_units(t: Tensor) -> tuple[Tensor, float]:
+    """In units of a power of two near the largest, which loses no bit: squares of tiny and of huge numbers are numbers then."""
+    largest = t.abs().max().item()
+    unit = 2.0 ** math.floor(math.log2(largest)) if largest else 1.0
+    return t / unit, unit
+
+
+def joint_norm(W: Sequence[Tensor]) -> float:
+    """|theta| of the weights of all layers, also where its square is no number."""
+    flat, unit = in_units(torch.cat([w.flatten() for w in W]))
+    return float(flat.norm()) * unit
+
+
+def moments(Sxx: ArrayLike, Syx: ArrayLike) -> tuple[Float[Tensor, "d d"], Float[Tensor, "c d"]]:
+    """E[x x^T] and E[y x^T] of some data: the one is symmetric without negative eigenvalues, the other not zero, and zero along
+    inputs that do not vary."""
+    S, C = read(Sxx=(Sxx, "d d"), Syx=(Syx, "c d"))
+    ordinary(Sxx=S, Syx=C)
+    if not C.any():
+        raise SelectionError("E[y x^T] is zero: nothing linear is to be learned, and every neuron sleeps for ever.")
+    if (S - S.T).norm() > 1e-10 * S.norm():
+        raise SelectionError("Sxx is not symmetric: the second moments E[x x^T] of the inputs are needed.")
+    S = (S + S.T) / 2
+    least = torch.linalg.eigvalsh(S)[0]
+    if least < -1e-10 * S.norm():
+        raise SelectionError(f"Sxx has the eigenvalue {least.item():.3g}: second moments E[x x^T] of inputs have none below 0.")
+    axes = varying(S)
+    if (C - C @ axes @ axes.T).norm() > 1e-8 * C.norm():
+        raise SelectionError("Syx has a part along inputs whose variance is 0: Sxx = E[x x^T] and Syx = E[y x^T] are not of the "
+                             "same data.")
+    return S, C
+
+
+def varying(S: Float[Tensor, "d d"]) -> Float[Tensor, "d m"]:
+    """The principal axes of inputs along which they vary by more than rounding."""
+    variances, axes = torch.linalg.eigh(S)
+    return axes[:, variances > len(S) * torch.finfo(S.dtype).eps * variances.abs().max()]
+
+
+def spectrum(eigenvalues: ArrayLike) -> Float[Tensor, " d"]:
+    """Eigenvalues of a covariance, all above 0."""
+    (values,) = read(eigenvalues=(eigenvalues, "d"))
+    if not (values > 0).all():
+        raise SelectionError(f"eigenvalues reach {values.min().item():g}: those of a covariance, above 0, are needed.")
+    ordinary(eigenvalues=values)
+    return values
+
+
+def centred_template(template: ArrayLike) -> Float[Tensor, " p"]:
+    """A template of modular addition, which has mean zero and is not zero itself."""
+    (x,) = read(template=(template, "p"))
+    ordinary(template=x)
+    if abs(x.mean().item()) > 1e-9 * x.abs().max().item():
+        raise SelectionError(f"the template has mean {x.mean().item():g}: take its mean off, because no frequency stands for it.")
+    if not x.any():
+        raise SelectionError("the template is zero: it has no frequency, and nothing is to be learned.")
+    return x
 
 
 def per_mode(**given: ArrayLike) -> list[Float[Tensor, " m"]]:
@@ -169,6 +247,13 @@ def whole(least: int = 1, **given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise SelectionError(f"{name}={value!r}; a whole number, at least {least}, is needed.")
+
+
+def above_zero(what: str = "", **given: Any) -> None:
+    """Rates, norms and tolerances are finite numbers above 0; ``what`` they are stands in the error."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < math.inf:
+            raise SelectionError(f"{name}={value!r}: {what}{', ' if what else ''}a number above 0 is needed.")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,16 +30,31 @@ from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.core.chains import chain
 from richter.core.progress import progress
-from richter.theory.arrays import BIASES, Times, columns, like, normal, read, relu_layers, relu_network, times_from_zero, whole
+from richter.theory.arrays import (
+    BIASES,
+    Times,
+    above_zero,
+    columns,
+    in_units,
+    joint_norm,
+    like,
+    normal,
+    read,
+    relu_layers,
+    relu_network,
+    times_from_zero,
+    whole,
+)
 from richter.theory.flows import FlowError, flow
 from richter.theory.frame import Theory
+from richter.theory.relative_steps import Path as Path
+from richter.theory.relative_steps import follow
 
 FIRST, SETTLES = 0.3, 60  # a step goes a share 0.3 / (1 + t / 60) of the way to the gradient: one that stays swings about a kink
 ROUNDING = 1e-12  # of the largest speed that the data allow: a smaller one is none
 PATIENCE = 20_000  # gradients of a flow that slides along a kink of a ReLU, which no step passes
 QUIET = (nn.Identity, nn.Flatten, nn.Dropout)  # what does nothing to a network that is looked at, or reshapes its inputs
-GROWS = 1.1  # a step that was halved, from one to the next
-SHORTEST = 1e-10  # of |theta|: where a step as short as this still raises the loss, the descent has come to its end
+START = "a start (at the origin itself nothing moves)"
 
 # ------------------------------------------------------------------------------------------------ predict
 
@@ -66,6 +82,7 @@ class Direction:
 
         >>> direction.norm([0.0, 1.0], start=0.01)
         """
+        above_zero(START, start=start)
         depth = len(self.weights)
         return like(math.sqrt(depth) * to_tensor(growth(start / math.sqrt(depth), self.speed, depth, t)), self.weights)
 
@@ -74,9 +91,9 @@ def growth(c0: float, speed: float, depth: int, t: Times, *, power: float = 1.0)
     """c(t) of weights c rho: (c0^(2-L) - (L-2) s t)^(-1/(L-2)), or c0 exp(s t) for two layers. It is infinite in finite time,
     beyond which there is no prediction. ``power`` is the factor of the speed, there to be perturbed."""
     whole(2, depth=depth)
-    if not (c0 > 0 and math.isfinite(c0) and math.isfinite(speed)):
-        raise SelectionError(f"c0={c0!r}, speed={speed!r}: a start above 0 and a finite speed are needed; at the origin itself "
-                             f"nothing moves.")
+    above_zero(START, c0=c0)
+    if not (isinstance(speed, Real) and isinstance(power, Real) and math.isfinite(power * speed)):
+        raise SelectionError(f"speed={speed!r}, power={power!r}: a finite speed is needed.")
     times, rate = times_from_zero(t), power * speed
     if depth == 2:
         c = c0 * torch.exp(rate * times)
@@ -85,12 +102,14 @@ def growth(c0: float, speed: float, depth: int, t: Times, *, power: float = 1.0)
                                  f"float holds, and long before that the loss is no longer that of the origin. Ask for "
                                  f"earlier times.")
         return like(c, t)
-    left = c0 ** (2 - depth) - (depth - 2) * rate * times
-    if (left <= 0).any():
+    hurry = math.log((depth - 2) * abs(rate)) + (depth - 2) * math.log(c0) if rate else -math.inf  # of 1 / (when c is infinite)
+    passed = times.log() + hurry  # the logarithm of the share of that time
+    if rate > 0 and (passed >= 0).any():
         raise SelectionError(f"t contains {times.max().item():g}: from c0={c0:g} at the speed {speed:g} weights are infinite at "
-                             f"t = {c0 ** (2 - depth) / ((depth - 2) * rate):g}, and long before that the loss is no longer that "
-                             f"of the origin. Ask for earlier times.")
-    return like(left ** (-1 / (depth - 2)), t)
+                             f"t = {math.exp(-hurry):g}, and long before that the loss is no longer that of the origin. Ask for "
+                             f"earlier times.")
+    left = torch.log1p(-passed.exp()) if rate > 0 else torch.logaddexp(passed, torch.zeros_like(passed))
+    return like(c0 * torch.exp(-left / (depth - 2)), t)
 
 
 def pull(y: ArrayLike) -> Array:
@@ -102,10 +121,11 @@ def pull(y: ArrayLike) -> Array:
 def speed(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike) -> float:
     """-L_0 = -sum_n G_n . f(x_n) of the weights W_1..W_L [d_out, d_in], scaled to the sphere |theta|^2 = L."""
     W, X_, G_ = relu_network(weights, X, G)
-    size = math.sqrt(sum(float(w.square().sum()) for w in W) / len(W))
+    size = joint_norm(W) / math.sqrt(len(W))
     if not size:
         raise SelectionError("all weights are zero: the origin has no direction, and no speed. Give weights that are not.")
-    return -float(_potential([w / size for w in W], X_, G_))
+    X_, G_, unit = _in_units(X_, G_)
+    return -float(_potential([w / size for w in W], X_, G_)) * unit
 
 
 def weights_of(model: nn.Module, X: Tensor) -> list[Tensor]:
@@ -116,7 +136,12 @@ def weights_of(model: nn.Module, X: Tensor) -> list[Tensor]:
     """
     if not isinstance(model, nn.Module):
         raise SelectionError(f"model is a {type(model).__name__}; an nn.Module is needed.")
-    stages, W = chain(model, X), list[Tensor]()
+    try:
+        stages = chain(model, X)
+    except RuntimeError as error:
+        raise SelectionError(f"the {type(model).__name__} does not run on X, of shape {tuple(X.shape)} and {X.dtype}: {error}. "
+                             f"Inputs as it is trained on are needed.") from error
+    W = list[Tensor]()
     for i, stage in enumerate(stages):
         after = [m for m in stage.after if not isinstance(m, QUIET)]
         wanted = [nn.ReLU] if i < len(stages) - 1 else []
@@ -146,7 +171,7 @@ def fastest(X: ArrayLike, G: ArrayLike, depth: int, *, width: int = 32, restarts
     if not (X_.any() and G_.any()):
         raise SelectionError(f"{'G' if X_.any() else 'X'} is zero: nothing pulls the network away from the origin, and there is "
                              f"no escape direction. Labels that are centred, or all alike, may have become zero.")
-    (X_, x_unit), (G_, g_unit) = _in_units(X_), _in_units(G_)  # the speed is proportional to both
+    X_, G_, unit = _in_units(X_, G_)
     sizes = [X_.shape[1], *[width] * (depth - 1), G_.shape[1]]
     W = _on_sphere([normal(restarts, d_out, d_in, seed=seed + k).to(X_) for k, (d_in, d_out) in enumerate(pairwise(sizes))])
     best, speeds = W, -_potential(W, X_, G_)
@@ -161,22 +186,21 @@ def fastest(X: ArrayLike, G: ArrayLike, depth: int, *, width: int = 32, restarts
     first = int(speeds.argmax())
     if not speeds[first] > ROUNDING * (X_.norm(dim=1) * G_.norm(dim=1)).sum():
         raise SelectionError(f"of {restarts} restarts none found a direction along which the loss falls: the fastest has the "
-                             f"speed {speeds[first].item() * x_unit * g_unit:.3g}. Examples that are equal and pull against each "
+                             f"speed {speeds[first].item() * unit:.3g}. Examples that are equal and pull against each "
                              f"other leave none; otherwise take more restarts= or a larger width=.")
     rho = [b[first] for b in best]
     gradient = _gradient([b[first:first + 1] for b in best], X_, G_)
     off = sum(float((g[0] + speeds[first] * w).square().sum()) for g, w in zip(gradient, rho, strict=True))
-    return Direction([like(w, X) for w in rho], float(speeds[first]) * x_unit * g_unit,
-                     math.sqrt(off / depth) / float(speeds[first]),
-                     like(speeds.sort(descending=True).values * x_unit * g_unit, X))
+    return Direction([like(w, X) for w in rho], float(speeds[first]) * unit, math.sqrt(off / depth) / float(speeds[first]),
+                     like(speeds.sort(descending=True).values * unit, X))
 
 
 def layers(weights: Sequence[ArrayLike], X: ArrayLike) -> list[Layer]:
     """How nearly each layer has rank one, and what the data leave of it; see ``Layer``."""
     W, h = relu_layers(weights, X)
     out = []
-    for i, w in enumerate(W):
-        z = h @ w.T
+    for i, w in enumerate(in_units(w)[0] for w in W):  # shares and ratios have none
+        z = in_units(h)[0] @ w.T
         h = z.relu() if i < len(W) - 1 else z
         s = torch.linalg.svdvals(w)
         ratio = math.inf if len(s) < 2 or not s[1] else float(s[0] / s[1])
@@ -193,71 +217,14 @@ def bound(layer: int) -> float:
 # ------------------------------------------------------------------------------------------------ simulate
 
 
-class Path(NamedTuple):
-    """A training from small weights, in steps of one relative length: the loss, |theta| and singular values after each."""
-
-    loss: Array  # [steps + 1]
-    time: Array  # of the gradient flow that is followed
-    norm: Array
-    values: list[Array]  # of each layer: [steps + 1, the largest few]
-    weights: list[Array]  # at the end
-
-
-def follow(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, steps: int, *, relative: float = 0.02, values: int = 4
-           ) -> Path:
-    """Gradient descent of sum |f - y|^2 / (2n) from these weights, each step ``relative`` |theta| long: gradient flow at another
-    speed, so that a plateau at the origin costs a hundred steps and not |theta|^(2-L). A step that would raise the loss, which
-    no flow does, is halved until it does not, and later ones grow again; the path ends where none lowers it."""
-    whole(steps=steps, values=values)
-    if not 0 < relative < 1:
-        raise SelectionError(f"relative={relative!r}: the length of a step as a share of |theta|, between 0 and 1, is needed.")
-    W, X_, y_ = relu_network(weights, X, y)
-    rows: list[tuple[float, float, float]] = []
-    singular: list[list[Tensor]] = [[] for _ in W]
-    time, share = 0.0, relative
-    loss, gradient = _trained(W, X_, y_)
-    if not any(g.any() for g in gradient):
-        raise SelectionError("the gradient is zero at these weights: from the origin, and from two layers of zeros, nothing "
-                             "moves. Start from small weights.")
-    for step in progress(range(steps + 1), title="saddle to saddle"):
-        size, slope = (math.sqrt(sum(float(w.square().sum()) for w in group)) for group in (W, gradient))
-        rows.append((loss.item(), time, size))
-        for kept, w in zip(singular, W, strict=True):
-            kept.append(torch.linalg.svdvals(w)[:values])
-        if step == steps or not slope:
-            break
-        while share > SHORTEST:
-            moved = [w - share * size / slope * g for w, g in zip(W, gradient, strict=True)]
-            after, its = _trained(moved, X_, y_)
-            if after <= loss:
-                break
-            share /= 2
-        else:
-            break
-        time += share * size / slope
-        W, loss, gradient, share = moved, after, its, min(relative, GROWS * share)
-    loss_, time_, norm_ = (like(torch.tensor(column, dtype=torch.float64), X) for column in zip(*rows, strict=True))
-    return Path(loss_, time_, norm_, [like(torch.stack(kept), X) for kept in singular], [like(w, X) for w in W])
-
-
-def _trained(W: list[Tensor], X: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """sum |f - y|^2 / (2n), and its gradient."""
-    with torch.enable_grad():
-        own = [w.detach().requires_grad_() for w in W]
-        h = X
-        for w in own[:-1]:
-            h = nn.functional.relu(nn.functional.linear(h, w))
-        loss = (nn.functional.linear(h, own[-1]) - y).square().sum() / (2 * len(X))
-        return loss.detach(), list(torch.autograd.grad(loss, own))
-
-
 def simulate_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, start: float, t: Times) -> Array:
     """|theta| at these times, by integrating the flow of L_0 from ``start`` times these weights, brought to norm 1."""
     W, x, g = relu_network(weights, X, G)
-    first, count = torch.nn.utils.parameters_to_vector(W), 0
-    if not (first.any() and start > 0 and math.isfinite(start)):
-        raise SelectionError(f"start={start!r}, |weights| = {first.norm():g}: a norm above 0 and weights that are not all zero "
-                             f"are needed; at the origin itself nothing moves.")
+    first, count = in_units(torch.nn.utils.parameters_to_vector(W))[0], 0
+    above_zero(START, start=start)
+    if not first.any():
+        raise SelectionError("all weights are zero: the origin has no direction, and nothing moves there. Give weights that are "
+                             "not.")
 
     def velocity(state: Tensor) -> Tensor:
         nonlocal count
@@ -274,15 +241,16 @@ def simulate_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, st
             return -torch.autograd.grad((g * h).sum(), theta)[0]
 
     times = times_from_zero(t).tolist()
-    states = flow(velocity, start * first / first.norm(), times, rtol=1e-12, atol=1e-14)
+    states = flow(velocity, start * first / first.norm(), times, rtol=1e-12, atol=1e-14 * start)
     return like(torch.stack(states).norm(dim=1), X)
 
 
 def predict_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, start: float, t: Times, *, power: float = 1.0
                    ) -> Array:
     """The same from ``growth``, where the weights are an escape direction."""
-    depth = len(weights)
-    return like(math.sqrt(depth) * to_tensor(growth(start / math.sqrt(depth), speed(weights, X, G), depth, t, power=power)), X)
+    above_zero(START, start=start)
+    fast, depth = speed(weights, X, G), len(weights)
+    return like(math.sqrt(depth) * to_tensor(growth(start / math.sqrt(depth), fast, depth, t, power=power)), X)
 
 
 # ------------------------------------------------------------------------------------------------ parts
@@ -315,10 +283,13 @@ def _on_sphere(W: list[Tensor]) -> list[Tensor]:
     return [w / size[..., None, None] for w in W]
 
 
-def _in_units(t: Tensor) -> tuple[Tensor, float]:
-    """In units of a power of two near the largest, which loses no bit: squares of tiny and of huge numbers are numbers then."""
-    unit = 2.0 ** math.floor(math.log2(float(t.abs().max())))
-    return t / unit, unit
+def _in_units(X: Tensor, G: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Both in units of their own, and the product of these, to which speeds are proportional."""
+    (x, x_unit), (g, g_unit) = in_units(X), in_units(G)
+    if not 0 < x_unit * g_unit < math.inf:
+        raise SelectionError(f"X and G are of sizes {x_unit:.1g} and {g_unit:.1g}: speeds go with their product, which is no "
+                             f"number of float64. Give them in other units.")
+    return x, g, x_unit * g_unit
 
 
 def _besides(s: Float[Tensor, " r"]) -> float:
@@ -340,8 +311,9 @@ def predict_speed(X: ArrayLike, y: ArrayLike, depth: int, *, power: float = 1.0)
 def simulate_speed(X: ArrayLike, y: ArrayLike, depth: int) -> float:
     """The largest over some trainings from small weights, each when its loss has fallen by 1e-5: how c = |theta| / sqrt(L)
     grows in a step, (change of c) / (change of t) / c^(L-1)."""
-    x, d, k = to_tensor(X), to_tensor(X).shape[1], columns(y).shape[1]
-    speeds = []
+    whole(2, depth=depth)
+    x, y_ = read(X=(X, "n d"), y=(columns(y), "n c"))
+    d, k, speeds = x.shape[1], y_.shape[1], list[float]()
     for seed in range(4):
         W = [1e-6 * normal(o, i, seed=seed).to(x) / math.sqrt(i) for i, o in pairwise([d, *[8] * (depth - 1), k])]
         path = follow(W, X, y, 900)
@@ -349,6 +321,8 @@ def simulate_speed(X: ArrayLike, y: ArrayLike, depth: int) -> float:
         c = c / math.sqrt(depth)
         for at in (loss < (1 - 1e-5) * loss[0]).nonzero()[:1, 0].tolist():  # a start whose units are all off never leaves
             speeds.append(float((c[at] - c[at - 1]) / (t[at] - t[at - 1]) / c[at - 1] ** (depth - 1)))
+    if not speeds:
+        raise FlowError("no training from small weights left the origin: all their units are off. Give other data.")
     return max(speeds)
 
 
