@@ -322,6 +322,7 @@ WAVE = np.array([1.0, -1.0, 0.0])
     (lambda: agf.simulate_diagonal(X, Y[:2], 8.0, [1.0]), "so n = 2; but n = 3 in X"),
     (lambda: agf.simulate_diagonal(X, 1e200 * Y, 8.0, [1.0]), r"y is at most 3e\+200: losses go with squares of it"),
     (lambda: agf.attention([1.0], 0), "length=0; a whole number"),
+    (lambda: agf.attention([1.0], 8, extra=math.nan), "extra=nan: a number above 0 is needed"),
     (lambda: agf.attention(1.0, 8), r"eigenvalues has shape \(\); \[d\] is needed"),
     (lambda: agf.attention([1e200], 8), r"eigenvalues is at most 1e\+200"),
     (lambda: agf.attention([1.0, 0.5], 8).waits(-0.1), "norms reach -0.1: those of sleeping heads, above 0"),

@@ -128,8 +128,8 @@ def test_speeds_and_layers_do_not_depend_on_the_size_of_weights(scale: float) ->
         np.testing.assert_allclose(mine, plain, rtol=1e-9, atol=1e-30)
 
 
-@pytest.mark.parametrize("start", [1e-20, 1e-5])
-def test_the_flow_is_followed_from_tiny_starts(start: float) -> None:
+@pytest.mark.parametrize("start", [1e-20, 1e-5, 1e100])
+def test_the_flow_is_followed_from_starts_of_any_size(start: float) -> None:
     """To the same digits: the error that is allowed goes with the start."""
     X = np.abs(np.random.default_rng(4).standard_normal((7, 3))) + 0.1
     W, G = [X.mean(0)[None] / np.linalg.norm(X.mean(0)), np.ones((1, 1)), np.ones((1, 1))], np.full((7, 1), -1 / 7)
@@ -210,6 +210,7 @@ def test_layers_without_and_with_rank_one() -> None:
     (lambda: DIRECTION.norm([0.0], 0.0), "start=0.0: a start .at the origin itself nothing moves."),
     (lambda: escape.predict_growth(rank_two(), CIRCLE, SIGNS, -1.0, [1.0]), "start=-1.0: a start"),
     (lambda: escape.predict_growth(3, CIRCLE, SIGNS, 1.0, [1.0]), "weights are a int: a list of matrices"),
+    (lambda: escape.speed(torch.tensor(0.5), CIRCLE, SIGNS), "weights are a Tensor: a list of matrices"),
     (lambda: escape.speed([], CIRCLE, SIGNS), "do not make a network of two layers or more"),
     (lambda: escape.speed(rank_two(), 1e200 * CIRCLE, 1e200 * SIGNS), r"X and G are of sizes .e\+199 and .e\+199: speeds go"),
     (lambda: escape.fastest(1e-200 * CIRCLE, 1e-200 * SIGNS, 3), "speeds go with their product, which is no number of float64"),

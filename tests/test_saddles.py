@@ -112,6 +112,7 @@ def test_what_is_not_known_is_said() -> None:
     (lambda: saddles(find(*staircase()), ["a"], {"0": [1.0]}), "steps cannot be read as numbers .could not convert string"),
     (lambda: saddles(find(*staircase()), [0], {"0": ["b"]}), r"ranks\['0'\] cannot be read as numbers"),
     (lambda: saddles(find(*staircase()), [0], [1.0]), "ranks are a list: the ranks of every layer by its name"),  # type: ignore
+    (lambda: saddles(find(*staircase()), [0], {}, np.ones(1)), "stable are a ndarray: the ranks of"),  # type: ignore[arg-type]
     (lambda: saddles(3, [0], {}), "stages are a int: those of a curve are needed"),  # type: ignore[arg-type]
     (lambda: saddles_of(3), "run is a int: an Observer, or a run as richter.runs.open gives it"),
 ])

@@ -86,7 +86,7 @@ def saddles(stages: Stages, steps: ArrayLike, ranks: Mapping[str, ArrayLike], st
     if t.ndim != 1 or not np.isfinite(t).all():
         raise SelectionError(f"steps have shape {t.shape}{' and are not all finite' * (t.ndim == 1)}: a list of steps, at which "
                              f"ranks were measured, is needed, [t].")
-    groups = [_columns(name, group, t) for name, group in (("ranks", ranks), ("stable", stable or {}))]
+    groups = [_columns(name, group, t) for name, group in (("ranks", ranks), ("stable", {} if stable is None else stable))]
     out = []
     for number, plateau in enumerate(stages.plateaus):
         on = (t >= plateau.start) & (t <= plateau.end)

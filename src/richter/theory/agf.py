@@ -142,7 +142,7 @@ def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) 
         return -x_.T @ x_ / len(y_) * (L * (_exp(2 * L * (G - 1)) + _exp(-2 * L * (G + 1))))
 
     times = times_from_zero(t).cpu().numpy()
-    done = solve_ivp(velocity, (0.0, max(float(times.max()), 1e-12)), np.zeros(x_.shape[1]), method="Radau", jac=jacobian,
+    done = solve_ivp(velocity, (0.0, float(times.max()) or 1e-12), np.zeros(x_.shape[1]), method="Radau", jac=jacobian,
                      t_eval=np.unique(times), rtol=1e-8, atol=1e-10)
     if not done.success:
         raise FlowError(f"the flow cannot be followed to t = {times.max():.4g}: {done.message}")
@@ -186,6 +186,7 @@ def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Att
         l_k = [Tr - sum_{i <= k} lambda_i / (1 + (1 + Tr / lambda_i) / N)] / 2
     """
     whole(length=length)
+    above_zero(extra=extra)
     lam = spectrum(eigenvalues).sort(descending=True).values
     trace = lam.sum()
     gained = lam / (1 + (extra + trace / lam) / length)

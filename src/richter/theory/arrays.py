@@ -68,7 +68,7 @@ def relu_layers(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor
     if isinstance(weights, nn.Module):
         raise SelectionError(f"weights are a {type(weights).__name__}: matrices [d_out, d_in] are needed. "
                              f"theory.escape.weights_of(model, X) reads them.")
-    if not isinstance(weights, Iterable):
+    if not isinstance(weights, Iterable) or getattr(weights, "ndim", 1) == 0:
         raise SelectionError(f"weights are a {type(weights).__name__}: a list of matrices [d_out, d_in] is needed.")
     W = [to_tensor(w, f"weights[{i}]").detach().to(X_.device) for i, w in enumerate(weights)]
     for i, w in enumerate(W):

@@ -242,7 +242,7 @@ def simulate_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, st
 
     times = times_from_zero(t).tolist()
     states = flow(velocity, start * first / first.norm(), times, rtol=1e-12, atol=1e-14 * start)
-    return like(torch.stack(states).norm(dim=1), X)
+    return like(x.new_tensor([joint_norm([state]) for state in states]), X)
 
 
 def predict_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, start: float, t: Times, *, power: float = 1.0
