@@ -23,8 +23,8 @@ from richter.theory.flows import flow
 Numbers = NDArray[np.float64]
 
 
-def conjecture(S: Numbers, C: Numbers) -> tuple[Numbers, Numbers]:
-    """Jump times and drops of one block, as the formula has them, in numpy."""
+def conjecture(S: Numbers, C: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Jump times, drops and strengths of one block, as the formula has them, in numpy."""
     mu, U = np.linalg.eigh(C @ np.linalg.inv(S) @ C.T)
     mu, U = mu[::-1], U[:, ::-1]
     rank = int((mu > 1e-12 * mu[0]).sum())
@@ -33,14 +33,14 @@ def conjecture(S: Numbers, C: Numbers) -> tuple[Numbers, Numbers]:
     for k in range(1, rank + 1):
         earlier = sum(values[i][k - i - 1] * (tau[i + 1] - tau[i]) for i in range(k - 1))
         tau.append(tau[k - 1] + (1 - earlier) / values[k - 1][0])
-    return np.array(tau[1:]), mu[:rank] / 2
+    return np.array(tau[1:]), mu[:rank] / 2, np.array([v[0] for v in values])
 
 
-def merged(*blocks: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
-    """Times and levels of blocks that learn each for itself."""
-    times, drops = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+def merged(*blocks: tuple[Numbers, Numbers, Numbers]) -> tuple[Numbers, Numbers, Numbers]:
+    """Times, levels and strengths of blocks that learn each for itself."""
+    times, drops, strengths = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     order = np.argsort(times, kind="stable")
-    return times[order], np.append(np.cumsum(drops[order][::-1])[::-1], 0.0)
+    return times[order], np.append(np.cumsum(drops[order][::-1])[::-1], 0.0), strengths[order]
 
 
 def random_block(rng: np.random.Generator, m: int, size: float) -> tuple[Numbers, Numbers]:
@@ -89,8 +89,9 @@ def test_every_block_learns_as_if_it_were_alone(seed: int, sizes: list[int]) -> 
     V, U = haar(sum(sizes), rng), haar(sum(sizes), rng)
     S, C = (block_diagonal(*(part[i] for part in parts)) for i in (0, 1))
     S, C = V @ S @ V.T, U @ C @ V.T
-    times, levels = merged(*(conjecture(*part) for part in parts))
+    times, levels, strengths = merged(*(conjecture(*part) for part in parts))
     stairs = agf.linear((S + S.T) / 2, C)
+    np.testing.assert_allclose(linear_jumps.modes((S + S.T) / 2, C).strengths, strengths, rtol=1e-7)
     np.testing.assert_allclose(stairs.times, times, rtol=1e-7)
     np.testing.assert_allclose(stairs.levels, levels, rtol=1e-7, atol=1e-9)
     assert sorted(V.shape[1] for V in linear_jumps.blocks(torch.tensor(S), torch.tensor(C))) == sorted(sizes)

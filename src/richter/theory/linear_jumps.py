@@ -45,12 +45,17 @@ def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Stairca
     In a block: tau_k = tau_{k-1} + (1 - sum_{i < k-1} s^(i)_{k-i} (tau_{i+1} - tau_i)) / s^(k-1)_1, with s^(i)_j the singular
     values of (1 - P_i) E[y x^T] and P_i on the first i eigenvectors of E[y x^T] E[x x^T]^-1 E[x y^T].
     """
-    times, explained, _ = _modes(*moments(Sxx, Syx), threshold)
-    left = torch.cat([explained.flip(0).cumsum(0).flip(0), explained.new_zeros(1)]) / 2
-    return Staircase(like(times, Sxx), like(left, Sxx))
+    return _staircase(modes(Sxx, Syx, threshold=threshold), Sxx)
 
 
-def _modes(S: Float[Tensor, "d d"], C: Float[Tensor, "c d"], threshold: float) -> Modes:
+def _staircase(learned: Modes, kind: ArrayLike) -> Staircase:
+    left = torch.cat([learned.explained.flip(0).cumsum(0).flip(0), learned.explained.new_zeros(1)]) / 2
+    return Staircase(like(learned.times, kind), like(left, kind))
+
+
+def modes(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Modes:
+    """Those of all blocks together."""
+    S, C = moments(Sxx, Syx)
     above_zero("a threshold", threshold=threshold)
     learned = [_modes_of_block(V.T @ S @ V, C @ V, threshold) for V in blocks(S, C)]
     every = Modes(*(torch.cat(parts) for parts in zip(*learned, strict=True)))
@@ -94,12 +99,12 @@ def predict_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: floa
     """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase, at any width that holds all modes."""
     whole(width=width)
     above_zero(SMALL, log_inverse=log_inverse)
-    modes, stairs = _modes(*moments(Sxx, Syx), threshold), linear(Sxx, Syx, threshold=threshold)
-    if width < len(modes.times):
-        raise SelectionError(f"width={width}, and there are {len(modes.times)} modes: a neuron holds one, so that the last ones "
-                             f"are never learned, and what is learned may move on later. Take a width of {len(modes.times)} or "
-                             f"more.")
-    times, strengths, levels = (to_tensor(a).cpu().numpy() for a in (modes.times, modes.strengths, stairs.levels))
+    learned = modes(Sxx, Syx, threshold=threshold)
+    count, stairs = len(learned.times), _staircase(learned, Sxx)
+    if width < count:
+        raise SelectionError(f"width={width}, and there are {count} modes: a neuron holds one, so that the last ones are never "
+                             f"learned, and what is learned may move on later. Take a width of {count} or more.")
+    times, strengths, levels = (to_tensor(a).cpu().numpy() for a in (learned.times, learned.strengths, stairs.levels))
     warn_of_merging(log_inverse * times, levels, separations(log_inverse * times, strengths / 2, 2))
     return stairs.loss(times_from_zero(t))
 
