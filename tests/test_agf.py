@@ -245,8 +245,8 @@ THETA = 1e-3 * torch.from_numpy(np.random.default_rng(0).standard_normal((3, 4))
     (lambda: agf.alternating_flows(relu_neuron, 1e4 * THETA, X, Y), "they sleep where they are above 0 and well below 1"),
     (lambda: agf.alternating_flows(lambda t, x: t.square().sum() * torch.ones(len(x), 1).double(), THETA, X, -Y.abs()),
      "no neuron has a direction of positive utility"),
-    (lambda: agf.alternating_flows(relu_neuron, THETA, X, Y, jumps=0), "jumps=0, lr=1.0: numbers above 0 are needed"),
-    (lambda: agf.alternating_flows(relu_neuron, THETA, X, Y, lr=0.0), "jumps=None, lr=0.0: numbers above 0 are needed"),
+    (lambda: agf.alternating_flows(relu_neuron, THETA, X, Y, jumps=0), "jumps=0; a whole number, at least 1, is needed"),
+    (lambda: agf.alternating_flows(relu_neuron, THETA, X, Y, lr=0.0), "lr=0.0: a number above 0 is needed"),
     (lambda: alternating.predict("relu", THETA, X[:, :2], Y, [1.0]), "theta has 4 numbers for each neuron; 2 weights of inputs"),
     (lambda: alternating.predict("tanh", THETA, X, Y, [1.0]), "tanh"),  # type: ignore[arg-type]
     (lambda: agf.diagonal(X, 0 * Y), "y is zero, or no input goes with it"),

@@ -5,6 +5,7 @@ E|y - f|^2 / 2 from |theta_i| ~ alpha. A *dormant* neuron sees a residual r that
 *utility* U(theta; r) = E<f_i(x; theta), r(x)> on the sphere, and its norm reaches 1 when the *accumulated utility*
 S_i = int k U dt reaches c_i = -log|theta_i(0)| (k = 2) or (|theta_i(0)|^(2-k) - 1) / (k - 2). The first that does is *active*:
 all active neurons go to a minimum of the loss, in a time that does not count, r changes, and so on. The loss is a staircase.
+The 1 is near what norms come to where targets are of order 1; else it is their ``unit``, which goes like |y|^(1/k).
 
 A neuron is given as a torch function. `richter.theory.agf` has the closed forms of four networks.
 """
@@ -23,18 +24,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from richter.core import Ref, SelectionError, unknown
+from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.core.progress import progress
-from richter.theory.arrays import Times, like, normal, read, times_from_zero
+from richter.theory.arrays import Times, above_zero, like, normal, read, times_from_zero, two_layers, whole
 from richter.theory.flows import descend, flow
 from richter.theory.frame import Theory
-from richter.theory.neurons import Asleep, Neuron, Neurons
+from richter.theory.neurons import AGAIN, Asleep, Neuron, Neurons
 
 Activation = Literal["linear", "relu", "square"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda z: z, "relu": torch.relu, "square": torch.square}
 SCALES = (0.5, 2.0, 3.0)  # at which a neuron is tried, to find its degree
 OFTEN = 10  # jumps for each neuron at most: one that was driven to zero may wake again
+FINEST = 36.0  # log(1 / norm) at which float64 ends: what is awake is rounded by 1e-16
 MERGED, SEEN = 1.1, 0.01  # jumps that are nearer than this are one; drops below this share of the first loss are not seen
 
 
@@ -46,9 +48,9 @@ class Staircase(NamedTuple):
 
     def loss(self, t: ArrayLike) -> Array:
         """The level at these times."""
-        (t_,) = read(t=(np.atleast_1d(t), "t"))
-        times, levels = (torch.as_tensor(np.asarray(a)) for a in (self.times, self.levels))
-        return like(levels[torch.searchsorted(times, t_.cpu(), right=True)], self.times)
+        times, levels = to_tensor(self.times, "times"), to_tensor(self.levels, "levels")
+        (t_,) = read(t=(to_tensor(t, "t").reshape(-1), "t"))
+        return like(levels[torch.searchsorted(times, t_.to(times.device), right=True)], self.times)
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,13 @@ class Learned:
     parameters: list[Array] = field(repr=False)  # of all neurons after each jump [H, p]; those asleep on the unit sphere
     degree: float
     again: list[tuple[int, ...]]  # the neurons that each jump drove to zero, and that sleep again
+    left: list[float]  # of the gradient at each level, in units of the first loss over the norm of a neuron: how exact it is
     lr: float = 1.0
 
     @property
     def separations(self) -> NDArray[np.float64]:
         """The time from each jump to the next [k - 1], in units of what both take (``separations``)."""
-        return separations(np.asarray(self.staircase.times), np.array(self.utilities), self.degree, self.lr)
+        return separations(_numbers(self.staircase.times), np.array(self.utilities), self.degree, self.lr)
 
 
 def separations(times: NDArray[np.float64], utilities: NDArray[np.float64], degree: float, lr: float = 1.0
@@ -116,12 +119,13 @@ def degree_of(neuron: Neuron, theta: Tensor, x: Tensor) -> float:
 
 
 def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLike, *, jumps: int | None = None, lr: float = 1.0,
-                      tolerance: float = 1e-6, keep: bool = True) -> Learned:
+                      tolerance: float = 1e-6, keep: bool = True, unit: float = 1.0) -> Learned:
     """The staircase of the network sum_i neuron(theta_i, x) with initial parameters ``theta`` [H, p] on the data ``x`` [n, d],
     ``y`` [n, c], for the loss mean_n |y - f|^2 / 2 and gradient flow at the rate ``lr``. It ends when all neurons are awake, when
     none has a positive utility, when the loss is below ``tolerance`` of the first one, or after ``jumps``. A neuron whose norm
     falls to zero sleeps again. ``keep=False`` is a rival: at each jump dormant neurons forget how they have turned and what they
-    have accumulated, and begin again.
+    have accumulated, and begin again. ``unit``: the norm at which a neuron wakes, of the order of what it comes to. Levels are
+    exact to ``tolerance`` of the first loss, and ``.left`` says what is left of the gradient.
 
     >>> relu = lambda theta, x: (x @ theta[:-1]).relu()[:, None] * theta[-1]
     >>> learned = alternating_flows(relu, 1e-3 * torch.randn(20, d + 1), x, y)
@@ -130,25 +134,50 @@ def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLi
     theta_, x_, y_ = read(theta=(theta, "H p"), x=(x, "n d"), y=(y, "n c"))
     if not (x_.any() and y_.any()):
         raise SelectionError(f"{'y' if x_.any() else 'x'} is zero: nothing is to be learned, and every neuron sleeps for ever.")
+    above_zero(lr=lr, tolerance=tolerance, unit=unit)
+    if jumps is not None:
+        whole(jumps=jumps)
     size = theta_.norm(dim=1)
-    if not ((size > 0) & (size < 1)).all():
+    if not ((size > 0) & (size < unit)).all():
         raise SelectionError(f"initial neurons have norms from {size.min().item():g} to {size.max().item():g}: they sleep where "
-                             f"they are above 0 and well below 1. Scale them down.")
-    if not (jumps is None or (isinstance(jumps, int) and jumps > 0)) or not lr > 0:
-        raise SelectionError(f"jumps={jumps!r}, lr={lr!r}: numbers above 0 are needed (jumps=None: all there are).")
+                             f"they are above 0 and well below {unit:g}. Scale them down.")
     starts = theta_ / size[:, None]
-    outputs = vmap(neuron, (0, None))(starts, x_).flatten(1).norm(dim=1)  # weights of one layer may start at zero
+    outputs = _outputs(neuron, starts, x_, y_).flatten(1).norm(dim=1)  # weights of one layer may start at zero
     degree = degree_of(neuron, starts[outputs.argmax()] if outputs.any() else normal(theta_.shape[1]).to(theta_), x_)
-    learned = _alternate(Neurons(neuron, x_, y_, degree, lr, starts, size), tolerance, jumps, keep, theta)
-    warn_of_merging(np.asarray(learned.staircase.times), np.asarray(learned.staircase.levels), learned.separations)
+    system = Neurons(neuron, x_, y_, degree, lr, starts, size, unit)
+    if not (np.isfinite(system.first) and system.first > 0):
+        raise SelectionError(f"the loss without any neuron is {system.first:g}: y has entries up to {float(y_.abs().max()):g}, "
+                             f"whose squares are no numbers of float64. Give y in other units.")
+    if not system.higher and float(system.needed.max()) > FINEST:
+        warnings.warn(f"neurons start with norms down to {float(size.min()):.2g}, and log({unit:g} / norm) is above {FINEST:g}: "
+                      f"what dormant directions keep of later features is then below the rounding of float64, and late jumps are "
+                      f"wrong or not seen. Take norms of 1e-15 or more.", stacklevel=2)
+    learned = _alternate(system, tolerance, jumps, keep, theta_, theta)
+    warn_of_merging(_numbers(learned.staircase.times), _numbers(learned.staircase.levels), learned.separations)
     return learned
 
 
-def _alternate(system: Neurons, tolerance: float, jumps: int | None, keep: bool, kind: ArrayLike) -> Learned:
+def _outputs(neuron: Neuron, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Those of all neurons [H, n, c]: numbers, in the shape of the targets."""
+    if not callable(neuron):
+        raise SelectionError(f"neuron={neuron!r}: a function of (parameters [p], inputs [n, d]) is needed.")
+    one = neuron(theta[0], x)
+    if not isinstance(one, Tensor) or one.shape != y.shape:
+        shape = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
+        raise SelectionError(f"the neuron returns {shape} and y has shape {list(y.shape)}: outputs [n, c] for targets [n, c] are "
+                             f"needed. A single output is a column: (...)[:, None].")
+    outputs = vmap(neuron, (0, None))(theta, x)
+    if not torch.isfinite(outputs).all():
+        raise SelectionError("the neuron's outputs contain NaN or Inf on these data, at initial directions of norm 1.")
+    return outputs
+
+
+def _alternate(system: Neurons, tolerance: float, jumps: int | None, keep: bool, theta: Tensor, kind: ArrayLike) -> Learned:
     asleep = Asleep(system.start, torch.zeros_like(system.size))
     sleeping, active = torch.ones_like(system.size, dtype=torch.bool), torch.zeros_like(system.start)
+    rests = torch.zeros_like(system.size)
     times, levels = list[float](), [system.loss(active)]
-    order, utilities, after, again = list[int](), list[float](), list[Array](), list[tuple[int, ...]]()
+    order, utilities, after, again, left = list[int](), list[float](), list[Array](), list[tuple[int, ...]](), list[float]()
     time, limit = 0.0, OFTEN * len(active) if jumps is None else jumps
     with progress(total=limit, title="alternating flows", unit="jumps") as bar:
         while sleeping.any() and levels[-1] > tolerance * levels[0] and len(times) < limit:
@@ -159,23 +188,48 @@ def _alternate(system: Neurons, tolerance: float, jumps: int | None, keep: bool,
             elapsed, asleep, first = woken
             time += elapsed
             sleeping[first] = False
-            active[first] = asleep.directions[first]
-            utilities.append(float(system.utility(active[first], residual)))
-            active, gone = system.settle(active, ~sleeping, tolerance)
-            vanishing, active = active, torch.where(gone[:, None], 0.0, active)
-            asleep, sleeping = system.returned(asleep, gone, vanishing, system.y - system.outputs(active)), sleeping | gone
+            utilities.append(float(system.utility(asleep.directions[first], residual)))
+            rests[first] = system.rest(asleep.directions[first], residual)
+            if not times:
+                _compare_norms(system, first, float(rests[first]))
+            active[first] = rests[first] * asleep.directions[first]
+            settled = system.settle(active, ~sleeping, rests, tolerance)
+            gone, active = settled.gone, torch.where(settled.gone[:, None], 0.0, settled.theta)
+            asleep = system.returned(asleep, gone, settled.theta, system.y - system.outputs(active))
+            sleeping = sleeping | gone
             times.append(time)
             levels.append(system.loss(active))
             order.append(first)
             again.append(tuple(gone.nonzero()[:, 0].tolist()))
+            left.append(settled.left)
             after.append(like(torch.where(sleeping[:, None], asleep.directions, active), kind))
             asleep = asleep if keep else Asleep(system.start, torch.zeros_like(system.size))
             bar.update(1)
     if not times:
         raise SelectionError("no neuron has a direction of positive utility from where it starts: none wakes, and the loss stays "
                              "where it is. Take more neurons, or other initial directions.")
-    stairs = Staircase(*(like(torch.tensor(a, dtype=torch.float64), kind) for a in (times, levels)))
-    return Learned(stairs, order, utilities, after, system.degree, again, system.lr)
+    stairs = Staircase(*(like(torch.tensor(a, dtype=torch.float64).to(theta.device), kind) for a in (times, levels)))
+    return Learned(stairs, order, utilities, after, system.degree, again, left, system.lr)
+
+
+def _compare_norms(system: Neurons, first: int, rest: float) -> None:
+    """Is the start of the first neuron that wakes small against the norm it comes to, and is that of the order of the unit?"""
+    start, k, needed = float(system.size.max()), system.degree, float(system.needed[first])
+    if start >= rest:
+        raise SelectionError(f"initial neurons have norms up to {start:.2g}, and the first that wakes comes to {rest:.2g}: none "
+                             f"sleeps, because learned norms go like |y|^(1/{k:.3g}). Start from {rest / 100:.1g} or less.")
+    if start > rest / (2 * AGAIN):
+        warnings.warn(f"initial neurons have norms up to {start:.2g}, and the first that wakes comes to {rest:.2g}: they hardly "
+                      f"sleep, and jumps are not separated. Start from {rest / 100:.1g} or less.", stacklevel=4)
+    elif abs(float(system.rising(system.size.new_tensor([rest])))) > needed / 2:
+        warnings.warn(f"neurons are to wake at norm {system.unit:g}, and the first comes to {rest:.2g}: times are then off by "
+                      f"half or more. Give unit={rest:.1g}, or y in units in which learned norms are near 1 (they go like "
+                      f"|y|^(1/{k:.3g})).", stacklevel=4)
+
+
+def _numbers(a: Array) -> NDArray[np.float64]:
+    """As numpy has them, from any device."""
+    return to_tensor(a).cpu().numpy()
 
 
 # ------------------------------------------------------------------------------------------------ two layers
@@ -183,15 +237,9 @@ def _alternate(system: Neurons, tolerance: float, jumps: int | None, keep: bool,
 
 def layers(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike) -> tuple[Neuron, list[Tensor]]:
     """The neuron a phi(w.x) of the parameters theta_i = (w, a) [H, d + c], and [theta, x, y] as they are read."""
-    theta_, x_, y_ = read(theta=(theta, "H p"), x=(x, "n d"), y=(y, "n c"))
-    d = x_.shape[1]
-    if theta_.shape[1] != d + y_.shape[1]:
-        raise SelectionError(f"theta has {theta_.shape[1]} numbers for each neuron; {d} weights of inputs and {y_.shape[1]} of "
-                             f"outputs are needed.")
-    if activation not in ACTIVATIONS:
-        raise unknown("networks of two layers", "activation", activation, list(ACTIVATIONS))
+    given, d = two_layers(theta, x, y, activation, ACTIVATIONS)
     phi = ACTIVATIONS[activation]
-    return lambda own, inputs: phi(inputs @ own[:d])[:, None] * own[d:], [theta_, x_, y_]
+    return lambda own, inputs: phi(inputs @ own[:d])[:, None] * own[d:], given
 
 
 def predict(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike, t: Times, *, lr: float = 1.0) -> Array:
@@ -200,14 +248,19 @@ def predict(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike
     return like(to_tensor(alternating_flows(neuron, *given, lr=lr).staircase.loss(times_from_zero(t))), theta)
 
 
+SLOPES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # phi and phi', as the simulation has them
+    "linear": (lambda z: z, torch.ones_like), "relu": (lambda z: z.clamp(min=0), lambda z: (z > 0).to(z)),
+    "square": (lambda z: z * z, lambda z: 2 * z)}
+
+
 def simulate(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike, t: Times, lr: float | None = None
              ) -> Array:
     """The same along the gradient flow of all its weights; with ``lr`` in steps of gradient descent, which kinks of ReLU do not
     slow down."""
-    theta_, x_, y_ = (to_tensor(a).cpu() for a in (theta, x, y))
-    W, A = theta_[:, :x_.shape[1]], theta_[:, x_.shape[1]:]
-    phi = {"linear": lambda z: z, "relu": lambda z: z.clamp(min=0), "square": lambda z: z * z}[activation]
-    slope = {"linear": torch.ones_like, "relu": lambda z: (z > 0).to(z), "square": lambda z: 2 * z}[activation]
+    given, d = two_layers(theta, x, y, activation, SLOPES)
+    theta_, x_, y_ = (a.cpu() for a in given)
+    W, A = theta_[:, :d], theta_[:, d:]
+    phi, slope = SLOPES[activation]
 
     def velocity(state: list[Tensor]) -> list[Tensor]:
         z = x_ @ state[0].T
@@ -217,7 +270,7 @@ def simulate(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLik
     times = times_from_zero(t).tolist()
     states = flow(velocity, [W, A], times, rtol=1e-6, atol=1e-12) if lr is None else descend(velocity, [W, A], times, lr)
     losses = [(y_ - phi(x_ @ w.T) @ a).square().sum() / (2 * len(y_)) for w, a in states]
-    return like(torch.stack(losses), theta)
+    return like(torch.stack(losses).to(given[0].device), theta)
 
 
 def _cases() -> list[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import SelectionError
+from richter.core import SelectionError, unknown
 from richter.core.arrays import Array, ArrayLike, to_tensor
 from richter.core.arrays import like as like  # for the theories, which all give back the kind of array they are given
 
@@ -79,6 +79,19 @@ def relu_layers(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor
         raise SelectionError(f"weights {[tuple(w.shape) for w in W]} [d_out, d_in] and X {tuple(X_.shape)} do not make a network "
                              f"of two layers or more: each layer reads what the one before it writes.")
     return W, X_
+
+
+def two_layers(theta: ArrayLike, x: ArrayLike, y: ArrayLike, activation: str, activations: Iterable[str]
+               ) -> tuple[list[Tensor], int]:
+    """[theta, x, y] of a network sum_i a_i phi(w_i.x) with theta_i = (w_i, a_i) [H, d + c], and d; phi is one of these."""
+    theta_, x_, y_ = read(theta=(theta, "H p"), x=(x, "n d"), y=(y, "n c"))
+    d = x_.shape[1]
+    if theta_.shape[1] != d + y_.shape[1]:
+        raise SelectionError(f"theta has {theta_.shape[1]} numbers for each neuron; {d} weights of inputs and {y_.shape[1]} of "
+                             f"outputs are needed.")
+    if activation not in activations:
+        raise unknown("networks of two layers", "activation", activation, list(activations))
+    return [theta_, x_, y_], d
 
 
 def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covariance: ArrayLike | None = None

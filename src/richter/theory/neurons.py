@@ -4,6 +4,7 @@ awake settle. What alternating flows are made of (`richter.theory.alternating`).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,18 +15,21 @@ import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad, jacrev, vmap
 
-from richter.theory.flows import FlowError
+from richter.theory.arrays import normal
+from richter.theory.stepping import Growth, Step, gradient, unit
 
 Neuron = Callable[[Tensor, Tensor], Tensor]  # (parameters [p], inputs [n, ...]) -> outputs [n, c]
-NONE, ROUNDING = 1e-8, 1e-13  # utilities below this share of the first ones are none; slopes below the other are rounding
+NONE, ROUNDING = 1e-8, 1e-15  # utilities below this share of the first ones are none; slopes below the other are rounding
+PAIRS = 16  # of parameters, by which a neuron is seen to be a quadratic form of them
 TURN = 0.25  # a step changes nothing by more: parts that shrink count when they grow again, and longer steps shrink them too much
-FINE, ROUGH = 3e-4, 30.0  # the error of a step, and by how much that of a short one may be larger
 SHORT = 0.1  # a short step, as a share of the longest
 STEPS = 100_000  # between two jumps
 SETTLING, SETTLED = 300, 5e-3  # steps of active neurons, until none changes faster than this, in units of the labels' pull
-VANISHED, AGAIN = 1e-3, 4.0  # an active neuron of this norm, or of so many times that of its start, is asleep again
+ONWARD, ROUNDS = 10.0, 30  # how long they flow on from a minimum that has a slope, in these units, and how many times
+DENSE = 600  # parameters up to which the loss has a matrix of second derivatives
+VANISHED, AGAIN = 1e-3, 4.0  # an active neuron of this share of the norm it woke to, or of so many times its start, sleeps again
 
 
 class Asleep(NamedTuple):
@@ -33,6 +37,14 @@ class Asleep(NamedTuple):
 
     directions: Float[Tensor, "H p"]
     accumulated: Float[Tensor, " H"]
+
+
+class Settled(NamedTuple):
+    """Active neurons at a minimum of the loss."""
+
+    theta: Float[Tensor, "H p"]
+    gone: Bool[Tensor, " H"]  # those that the flow drove to zero, as they were when they vanished
+    left: float  # of the gradient, in units of the first loss over the norm of a neuron
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,7 @@ class Neurons:
     lr: float
     start: Float[Tensor, "H p"]  # directions at the start
     size: Float[Tensor, " H"]  # and norms
+    unit: float = 1.0  # the norm at which one wakes
 
     def outputs(self, theta: Float[Tensor, "H p"]) -> Float[Tensor, "n c"]:
         return vmap(self.neuron, (0, None))(theta, self.x).sum(0)
@@ -61,8 +74,13 @@ class Neurons:
         return (self.neuron(theta, self.x) * residual).sum() / len(self.y)
 
     def slopes(self, theta: Float[Tensor, "H p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, "H p"]:
-        """The gradients of the utilities of several."""
-        return vmap(grad(self.utility), (0, None))(theta, residual)
+        """The gradients of the utilities of several; each depends on its own parameters alone."""
+        return gradient(lambda own: (vmap(self.neuron, (0, None))(own, self.x) * residual).sum() / len(self.y), theta)
+
+    def rest(self, direction: Float[Tensor, " p"], residual: Float[Tensor, "n c"]) -> float:
+        """The norm at which a neuron of this direction lowers the loss most, if its utility is positive."""
+        power = self.neuron(direction, self.x).square().sum() / len(self.y)
+        return float(self.utility(direction, residual) / power) ** (1 / self.degree)
 
     @property
     def higher(self) -> bool:
@@ -75,14 +93,21 @@ class Neurons:
         return self.rising(self.size)
 
     def rising(self, norms: Float[Tensor, " h"]) -> Float[Tensor, " h"]:
-        """The accumulated utility from these norms to 1."""
+        """The accumulated utility from these norms to the one at which neurons wake."""
         k = self.degree
-        return (norms ** (2 - k) - 1) / (k - 2) if self.higher else -norms.log()
+        return (norms ** (2 - k) - self.unit ** (2 - k)) / (k - 2) if self.higher else (self.unit / norms).log()
 
     @cached_property
-    def smallest(self) -> Float[Tensor, " H"]:
-        """Norms below which active neurons have vanished."""
-        return (AGAIN * self.size).clamp(min=VANISHED, max=0.5)
+    def first(self) -> float:
+        """The loss without any neuron."""
+        return float(self.y.square().sum()) / (2 * len(self.y))
+
+    @cached_property
+    def quadratic(self) -> bool:
+        """Is the neuron a quadratic form of its parameters, as linear ones are? By f(a + b) + f(a - b) = 2 f(a) + 2 f(b)."""
+        a, b = normal(2, PAIRS, self.start.shape[1]).to(self.start)
+        plus, minus, one, other = (vmap(self.neuron, (0, None))(v, self.x) for v in (a + b, a - b, a, b))
+        return not self.higher and bool((plus + minus - 2 * one - 2 * other).norm() < 1e-10 * plus.norm())
 
     @cached_property
     def pull(self) -> float:
@@ -96,20 +121,41 @@ class Neurons:
         for _ in range(10):
             slope = self.slopes(d, residual)
             steepest = max(steepest, float(slope.norm(dim=1).max()))
-            d = _unit(slope + 1e-9 * steepest * d)
+            d = unit(slope + 1e-9 * steepest * d)
         return abs(self.lr) * steepest
 
     # -------------------------------------------------------------------------------------------- asleep
 
     def climb(self, asleep: Asleep, sleeping: Bool[Tensor, " H"], residual: Float[Tensor, "n c"]
               ) -> tuple[float, Asleep, int] | None:
-        """Follow dormant directions, by a Runge-Kutta method of order five, until the first has accumulated what it needs: the
-        time that takes, directions and accumulated utilities then, and who it is. None where no utility is positive."""
+        """Follow dormant directions until the first has accumulated what it needs: the time that takes, directions and
+        accumulated utilities then, and who it is. None where no utility becomes positive."""
         who = sleeping.nonzero()[:, 0]
-        climbing = _Climbing(self, who, residual, self.pull_of(residual))
-        state = torch.cat([asleep.directions[who], asleep.accumulated[who, None]], 1)
-        step = _Step(state, climbing.velocity(state), climbing.longest(state, climbing.velocity(state)))
-        time = 0.0
+        follow = self._grown if self.quadratic else self._stepped
+        if (woken := follow(who, asleep.directions[who], asleep.accumulated[who], residual)) is None:
+            return None
+        time, d, S, first = woken
+        now = Asleep(asleep.directions.index_copy(0, who, d), asleep.accumulated.index_copy(0, who, S))
+        return time, now, int(who[first])
+
+    def _grown(self, who: Tensor, d: Float[Tensor, "h p"], S: Float[Tensor, " h"], residual: Float[Tensor, "n c"]
+               ) -> tuple[float, Tensor, Tensor, int] | None:
+        """Of quadratic forms, in closed form."""
+        growth = Growth.under(self.lr * self.slopes(torch.eye(d.shape[1]).to(d), residual), d)
+        times = growth.reach((self.needed[who] - S).clamp(min=0.0), NONE * self.pull)
+        first = int(times.argmin())
+        if not math.isfinite(time := float(times[first])):
+            return None
+        logs, _ = growth.logs(times[first].expand(len(d)))
+        return time, growth.directions(time), S + logs, first
+
+    def _stepped(self, who: Tensor, d: Float[Tensor, "h p"], S: Float[Tensor, " h"], residual: Float[Tensor, "n c"]
+                 ) -> tuple[float, Tensor, Tensor, int] | None:
+        """By a Runge-Kutta method of order three."""
+        climbing, time = _Climbing(self, who, residual, self.pull_of(residual)), 0.0
+        state = torch.cat([d, S[:, None]], 1)
+        speed = climbing.velocity(state)
+        step = Step(state, speed, climbing.longest(state, speed))
         for _ in range(STEPS):
             if climbing.still(step.state, step.speed):
                 return None
@@ -117,12 +163,12 @@ class Neurons:
             before, step = step, step.advanced(climbing.velocity, climbing.error, longest, SHORT * longest)
             if (part := climbing.waking(before, step)) is not None:
                 share, first = part
-                d, S = climbing.parts(before.between(step, share))
-                now = Asleep(asleep.directions.index_copy(0, who, d), asleep.accumulated.index_copy(0, who, S))
-                return time + share * step.length, now, int(who[first])
+                return time + share * step.length, *climbing.parts(before.between(step, share)), first
             time += step.length
-        raise FlowError(f"after {STEPS} steps no dormant neuron has woken: the largest utility is "
-                        f"{float(step.speed[:, -1].max()) / self.lr / self.degree:.3g}. Ask for fewer jumps.")
+        warnings.warn(f"after {STEPS} steps no dormant neuron has woken: the largest utility is "
+                      f"{float(step.speed[:, -1].max()) / self.lr / self.degree:.3g}. The staircase ends here; later jumps, if "
+                      f"there are any, are not seen.", stacklevel=2)
+        return None
 
     def returned(self, asleep: Asleep, who: Bool[Tensor, " H"], vanishing: Float[Tensor, "H p"], residual: Float[Tensor, "n c"]
                  ) -> Asleep:
@@ -141,53 +187,88 @@ class Neurons:
 
     # -------------------------------------------------------------------------------------------- awake
 
-    def settle(self, theta: Float[Tensor, "H p"], awake: Bool[Tensor, " H"], tolerance: float
-               ) -> tuple[Float[Tensor, "H p"], Bool[Tensor, " H"]]:
-        """All active neurons at a minimum of the loss, to gradients of ``tolerance``, by the flow from where they are; and those
-        that it drove to zero, as they were when they vanished."""
-        out, gone = theta.clone(), torch.zeros_like(awake)
-        while (awake & ~gone).any():
+    def settle(self, theta: Float[Tensor, "H p"], awake: Bool[Tensor, " H"], rests: Float[Tensor, " H"], tolerance: float
+               ) -> Settled:
+        """All active neurons at a minimum of the loss, by the flow from where they are: until the gradient is below a thousandth
+        of ``tolerance``, or, at a minimum where the gradient jumps (a kink of ReLU), until the flow from there no longer lowers
+        the loss by ``tolerance`` of the first. ``rests`` are norms to which neurons woke."""
+        out, gone, level = theta.clone(), torch.zeros_like(awake), math.inf
+        smallest = torch.minimum(torch.maximum(AGAIN * self.size, VANISHED * rests), rests / 2)
+        fell = left = math.nan
+        for _ in range(ROUNDS + len(theta)):
             kept = (awake & ~gone).nonzero()[:, 0]
-            out[kept] = self._flowed(out[kept], self.smallest[kept])
-            vanished = out[kept].norm(dim=1) <= self.smallest[kept]
-            if not vanished.any():
-                out[kept] = self._polished(out[kept], tolerance)
-                break
-            gone[kept[vanished]] = True
-        return out, gone
+            if not len(kept):
+                return Settled(out, gone, 0.0)
+            scale = float(rests[kept].max())
+            flowed = self._flowed(out[kept], smallest[kept], scale, ONWARD if math.isfinite(level) else 0.0)
+            if (vanished := flowed.norm(dim=1) <= smallest[kept]).any():
+                out[kept], gone[kept[vanished]], level = flowed, True, math.inf
+                continue
+            fell = (level - self.loss(flowed)) / self.first
+            if fell <= tolerance:
+                return Settled(out, gone, left)
+            polished = self._polished(flowed, tolerance, scale)
+            lost = polished.norm(dim=1) <= smallest[kept]
+            out[kept] = torch.where(lost[:, None], unit(flowed) * smallest[kept, None], polished)
+            gone[kept[lost]] = True
+            level, left = math.inf if lost.any() else self.loss(polished), self._left(polished, scale)
+            if left <= 1e-3 * tolerance and not lost.any():
+                return Settled(out, gone, left)
+        warnings.warn(f"active neurons are not at a minimum of the loss: a gradient of {left:.2g} is left, in units of the first "
+                      f"loss over their norm, and the loss still falls by {fell:.2g} of the first where {tolerance:.2g} is asked "
+                      f"for. Take the level for an upper bound, or a larger tolerance.", stacklevel=2)
+        return Settled(out, gone, left)
 
-    def _flowed(self, theta: Float[Tensor, "h p"], smallest: Float[Tensor, " h"]) -> Float[Tensor, "h p"]:
-        """Down the loss until it has settled nearly, or until one has vanished."""
+    def _left(self, theta: Float[Tensor, "h p"], scale: float) -> float:
+        """The gradient of the loss, in units of the first loss over a norm."""
+        return float(gradient(self.cost, theta).norm()) * scale / self.first
+
+    def _flowed(self, theta: Float[Tensor, "h p"], smallest: Float[Tensor, " h"], scale: float, least: float
+                ) -> Float[Tensor, "h p"]:
+        """Down the loss until it has settled nearly, but for a time of ``least`` in units of the labels' pull; or until one has
+        vanished."""
         def velocity(state: Float[Tensor, "h p"]) -> Float[Tensor, "h p"]:
-            return -grad(self.cost)(state)
+            return -gradient(self.cost, state)
 
         def error(off: Float[Tensor, "h p"]) -> float:
-            return float((off.norm(dim=1) / (1e-2 + theta.norm(dim=1))).max())
+            return float((off.norm(dim=1) / (1e-2 * scale + theta.norm(dim=1))).max())
 
-        pull = self.pull / abs(self.lr)
-        step = _Step(theta, velocity(theta), 0.01 / pull)
+        pull = self.pull / abs(self.lr) * scale ** (self.degree - 2)
+        step, time = Step(theta, velocity(theta), 0.01 / pull), 0.0
         for _ in range(SETTLING):
             norms, speeds = step.state.norm(dim=1), step.speed.norm(dim=1)
-            if (norms <= smallest).any() or (speeds <= SETTLED * pull * norms).all():
+            if (norms <= smallest).any() or (time >= least / pull and (speeds <= SETTLED * pull * norms).all()):
                 break
             step = step.advanced(velocity, error, 10 / pull, shortest=5e-3 / pull)
+            time += step.length
         return step.state
 
-    def _polished(self, theta: Float[Tensor, "h p"], tolerance: float) -> Float[Tensor, "h p"]:
-        """The minimum that is near, by L-BFGS."""
+    def _polished(self, theta: Float[Tensor, "h p"], tolerance: float, scale: float) -> Float[Tensor, "h p"]:
+        """The minimum that is near: by L-BFGS, in units of the first loss and of a norm, and then by Newton's steps."""
         from scipy.optimize import minimize
-        gtol = 1e-3 * tolerance * float(self.y.square().sum()) / (2 * len(self.y))
-        done = minimize(self._downhill, theta.cpu().numpy().reshape(-1), args=(theta,), jac=True, method="L-BFGS-B",
-                        options={"maxiter": 2_000, "maxfun": 4_000, "ftol": 1e-15, "gtol": gtol})
-        return torch.from_numpy(done.x).to(theta).reshape(theta.shape)
 
-    def _downhill(self, flat: NDArray[np.float64], like: Float[Tensor, "h p"]) -> tuple[float, NDArray[np.float64]]:
-        """The loss of active neurons, and its gradient."""
-        with torch.enable_grad():
-            own = torch.from_numpy(flat.copy()).to(like).reshape(like.shape).requires_grad_()
-            loss = self.cost(own)
-            (g,) = torch.autograd.grad(loss, own)
-        return loss.item(), g.cpu().numpy().reshape(-1)
+        def downhill(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            own = torch.from_numpy(scale * flat).to(theta).reshape(theta.shape)
+            slope = scale / self.first * gradient(self.cost, own)
+            return self.loss(own) / self.first, slope.cpu().numpy().reshape(-1)
+
+        done = minimize(downhill, theta.cpu().numpy().reshape(-1) / scale, jac=True, method="L-BFGS-B",
+                        options={"maxiter": 2_000, "maxfun": 4_000, "ftol": 1e-15, "gtol": 1e-4 * tolerance})
+        return self._finished(torch.from_numpy(scale * done.x).to(theta).reshape(theta.shape))
+
+    def _finished(self, theta: Float[Tensor, "h p"]) -> Float[Tensor, "h p"]:
+        """Newton's steps as long as they halve the gradient: down to rounding, because the parts of dormant neurons that count
+        later are as small as that."""
+        slope = gradient(self.cost, theta)
+        while slope.any() and theta.numel() <= DENSE:
+            H = jacrev(grad(self.cost))(theta).reshape(theta.numel(), -1)
+            step = torch.linalg.pinv(H, rtol=1e-9, hermitian=True) @ slope.reshape(-1)
+            after = theta - step.reshape(theta.shape)
+            new = gradient(self.cost, after)
+            if not new.norm() < slope.norm() / 2:
+                break
+            theta, slope = after, new
+        return theta
 
 
 @dataclass(frozen=True)
@@ -200,7 +281,7 @@ class _Climbing:
     pull: float
 
     def parts(self, state: Float[Tensor, "h q"]) -> tuple[Float[Tensor, "h p"], Float[Tensor, " h"]]:
-        return _unit(state[:, :-1]), state[:, -1]
+        return unit(state[:, :-1]), state[:, -1]
 
     def velocity(self, state: Float[Tensor, "h q"]) -> Float[Tensor, "h q"]:
         """lr |theta|^(k-2) (1 - d d^T) grad U, and lr k U."""
@@ -211,10 +292,10 @@ class _Climbing:
         return self.system.lr * torch.cat([turn, along[:, None]], 1)
 
     def norms(self, S: Float[Tensor, " h"]) -> Float[Tensor, " h"]:
-        """|theta|^(k-2), 1 at most."""
+        """|theta|^(k-2), at most as it is when they wake."""
         k = self.system.degree
-        return 1 / (self.system.size[self.who] ** (2 - k) - (k - 2) * S).clamp(min=1.0) if self.system.higher \
-            else torch.ones_like(S)
+        return 1 / (self.system.size[self.who] ** (2 - k) - (k - 2) * S).clamp(min=self.system.unit ** (2 - k)) \
+            if self.system.higher else torch.ones_like(S)
 
     def error(self, off: Float[Tensor, "h q"]) -> float:
         return float(torch.maximum(off[:, :-1].norm(dim=1), off[:, -1].abs() / self.system.needed[self.who]).max())
@@ -232,57 +313,15 @@ class _Climbing:
         return TURN / max(float((norms * torch.hypot(gain, turn)).max()), least)
 
     def still(self, state: Float[Tensor, "h q"], speed: Float[Tensor, "h q"]) -> bool:
-        """Does no neuron gain, and none turn? One that loses is at an unstable place, and leaves it however slowly it moves."""
+        """Does no neuron gain, and none turn? One that turns by more than rounding leaves a saddle of the utility, however slowly
+        it moves; unless slopes are none everywhere."""
         gain, turn, _ = self.rates(state, speed)
         none = NONE * self.system.pull
-        return bool((gain <= none).all() and (turn <= torch.where(gain < -none, ROUNDING * self.system.pull, none)).all())
+        return bool((gain <= none).all() and (turn <= (ROUNDING * self.system.pull if self.pull > none else none)).all())
 
-    def waking(self, before: _Step, after: _Step) -> tuple[float, int] | None:
+    def waking(self, before: Step, after: Step) -> tuple[float, int] | None:
         """The first, among those that gain, that has what it needs within a step: at which share of it, and which one."""
         needed = self.system.needed[self.who]
         able = ((after.state[:, -1] >= needed) & (after.speed[:, -1] > 0)).nonzero()[:, 0].tolist()
         shares = [(before.share(after, i, float(needed[i])), i) for i in able]
         return min(shares, default=None)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Where a flow is, how fast, and by which step it came; the next one is of the length ``wanted``."""
-
-    state: Tensor
-    speed: Tensor
-    wanted: float
-    length: float = 0.0
-
-    def advanced(self, velocity: Callable[[Tensor], Tensor], error: Callable[[Tensor], float], longest: float,
-                 shortest: float) -> _Step:
-        """The Runge-Kutta method of Bogacki and Shampine, of order three. A step whose error is above ``FINE`` is repeated, a
-        short one only above ``ROUGH`` times that: where gradients jump, as those of ReLU do, errors fall like its length."""
-        k1, h = self.speed, min(self.wanted, longest)
-        while True:
-            k2 = velocity(self.state + h / 2 * k1)
-            k3 = velocity(self.state + 3 * h / 4 * k2)
-            state = self.state + h * (2 * k1 + 3 * k2 + 4 * k3) / 9
-            k4 = velocity(state)
-            off = error(h * (-5 / 72 * k1 + k2 / 12 + k3 / 9 - k4 / 8)) / FINE
-            if off <= (1 if h > shortest else ROUGH) or h < 1e-6 * shortest:
-                return _Step(state, k4, h * min(3.0, 0.9 * max(off, 1e-6) ** (-1 / 3)), h)
-            h *= max(0.2, 0.9 * off ** (-1 / 3)) if math.isfinite(off) else 0.2
-
-    def between(self, other: _Step, share: float) -> Tensor:
-        """The state at this share of the step to the other, by Hermite's cubic."""
-        s, h = share, other.length
-        return ((1 + 2 * s) * (1 - s) ** 2 * self.state + s * (1 - s) ** 2 * h * self.speed
-                + s * s * (3 - 2 * s) * other.state + s * s * (s - 1) * h * other.speed)
-
-    def share(self, other: _Step, i: int, level: float) -> float:
-        """Where the last number of row ``i`` comes to this level."""
-        from scipy.optimize import brentq
-        ends = _Step(self.state[i, -1], self.speed[i, -1], 0.0), _Step(other.state[i, -1], other.speed[i, -1], 0.0, other.length)
-        if float(self.state[i, -1]) >= level:
-            return 0.0
-        return float(brentq(lambda s: float(ends[0].between(ends[1], s)) - level, 0.0, 1.0))
-
-
-def _unit(d: Float[Tensor, "h p"]) -> Float[Tensor, "h p"]:
-    return d / d.norm(dim=1, keepdim=True)
