@@ -28,7 +28,7 @@ SHORT = 0.1  # a short step, as a share of the longest
 STEPS = 100_000  # between two jumps
 SETTLING, SETTLED = 300, 5e-3  # steps of active neurons, until none changes faster than this, in units of the labels' pull
 ONWARD, ROUNDS = 10.0, 30  # how long they flow on from a minimum that has a slope, in these units, and how many times
-DENSE = 600  # parameters up to which the loss has a matrix of second derivatives
+DENSE, FLAT = 600, 1e-6  # parameters up to which the loss has a matrix of second derivatives; what is flat in it
 VANISHED, AGAIN = 1e-3, 4.0  # an active neuron of this share of the norm it woke to, or of so many times its start, sleeps again
 
 
@@ -234,7 +234,7 @@ class Neurons:
             return float((off.norm(dim=1) / (1e-2 * scale + theta.norm(dim=1))).max())
 
         pull = self.pull / abs(self.lr) * scale ** (self.degree - 2)
-        step, time = Step(theta, velocity(theta), 0.01 / pull), 0.0
+        step, time = Step(theta, velocity(theta), 0.1 / pull), 0.0
         for _ in range(SETTLING):
             norms, speeds = step.state.norm(dim=1), step.speed.norm(dim=1)
             if (norms <= smallest).any() or (time >= least / pull and (speeds <= SETTLED * pull * norms).all()):
@@ -254,16 +254,19 @@ class Neurons:
 
         done = minimize(downhill, theta.cpu().numpy().reshape(-1) / scale, jac=True, method="L-BFGS-B",
                         options={"maxiter": 2_000, "maxfun": 4_000, "ftol": 1e-15, "gtol": 1e-4 * tolerance})
-        return self._finished(torch.from_numpy(scale * done.x).to(theta).reshape(theta.shape))
+        return self._finished(torch.from_numpy(scale * done.x).to(theta).reshape(theta.shape), scale)
 
-    def _finished(self, theta: Float[Tensor, "h p"]) -> Float[Tensor, "h p"]:
-        """Newton's steps as long as they halve the gradient: down to rounding, because the parts of dormant neurons that count
-        later are as small as that."""
+    def _finished(self, theta: Float[Tensor, "h p"], scale: float) -> Float[Tensor, "h p"]:
+        """Newton's steps as long as the loss is convex and they halve the gradient: down to rounding, because the parts of
+        dormant neurons that count later are as small as that."""
         slope = gradient(self.cost, theta)
         while slope.any() and theta.numel() <= DENSE:
             H = jacrev(grad(self.cost))(theta).reshape(theta.numel(), -1)
-            step = torch.linalg.pinv(H, rtol=1e-9, hermitian=True) @ slope.reshape(-1)
-            after = theta - step.reshape(theta.shape)
+            flat = 2 * slope.norm() / scale + FLAT * H.diagonal().abs().max()  # turns of parameters that change no output
+            root, saddle = torch.linalg.cholesky_ex(H + flat * torch.eye(len(H)).to(H))
+            if saddle:
+                break
+            after = theta - torch.cholesky_solve(slope.reshape(-1, 1), root).reshape(theta.shape)
             new = gradient(self.cost, after)
             if not new.norm() < slope.norm() / 2:
                 break

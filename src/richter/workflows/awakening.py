@@ -21,13 +21,15 @@ from richter.core import SelectionError
 from richter.core.arrays import ArrayLike, to_tensor
 from richter.core.text import table
 from richter.theory import alternating
-from richter.theory.arrays import normal
+from richter.theory.arrays import above_zero, columns, normal, whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS = 1_000  # of the trained network's loss
 SHOWN = 3  # inputs of a feature that are named
+MOST = 1_000_000  # steps of training, a minute or two
+ALPHA, ALPHAS = 1e-6, {"square": 1e-2}  # norms at the start; activations whose neurons have degree 3
 
 
 @dataclass(frozen=True)
@@ -80,27 +82,45 @@ class FeaturesOrder:
 
 
 def features_order(x: ArrayLike, y: ArrayLike, *, activation: alternating.Activation = "relu", neurons: int = 8,
-                   alpha: float = 1e-6, jumps: int = 3, lr: float = 0.01, seed: int = 0, names: Sequence[str] = ()
+                   alpha: float | None = None, jumps: int = 3, lr: float = 0.01, seed: int = 0, names: Sequence[str] = ()
                    ) -> FeaturesOrder:
     """Predict the first ``jumps`` of a network sum_i a_i phi(w_i.x) from neurons of norm ``alpha`` on ``x`` [n, d], ``y`` [n] or
     [n, c], and train it by gradient descent at the rate ``lr`` of mean_n |y - f|^2 / 2 for a third longer. Inputs of one scale,
-    and inputs and targets that are centred, are learned in clearer steps."""
-    x_, y_ = to_tensor(x, "x"), to_tensor(y, "y")
-    y_ = y_[:, None] if y_.dim() == 1 else y_
-    if x_.dim() != 2 or len(x_) != len(y_):
+    and inputs and targets that are centred, are learned in clearer steps. Without ``alpha`` it is 1e-6; 1e-2 for squares, whose
+    times go like 1 / alpha, not like log(1 / alpha)."""
+    x_, y_ = to_tensor(x, "x"), columns(y)
+    if x_.dim() != 2 or y_.dim() != 2 or len(x_) != len(y_):
         raise SelectionError(f"x has shape {tuple(x_.shape)} and y {tuple(y_.shape)}: [n, d] and [n] or [n, c] are needed.")
-    d = x_.shape[1]
-    if names and len(names) != d:
-        raise SelectionError(f"{len(names)} names for {d} inputs: give one for each, or none.")
-    if not 0 < alpha < 1:
+    d, labels = x_.shape[1], _labels(names, x_.shape[1])
+    whole(neurons=neurons, jumps=jumps)
+    whole(0, seed=seed)
+    alpha = ALPHAS.get(activation, ALPHA) if alpha is None else alpha
+    above_zero(alpha=alpha, lr=lr)
+    if not alpha < 1:
         raise SelectionError(f"alpha={alpha!r}: the norm of neurons at the start, above 0 and well below 1, is needed.")
     theta = normal(neurons, d + y_.shape[1], seed=seed)
     theta = alpha * theta / theta.norm(dim=1, keepdim=True)
     neuron, given = alternating.layers(activation, theta, x_, y_)
     learned = alternating.alternating_flows(neuron, *given, jumps=jumps)
-    steps = math.ceil(4 / 3 * float(learned.staircase.times[-1]) / lr)
-    t = lr * torch.linspace(0, steps, min(POINTS, steps + 1), dtype=torch.float64).round()
-    loss = alternating.simulate(activation, theta, x_, y_, t, lr=lr)
+    t = _sampled(float(learned.staircase.times[-1]), lr)
+    loss = alternating.simulate(activation, *given, t, lr=lr)
     woken = [torch.as_tensor(p)[i, :d] for p, i in zip(learned.parameters, learned.order, strict=True)]
     features = torch.stack([w / w.norm() for w in woken])
-    return FeaturesOrder(learned, t.numpy(), np.asarray(loss), features.numpy(), tuple(names) or tuple(f"x{i}" for i in range(d)))
+    return FeaturesOrder(learned, t.numpy(), np.asarray(loss), features.numpy(), labels)
+
+
+def _sampled(last: float, lr: float) -> Float[torch.Tensor, " t"]:
+    """Times of descent, for a third longer than to the last jump; refused where that is too many steps."""
+    steps = math.ceil(4 / 3 * last / lr)
+    if steps > MOST:
+        raise SelectionError(f"the last jump is predicted at {last:.3g}: a training at lr={lr:g} that shows it has {steps:.2g} steps, "
+                             f"and {MOST:.0e} are the most here. Take a larger lr, a larger alpha (times go like log(1/alpha); for "
+                             f"squares like 1/alpha), fewer jumps, or the prediction alone: theory.alternating.predict.")
+    return lr * torch.linspace(0, steps, min(POINTS, steps + 1), dtype=torch.float64).round()
+
+
+def _labels(names: Sequence[str], d: int) -> tuple[str, ...]:
+    if isinstance(names, str) or not hasattr(names, "__len__") or len(names) not in (0, d):
+        count = len(names) if hasattr(names, "__len__") and not isinstance(names, str) else repr(names)
+        raise SelectionError(f"{count} names for {d} inputs: give one for each, as a list, or none.")
+    return tuple(map(str, names)) or tuple(f"x{i}" for i in range(d))
