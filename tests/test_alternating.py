@@ -41,7 +41,7 @@ def relu_neuron(theta: Tensor, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("alpha", [1e-2, 1e-6, 1e-10, 1e-14])
 def test_both_modes_are_learned_however_small_the_weights(alpha: float, turned: bool, second: float) -> None:
-    """Behind the first jump all directions are at a saddle of the utility, with remnants of the second mode of the order of alpha.
+    """Behind the first jump all directions are at a saddle of the utility, with remnants of the second mode of order alpha.
     Times are log(1 / alpha) / strength, and a delay of about 1 / strength until directions have turned."""
     rng = np.random.default_rng(1)
     Q, P = (np.linalg.qr(rng.normal(size=(2, 2)))[0] if turned else np.eye(2) for _ in range(2))
@@ -200,7 +200,7 @@ THETA = starts(1e-3, 4, 4)
     (lambda: alternating_flows(lambda t, x: 3.0, THETA, AXES, AXES), "the neuron returns float and y has shape"),  # type: ignore
     (lambda: alternating_flows(3, THETA, AXES, AXES), r"neuron=3: a function of \(parameters"),  # type: ignore[arg-type]
     (lambda: alternating_flows(lambda t, x: relu_neuron(t, x) * math.nan, THETA, AXES, AXES), "outputs contain NaN or Inf"),
-    (lambda: alternating_flows(relu_neuron, THETA, AXES, 1e200 * AXES), "the loss without any neuron is inf: y has entries up to"),
+    (lambda: alternating_flows(relu_neuron, THETA, AXES, 1e200 * AXES), "the loss without any neuron is inf: y has entries"),
     (lambda: alternating_flows(relu_neuron, THETA, AXES, 1e-200 * AXES), "the loss without any neuron is 0: y has entries"),
     (lambda: alternating_flows(relu_neuron, THETA, AXES, AXES, jumps=True), "jumps=True; a whole number"),
     (lambda: alternating_flows(relu_neuron, THETA, AXES, AXES, lr=math.inf), "lr=inf: a number above 0 is needed"),

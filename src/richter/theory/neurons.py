@@ -257,10 +257,10 @@ class Neurons:
         return self._finished(torch.from_numpy(scale * done.x).to(theta).reshape(theta.shape), scale)
 
     def _finished(self, theta: Float[Tensor, "h p"], scale: float) -> Float[Tensor, "h p"]:
-        """Newton's steps as long as the loss is convex and they halve the gradient: down to rounding, because the parts of
-        dormant neurons that count later are as small as that."""
+        """Newton's steps as long as the loss is convex and they halve the gradient: down to rounding, because with degree 2 the
+        parts of dormant neurons that count later are as small as that."""
         slope = gradient(self.cost, theta)
-        while slope.any() and theta.numel() <= DENSE:
+        while slope.any() and not self.higher and theta.numel() <= DENSE:
             H = jacrev(grad(self.cost))(theta).reshape(theta.numel(), -1)
             flat = 2 * slope.norm() / scale + FLAT * H.diagonal().abs().max()  # turns of parameters that change no output
             root, saddle = torch.linalg.cholesky_ex(H + flat * torch.eye(len(H)).to(H))

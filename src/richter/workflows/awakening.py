@@ -113,9 +113,10 @@ def _sampled(last: float, lr: float) -> Float[torch.Tensor, " t"]:
     """Times of descent, for a third longer than to the last jump; refused where that is too many steps."""
     steps = math.ceil(4 / 3 * last / lr)
     if steps > MOST:
-        raise SelectionError(f"the last jump is predicted at {last:.3g}: a training at lr={lr:g} that shows it has {steps:.2g} steps, "
-                             f"and {MOST:.0e} are the most here. Take a larger lr, a larger alpha (times go like log(1/alpha); for "
-                             f"squares like 1/alpha), fewer jumps, or the prediction alone: theory.alternating.predict.")
+        raise SelectionError(f"the last jump is predicted at {last:.3g}: a training at lr={lr:g} that shows it has {steps:.2g} "
+                             f"steps, and {MOST:.0e} are the most here. Take a larger lr, a larger alpha (times go like "
+                             f"log(1/alpha); for squares like 1/alpha), fewer jumps, or the prediction alone: "
+                             f"theory.alternating.predict.")
     return lr * torch.linspace(0, steps, min(POINTS, steps + 1), dtype=torch.float64).round()
 
 
