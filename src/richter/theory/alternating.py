@@ -36,7 +36,7 @@ Activation = Literal["linear", "relu", "square"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda z: z, "relu": torch.relu, "square": torch.square}
 SCALES = (0.5, 2.0, 3.0)  # at which a neuron is tried, to find its degree
 OFTEN = 10  # jumps for each neuron at most: one that was driven to zero may wake again
-FINEST = 36.0  # log(1 / norm) at which float64 ends: what is awake is rounded by 1e-16
+FINEST = 36.0  # log(1 / alpha) beyond which float64 does not hold what sleeps beside what is awake
 MERGED, SEEN = 1.1, 0.01  # jumps that are nearer than this are one; drops below this share of the first loss are not seen
 
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
+from richter.theory.alternating import FINEST as FINEST
 from richter.theory.alternating import Staircase, separations, warn_of_merging
 from richter.theory.arrays import Times, above_zero, like, moments, normal, times_from_zero, varying, whole
 from richter.theory.flows import flow
 
-FINEST = 36.0  # log(1 / alpha) beyond which float64 does not hold what sleeps beside what is awake
 LINKED = 1e-10  # of the size of a matrix: what lies below is rounding, and links no two directions
 NOTHING = 1e-12  # of what the first mode explains: a mode that explains less is none
 MIXTURES = (0.6180339887498949, 1.3247179572447460)  # two, should eigenvalues of the first sum fall together by chance
