@@ -103,7 +103,7 @@ def features_order(x: ArrayLike, y: ArrayLike, *, activation: alternating.Activa
     neuron, given = alternating.layers(activation, theta, x_, y_)
     learned = alternating.alternating_flows(neuron, *given, jumps=jumps)
     t = _sampled(float(learned.staircase.times[-1]), lr)
-    loss = alternating.simulate(activation, *given, t, lr=lr)
+    loss = alternating.simulate(activation, theta, x_, y_, t, lr=lr)
     woken = [torch.as_tensor(p)[i, :d] for p, i in zip(learned.parameters, learned.order, strict=True)]
     features = torch.stack([w / w.norm() for w in woken])
     return FeaturesOrder(learned, t.numpy(), np.asarray(loss), features.numpy(), labels)
