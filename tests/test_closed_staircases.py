@@ -289,6 +289,8 @@ def elsewhere(*values: Any) -> list[Any]:
     lambda: agf.attention_flow(*elsewhere([1.0, 0.5]), 8, 2, 0.01, [0.01])[1],
     lambda: agf.modular(*elsewhere([1.0, -1.0, 0.0])).utilities,
     lambda: agf.simulate_modular(*elsewhere([1.0, -1.0, 0.0]))[1],
+    lambda: agf.predict_diagonal(*elsewhere(np.eye(2), [2.0, 1.0]), 32.0, [0.1]),
+    lambda: agf.predict_linear(*elsewhere(np.eye(2), np.diag([2.0, 1.0])), 2, 32.0, [0.1]),
 ])
 def test_tensors_on_devices(call: Any) -> None:
     assert isinstance(call(), Tensor)
