@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from browser import Browser
 
 pytest_plugins = ["browser"]
-QUICK = "import richter.report.connections as c; c.PATIENCE = 1.0; c.MOST = 40"
+QUICK = "import richter.report.connections as c; c.PATIENCE = 1.0; c.TAKEN = 1.0; c.MOST = 40"
 
 
 def opened(address: str, number: int, sent: bytes) -> list[socket.socket]:
@@ -57,6 +57,16 @@ def closed(s: socket.socket, within: float) -> bool:
         return True
     except TimeoutError:
         return False
+
+
+def taken(s: socket.socket, most: int) -> int:
+    """Bytes of an answer that is read now, until there are so many or its connection is closed."""
+    s.settimeout(10)
+    number = 0
+    with contextlib.suppress(ConnectionError):
+        while number < most and (part := s.recv(2 ** 20)):
+            number += len(part)
+    return number
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /api/runs HTTP/1.1\r\nHost: localh",
@@ -90,6 +100,32 @@ def test_a_request_that_takes_long_is_answered(tmp_path: Path) -> None:
            "def known(self): time.sleep(3); return real(self)\nl.Listing.known = known"
     with serving(tmp_path, before=slow) as address:
         assert asked(address) == ["a"]
+
+
+@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
+def test_answers_that_nobody_takes_keep_nobody_out(tmp_path: Path, more: str) -> None:
+    """Each has begun to be answered, and the rest waits: more of them than the process may have files."""
+    make(tmp_path / "a")
+    whole = f"GET /plotly.js HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode()
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))"
+    with serving(tmp_path, before=f"{limit}; {QUICK}; c.TAKEN = 30.0") as address, contextlib.ExitStack() as stack:
+        size = len(urllib.request.urlopen(f"{address}plotly.js", timeout=20).read())
+        sockets = []
+        for _ in range(220):
+            sockets += [stack.enter_context(s) for s in opened(address, 1, whole)]
+            assert sockets[-1].recv(4) == b"HTTP"
+        assert asked(address) == ["a"]
+        assert taken(sockets[0], size) < size  # more than there may be: the oldest
+        assert taken(sockets[-1], size) >= size  # who takes an answer gets all of it
+
+
+def test_an_answer_that_is_not_taken_is_given_up(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    with serving(tmp_path, before=QUICK) as address:
+        size = len(urllib.request.urlopen(f"{address}plotly.js", timeout=20).read())
+        with opened(address, 1, b"GET /plotly.js HTTP/1.1\r\nHost: localhost\r\n\r\n")[0] as s:
+            time.sleep(3)
+            assert taken(s, size) < size
 
 
 @pytest.mark.long
