@@ -237,6 +237,7 @@ def leave_behind(folder: str, journal: str) -> None:
     if journal == "journal":
         run.run.close()
         assert run._database.connection.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",)
+        run._files.popitem()  # there is no log now
     for step in range(3):
         run.rows([Row(step, str(i), "m", step) for i in range(50)])
     if journal == "journal":

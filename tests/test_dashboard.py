@@ -488,6 +488,12 @@ def test_a_file_that_changed_just_now_is_read_again(store: Path) -> None:
     assert c.get("/api/curves", params={"run": "a"}, headers={"If-None-Match": tag}).status_code == 200
 
 
+def test_a_file_of_another_clock_is_not_read_again_and_again(store: Path) -> None:
+    for at in (time.time() + 3600, time.time() - 3600):
+        os.utime(store / "a" / "run.db", (at, at))
+        assert shelf.Shelf(store).mark("a") == shelf.Shelf(store).mark("a")
+
+
 def test_a_run_that_was_replaced_is_opened_anew(store: Path) -> None:
     c, ask = client(store), {"run": "a", "measure": "nfc", "layer": "0"}
     assert len(c.get("/api/curves", params=ask).json()["curves"][0]["step"]) == 5

@@ -309,9 +309,15 @@ def test_a_small_run_that_unpacks_to_gigabytes_is_shown_without_them(tmp_path: P
     """In a process that may have two: matrices of zeros, a gigabyte each, in a file of some megabytes."""
     make(tmp_path / "store" / "large")
     large = arrays.Encoded("zlib", "<f4", (16_000, 16_000), zeros(4 * 16_000 ** 2))
-    names = (("nfm", "0"), ("agop", "0"), ("ksm", "0"), ("gram", "0"), ("features", "*"), ("inputs", "*"))
-    with create(tmp_path / "store" / "large", resume=True) as writer, writer._transaction("written"):
-        writer._put_arrays([(layer, name, 9, large) for name, layer in names])
+    names = (("nfm", "0"), ("agop", "0"), ("ksm", "0"), ("feature_gram", "0"), ("features", "*"), ("inputs", "*"))
+    wide = arrays.Encoded("zlib", "<f8", (3, 2 ** 24 // 3), zeros(24 * (2 ** 24 // 3)))  # each may be shown, and all are too many
+    square = arrays.Encoded("zlib", "<f8", (4096, 4096), zeros(8 * 4096 ** 2))
+    make(tmp_path / "store" / "many")
+    for name, stored in (("large", [(layer, name, 9, large) for name, layer in names]),
+                         ("many", [*(("*", "features", step, wide) for step in range(20)),
+                                   *((str(i), "feature_gram", step, square) for i in range(10) for step in (0, 9))])):
+        with create(tmp_path / "store" / name, resume=True) as writer, writer._transaction("written"):
+            writer._put_arrays(stored)
     assert sum(f.stat().st_size for f in (tmp_path / "store").rglob("*") if f.is_file()) < 2 ** 26
     code = f"""
 import resource
@@ -322,11 +328,13 @@ from richter.report.html import report
 from richter.report.server import application
 from richter.runs import Run
 store = Path({str(tmp_path / 'store')!r})
-text = report([Run(store / "large")], store / "report.html").read_text()
-assert "arrays of up to 16,777,216 entries are shown" in text, text[-3000:]
 c = TestClient(application(store), base_url="http://localhost")
-for path in ("runs", "run", "verdict", "matrices", "curves", "features", "compare", "profiles", "settings"):
-    assert c.get("/api/" + path, params=None if path == "runs" else {{"run": "large"}}).status_code < 500, path
+for run, sentence in (("large", "arrays of up to 16,777,216 entries are shown"), ("many", "of up to 65,536 features")):
+    text = report([Run(store / run)], store / "report.html").read_text()
+    assert sentence in text, text[-3000:]
+    for path in ("runs", "run", "verdict", "matrices", "curves", "features", "compare", "profiles", "settings"):
+        assert c.get("/api/" + path, params=None if path == "runs" else {{"run": run}}).status_code < 500, path
+assert "up to 67,108,864 are compared" in c.get("/api/compare", params={{"run": "many"}}).text
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

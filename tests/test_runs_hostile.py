@@ -226,26 +226,64 @@ def test_pages_that_lead_to_each_other_do_not_keep_a_reader_busy(tmp_path: Path,
             connection.executemany("INSERT INTO recent (series, step, value) VALUES (1, ?, 0.5)", [(s,) for s in range(8_000)])
         else:
             connection.executemany("INSERT INTO recent (data) VALUES (x'0102030405060708')", [() for _ in range(8_000)])
-    with contextlib.closing(sqlite3.connect(db)) as connection:
-        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'recent'").fetchone()
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-    data = bytearray(db.read_bytes())
-    page = data[(root - 1) * size:root * size]
-    assert page[0] == 5  # with pages below
-    cells = [int.from_bytes(page[12 + 2 * i:14 + 2 * i], "big") for i in range(int.from_bytes(page[3:5], "big"))]
-    below = [int.from_bytes(page[c:c + 4], "big") for c in cells]
-    chain = [root, *below[:3], below[3]]
-    for here, there in itertools.pairwise(chain):
-        for place in (8, *cells):
-            page[place:place + 4] = there.to_bytes(4, "big")
-        data[(here - 1) * size:here * size] = page
-    db.write_bytes(data)
+    repeated(db, "recent")
     start = time.process_time()
     questions = [lambda: runs.open(tmp_path / "run").series("nfc", "0"), lambda: runs.open(tmp_path / "run").frame]
     for ask in [*questions, lambda: runs.create(tmp_path / "run", resume=True)] if form < formats.FORMAT else questions:
         with pytest.raises(StoreError, match="asks for more work than a file of its size can"):
             ask()
     assert time.process_time() - start < 20
+
+
+def ask_with_little_memory(folder: str) -> None:
+    import resource
+
+    import pandas  # noqa: F401  # before there is little
+    import pytest
+
+    from richter import runs
+    from richter.core import StoreError
+    resource.setrlimit(resource.RLIMIT_AS, (2 ** 30, 2 ** 30))
+    for ask in (lambda: runs.open(folder).series("nfc", "0"), lambda: runs.open(folder).frame):
+        with pytest.raises(StoreError, match="more was read than the file can hold"):
+            ask()
+
+
+@pytest.mark.parametrize("form", [2, formats.FORMAT])
+def test_rows_that_are_there_many_times_do_not_fill_the_memory(tmp_path: Path, form: int) -> None:
+    """A tree whose pages lead to the same leaf again and again: gigabytes of rows in a file of a megabyte."""
+    db = Path(shutil.copytree(DATA / f"run_format_{form}", tmp_path / "run")) / "run.db"
+    table = "notes" if form < 3 else "recent"
+    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
+        if form < 3:
+            connection.executemany("INSERT INTO notes (text) VALUES (? || hex(zeroblob(400)))", [(str(i),) for i in range(1200)])
+        else:
+            connection.executemany("INSERT INTO recent (data) VALUES (zeroblob(800))", [() for _ in range(1200)])
+    repeated(db, table)
+    ended(child(ask_with_little_memory, str(tmp_path / "run")))
+
+
+def repeated(db: Path, table: str) -> None:
+    """Each of four levels of a tree has one page below it, many times."""
+    with contextlib.closing(sqlite3.connect(db)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    data = bytearray(db.read_bytes())
+
+    def below(number: int) -> tuple[bytearray, list[int], list[int]]:
+        page = data[(number - 1) * size:number * size]
+        assert page[0] == 5  # with pages below
+        cells = [int.from_bytes(page[12 + 2 * i:14 + 2 * i], "big") for i in range(int.from_bytes(page[3:5], "big"))]
+        return page, cells, [int.from_bytes(page[c:c + 4], "big") for c in cells]
+
+    page, cells, pages = below(root)
+    if len(pages) < 5:
+        page, cells, pages = below(pages[0])
+    for here, there in itertools.pairwise([root, *pages[:4]]):
+        for place in (8, *cells):
+            page[place:place + 4] = there.to_bytes(4, "big")
+        data[(here - 1) * size:here * size] = page
+    db.write_bytes(data)
 
 
 def test_objects_stay_what_and_where_they_are(copy: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,8 +69,40 @@ def test_a_report_does_not_follow_a_link(tmp_path: Path, capsys: pytest.CaptureF
     (folder / "report.html").unlink()
     os.mkfifo(folder / "report.html")
     assert in_time(lambda: cli.main(["report", str(folder)])) is None
-    assert "is no regular file, and no report is written to it" in capsys.readouterr().err
-    assert not list(folder.glob(".report-*"))
+    assert "is no regular file, and nothing is written to it" in capsys.readouterr().err
+    assert not list(folder.glob(".*.part"))
+
+
+def test_a_saved_figure_does_not_follow_a_link(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from richter.report.figures import save
+    for kind in ("svg", "pdf"):
+        (tmp_path / kind).write_text("years of work")
+        (tmp_path / f"curves.{kind}").symlink_to(tmp_path / kind)
+    save(Figure(), tmp_path / "curves")
+    assert [(tmp_path / kind).read_text() for kind in ("svg", "pdf")] == ["years of work"] * 2
+    assert (tmp_path / "curves.svg").read_text().startswith("<?xml")
+
+
+def test_objects_that_are_no_folder_do_not_keep_a_writer_waiting(tmp_path: Path) -> None:
+    folder = small(tmp_path / "run")
+    (folder / "objects").rename(tmp_path / "objects")
+    os.mkfifo(folder / "objects")
+    assert "objects is no folder" in str(in_time(lambda: runs.create(folder, resume=True).close()))
+
+
+@pytest.mark.parametrize("name", ["run.db", "run.db-wal", "object"])
+def test_a_file_that_is_nearly_nothing_but_holes_is_not_read(tmp_path: Path, name: str) -> None:
+    """Some kilobytes on the disk: what a reader may hold, and how long it may take, goes by the size of a file."""
+    with runs.create(tmp_path / "run") as run:
+        run.array("noise", np.random.default_rng(0).normal(size=140_000))
+    path = tmp_path / "run" / name if name != "object" else next((tmp_path / "run" / "objects").iterdir())
+    with path.open("ab") as file:
+        file.write(bytes(4096))
+        file.truncate(2 ** 40)
+    raised = in_time(lambda: runs.open(tmp_path / "run").array("noise"))
+    assert re.search(r"says it has 1,099,511,627,776 bytes, and [\d,]+ are on the disk", str(raised)), raised
 
 
 def test_a_run_inside_of_another_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +137,67 @@ def test_nothing_is_written_into_a_run_that_took_the_place_of_another(tmp_path: 
     assert runs.open(tmp_path / "run").scalar("loss").value.tolist() == [1.0, 2.0]
 
 
+def test_nothing_is_written_to_a_log_that_was_deleted(tmp_path: Path) -> None:
+    run = runs.create(tmp_path / "run")
+    run.scalars(0, loss=1.0)
+    (tmp_path / "run" / "run.db-wal").unlink()
+    for write in (lambda: run.rows([Row(1, "0", "m", 1.0)]), lambda: run.scalars(1, other=1.0), lambda: run.describe(a=1)):
+        with pytest.raises(StoreError, match="Was it deleted or moved"):
+            write()
+    run.close()
+    assert runs.open(tmp_path / "run").scalar("loss").value.tolist() == [1.0]
+
+
+def write_in_turns(folder: str, resume: bool) -> None:
+    """A step of everything for each line that is read, acknowledged by another."""
+    import sys
+
+    import numpy as np
+
+    from richter import runs
+    from richter.core import Row
+    from richter.runs import provenance, sql
+
+    provenance.revision, sql.RECENT = lambda: None, 20
+    name, run = f"resumed {resume}", runs.create(folder, resume=resume)
+    print("begun", flush=True)
+    for line in sys.stdin:
+        step = int(line)
+        run.scalars(step, {name: step})
+        run.scalars(step, {name: float(step)})
+        run.describe(same="always")
+        run.scalars(step, {"both": float(step)})
+        run.rows([Row(step, name, f"m {step}", step, note=f"{name} {step}")])
+        run.array(name, np.full(3, step), step=step)
+        print(step, flush=True)
+    run.finish()
+
+
+def test_two_writers_destroy_nothing(tmp_path: Path) -> None:
+    """Somebody has deleted the lock of a run that is still written, and goes on with it."""
+    folder = tmp_path / "run"
+    with child(write_in_turns, str(folder), False) as one:
+        assert one.stdout.readline() == b"begun\n"
+        (folder / "writer.lock").unlink()
+        with child(write_in_turns, str(folder), True) as other:
+            assert other.stdout.readline() == b"begun\n"
+            turns = np.random.default_rng(0).integers(2, size=40)
+            for step, turn in enumerate(turns.tolist()):
+                (one, other)[turn].stdin.write(b"%d\n" % step)
+                assert (one, other)[turn].stdout.readline() == b"%d\n" % step, (one, other)[turn].communicate()
+            assert ended(other) == ended(one) == ""
+    run = runs.open(folder)
+    assert run.scalar("both").value.tolist() == list(range(40))
+    for turn, name in enumerate(("resumed False", "resumed True")):
+        steps = np.flatnonzero(turns == turn).tolist()
+        assert run.scalar(name).value.tolist() == steps
+        rows = run.frame[run.frame.layer == name]
+        assert [rows.step.tolist(), rows.value.tolist()] == [steps, steps]
+        assert rows.note.tolist() == [f"{name} {step}" for step in steps]
+        assert [run.array(name, step=step).tolist() for step in steps] == [[step] * 3 for step in steps]
+    assert [session.how for session in run.sessions] == ["finished"] * 2
+
+
 # ------------------------------------------------------------------------------------------------------------------- names
 
 
@@ -132,6 +226,20 @@ def test_half_characters_of_strangers_are_shown(tmp_path: Path, capsys: pytest.C
     sealed(folder / "run.db")
     assert runs.open(folder).settings == {"a?": "?", "\U0001f600": 1}
     assert cli.main(["report", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("depth", [380, 600, 980, 100_000])
+def test_deep_settings_of_strangers_are_shown_or_refused(tmp_path: Path, depth: int) -> None:
+    from richter.report.plotdata import flat
+    folder = small(tmp_path / "run")
+    deep = "[" * depth + "]" * depth
+    say(folder / "run.db", f"UPDATE meta SET value = '{deep}' WHERE key = 'settings'")
+    sealed(folder / "run.db")
+    if depth < 400:
+        assert flat(runs.open(folder).settings) == {"settings": deep}
+    else:
+        with pytest.raises(StoreError, match="a record of this run is damaged"):
+            flat(runs.open(folder).settings)
 
 
 def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:

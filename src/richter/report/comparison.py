@@ -7,6 +7,7 @@ runs keep of their probes' features (``Observer(keep_features=...)``), without t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import SelectionError, likeness, matches, unknown
+from richter.core import SelectionError, StoreError, likeness, matches, unknown
 from richter.core.likeness import GRAM
 from richter.core.text import table
 from richter.report import plotdata
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
+MOST = 4 * plotdata.ENTRIES  # entries of all Gram matrices of one step, which a small file may unpack to
 FEATURES = 10  # leading eigenfunctions that are compared
 
 
@@ -154,6 +156,9 @@ def grams(run: Run, step: int) -> dict[str, Numbers]:
     order = {k: i for i, k in enumerate(depth(run))}
     layers = [k for k, name, s in run.arrays if name == GRAM and s == step]
     layers.sort(key=lambda k: order.get(k, len(order)))
+    if (entries := sum(math.prod(run.shape(GRAM, k, step)) for k in layers)) > MOST:
+        raise StoreError(f"the run {run.name} has kept features of step {step} in matrices of {entries:,} entries together; up "
+                         f"to {MOST:,} are compared. Read them one by one with Run.array, if there is memory for them.")
     stored = {k: plotdata.shown(run, GRAM, k, step).astype(np.float64) for k in layers}
     return {k: likeness.centred(K) for k, K in stored.items() if np.isfinite(K).all()}  # what is stored is rounded
 

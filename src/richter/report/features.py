@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64]
 NAMES = ("intensity", "quality", "utilisation")  # the rows of the array
+WIDEST = 2 ** 16  # features of a layer that are shown
 FIRST = 20  # features whose evolution is shown
 FAINTEST = 1e-6  # of the largest intensity: what is below is not drawn
 SHOWN, EXAMPLES = 8, 10  # features whose most exciting inputs are shown, and how many of these
@@ -50,18 +51,18 @@ def steps(run: Run, layer: str = WHOLE) -> list[int]:
 
 def of_step(run: Run, layer: str, step: int) -> dict[str, Numbers]:
     """Intensity, quality and utilisation of every feature, the strongest first."""
-    stored = plotdata.shown(run, FEATURES, layer, step).astype(np.float64)
-    if stored.ndim != 2 or len(stored) != len(NAMES):
-        raise SelectionError(f"the array {FEATURES!r} of the run {run.name} has shape {stored.shape}: {len(NAMES)} rows are "
-                             f"needed, {', '.join(NAMES)}.")
-    return dict(zip(NAMES, stored, strict=True))
+    shape = run.shape(FEATURES, layer, step)
+    if len(shape) != 2 or shape[0] != len(NAMES) or shape[1] > WIDEST:
+        raise SelectionError(f"the array {FEATURES!r} of the run {run.name} has shape {shape}: {len(NAMES)} rows are needed, "
+                             f"{', '.join(NAMES)}, of up to {WIDEST:,} features.")
+    return dict(zip(NAMES, run.array(FEATURES, layer, step).astype(np.float64), strict=True))
 
 
 def through_time(run: Run, layer: str = WHOLE, first: int = FIRST) -> tuple[list[int], dict[str, Numbers]]:
     """The steps, and by name the numbers of the first features at each of them, [step, feature]; intensity is relative to the
     strongest feature of its step."""
     known = steps(run, layer)
-    parts = [of_step(run, layer, s) for s in known]
+    parts = [{name: values[:first].copy() for name, values in of_step(run, layer, s).items()} for s in known]  # not the rest
     width = min([first, *(len(p[NAMES[0]]) for p in parts)])
     table = {name: np.array([p[name][:width] for p in parts]).reshape(len(known), width) for name in NAMES}
     largest = table["intensity"].max(1, initial=0.0, keepdims=True)

@@ -244,14 +244,12 @@ def specialisation(run: Run, most: int = 5) -> Figure:
 
 def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Write ``<stem>.svg`` and ``<stem>.pdf``: text stays text, and the same figure gives the same bytes."""
-    from richter.report.svg import pdf_bytes, svg_text
+    from richter.report.svg import pdf_bytes, put, svg_text
     plain_ticks(figure)
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
-    drawn, printed = stem.with_name(stem.name + ".svg"), stem.with_name(stem.name + ".pdf")
-    drawn.write_text(svg_text(figure), encoding="utf-8")
-    printed.write_bytes(pdf_bytes(figure))
-    return drawn, printed
+    return (put(stem.with_name(f"{stem.name}.svg"), svg_text(figure).encode()),
+            put(stem.with_name(f"{stem.name}.pdf"), pdf_bytes(figure)))
 
 
 def _named(runs: Sequence[Run] | Mapping[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from richter.core import WHOLE, Card, Failure, RichterError, SelectionError, StoreError
+from richter.core import WHOLE, Card, Failure, RichterError, SelectionError
 from richter.instrument.snapshot import Snapshot
 from richter.measures.cards import SHOWN_FIRST, panels
 from richter.measures.cards import card as measure_card
@@ -26,7 +25,7 @@ from richter.report.cards import cards_of, cards_of_all
 from richter.report.looks import run_looks
 from richter.report.markup import Markup, joined, tag
 from richter.report.record import claims, cost, last_values, references, sessions, settings, verdict
-from richter.report.svg import STATIC, picture, stored_picture
+from richter.report.svg import STATIC, picture, put, stored_picture
 from richter.runs import Run
 
 if TYPE_CHECKING:
@@ -89,24 +88,9 @@ def report(runs: Sequence[Run], path: str | os.PathLike[str], *, figures: str | 
                    tag("main", *(tag("section", tag("h2", title), inside, id=_anchor(title)) for title, inside in sections)),
                    tag("footer", "Made by Richter from the record of the run. The file needs no network.")], "\n")
     page = Template((STATIC / "report.html").read_text(encoding="utf-8"))
-    return _put(path, page.substitute(title=tag("b", f"{names}: Richter report")[3:-4], body=body,
-                                      style=(STATIC / "report.css").read_text(encoding="utf-8")))
-
-
-def _put(path: Path, text: str) -> Path:
-    """Written aside and then renamed: whole or not at all, and in the place of a link, not where it leads. The folder of a run
-    may be a stranger's."""
-    if path.exists() and not path.is_file():
-        raise StoreError(f"{path} is no regular file, and no report is written to it. Choose another with -o.")
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".report-", suffix=".part")
-    try:
-        with open(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
-    finally:
-        Path(aside).unlink(missing_ok=True)
-    return path
+    text = page.substitute(title=tag("b", f"{names}: Richter report")[3:-4], body=body,
+                           style=(STATIC / "report.css").read_text(encoding="utf-8"))
+    return put(path, text.encode("utf-8", "replace"))
 
 
 def card(run: Run) -> str:

@@ -180,5 +180,5 @@ def facts_of(path: Path) -> Facts:
 def mark_of(facts: Facts) -> str:
     """Something short that differs when the run has changed."""
     updated, files = facts
-    fresh = time.monotonic() if time.time() - updated < SETTLED else None
+    fresh = time.monotonic() if abs(time.time() - updated) < SETTLED else None  # later: of another clock, or it was set back
     return hashlib.sha256(repr((files, fresh)).encode()).hexdigest()[:16]

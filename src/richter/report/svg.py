@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from richter.core import StoreError
 from richter.report.looks import SAVED
 from richter.report.markup import Markup, tag
 
@@ -82,6 +85,22 @@ def pdf_bytes(figure: Figure) -> bytes:
     with matplotlib.rc_context(SAVED), _laid_out(figure):
         figure.savefig(out, format="pdf", metadata={"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None})
     return out.getvalue()
+
+
+def put(path: Path, data: bytes) -> Path:
+    """A file, written aside and then renamed: whole or not at all, and in the place of a link, not where it leads. The folder of
+    a run may be a stranger's."""
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is no regular file, and nothing is written to it. Choose another name.")
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".richter-", suffix=".part")
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    finally:
+        Path(aside).unlink(missing_ok=True)
+    return path
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from richter.core import StoreError
-from richter.runs.format import sync_path
+from richter.runs.format import regular, sync_path
 
 LARGE = 2 ** 20  # bytes; above, an array is a file of its own
 MOST = 2 ** 32  # bytes; no array of a run is larger, so that a small file cannot ask for all the memory there is
@@ -149,7 +149,7 @@ def object_path(folder: Path, name: str, verify: bool = True) -> Path:
     if path.is_symlink() or not path.is_file():
         raise StoreError(f"the object {name[:12]}... of this run is missing from {folder}. It was deleted, or not copied along.")
     if verify:
-        with open(path, "rb") as f:
+        with open(regular(path), "rb") as f:
             if _digest(f) != name:
                 raise StoreError(f"the object {name[:12]}... in {folder} has other content than was written. It is damaged.")
     return path
@@ -178,8 +178,11 @@ def _as_array(values: ArrayLike) -> NDArray[Any]:
 
 
 def _own(folder: Path) -> Path:
+    """A folder, or nothing yet: no link that leads elsewhere, and no named pipe, which would keep a sync waiting for ever."""
     if folder.is_symlink():
         raise StoreError(f"{folder} is a link. The objects of a run lie in its own folder; nothing elsewhere is read or written.")
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is no folder. The objects of a run lie in one; look who has put something else there.")
     return folder
 
 

@@ -20,6 +20,7 @@ from richter.core import StoreError
 
 DATABASE, LOCK, OBJECTS = "run.db", "writer.lock", "objects"
 NAMING = bytes.fromhex("d9d505f920a163d7")  # the end of a journal that belongs to a write to several databases
+HOLLOW = 2 ** 26  # bytes of holes that any file may have
 HINTS = {"disk is full": "The disk is full. Free some space and continue with resume=True",
          "disk I/O": "The disk refused to write (is it full, or gone?). Continue with resume=True when it is back",
          "readonly": "The folder is read-only. Choose another place for runs",
@@ -45,11 +46,13 @@ def guarded(connection: sqlite3.Connection) -> sqlite3.Connection:
     return connection
 
 
-def bound(connection: sqlite3.Connection) -> None:
-    """The next question ends, whatever the file is: pages that lead to each other in circles could keep it busy for ever."""
+def bound(connection: sqlite3.Connection) -> int:
+    """The next question ends, whatever the file is: pages that lead to each other in circles could keep it busy for ever.
+    Returns the size of the file."""
     (pages,), (size,) = connection.execute("PRAGMA page_count").fetchone(), connection.execute("PRAGMA page_size").fetchone()
     left = iter(range(20 + pages * size // 2000))  # in 100,000 operations of SQLite; an honest question takes far fewer
     connection.set_progress_handler(lambda: next(left, None) is None, 100_000)
+    return int(pages * size)
 
 
 def begin_log(connection: sqlite3.Connection) -> None:
@@ -129,15 +132,20 @@ def own(path: Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """A file, or nothing yet: no link, and no named pipe or device, which could keep whoever opens it waiting for ever."""
+    """A file, or nothing yet: no link, and no named pipe or device, which could keep whoever opens it waiting for ever; nor one
+    that is nearly nothing but holes."""
     try:
-        kind = os.lstat(path).st_mode
+        facts = os.lstat(path)
     except FileNotFoundError:
         return path
+    kind, on_disk = facts.st_mode, 512 * getattr(facts, "st_blocks", 0)
     if stat.S_ISLNK(kind):
         raise StoreError(f"{path} is a link. The files of a run lie in its own folder; nothing elsewhere is read or written.")
     if not stat.S_ISREG(kind):
         raise StoreError(f"{path} is no regular file. Nothing of this run was read or written; look who has put it there.")
+    if 0 < on_disk < (facts.st_size - HOLLOW) / 100:  # what a reader may do and hold goes by the size of the file
+        raise StoreError(f"{path} says it has {facts.st_size:,} bytes, and {on_disk:,} are on the disk. No file of a run has "
+                         f"such holes; nothing of it was read or written.")
     return path
 
 

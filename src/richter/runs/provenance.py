@@ -1,5 +1,5 @@
 """What a run should say of itself: versions, revision, hardware, the command; and settings, steps and names as plain data, which
-refuses the rest in a sentence."""
+refuses the rest in a sentence; and such records read back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import argparse
 import dataclasses
 import enum
 import importlib.metadata
+import itertools
 import json
 import operator
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,7 +22,9 @@ from typing import Any
 
 from richter.core import StoreError
 
-DEPTH = 100  # of settings within settings
+DEPTH = 100  # of settings within settings that are written,
+DEEPEST = 400  # and of what is read: Python itself follows up to a thousand calls
+HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters: where one stands alone, no text can be made of it
 PACKAGES = ("richter", "torch", "numpy", "transformers", "scikit-learn")
 
 
@@ -103,6 +107,23 @@ def plain(settings: Any, where: str = "settings", depth: int = 0) -> Any:
         return plain(vars(settings), where)
     raise StoreError(f"{where} is a {type(settings).__name__}, which cannot be kept in the record of a run. Settings are "
                      f"numbers, texts, lists and dataclasses of them.")
+
+
+def parsed(text: Any) -> Any:
+    """The record that a run of unknown origin holds as text; none that whoever works with it could not."""
+    try:
+        value = json.loads(text)
+        if HALVES.search(text):
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, TypeError, RecursionError) as why:
+        raise StoreError(f"a record of this run is damaged: {why}.") from why
+    level, depth = [value], 0
+    while level:
+        inside = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list)))
+        level, depth = list(itertools.chain.from_iterable(inside)), depth + 1
+        if depth > DEEPEST:
+            raise StoreError(f"a record of this run is damaged: it is nested more than {DEEPEST} deep.")
+    return value
 
 
 def worded(error: BaseException) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 from richter.core import SelectionError, StoreError
 from richter.runs.format import DATABASE, bound, explained, stamp
 
+ROW = 8  # bytes of a row at least
+OFTEN = 2  # times that a page may be read in one state of a file: only the ledger is, more than once
 # what a column must hold, by a letter: a file of unknown origin can hold anything anywhere
 TYPES: Mapping[str, set[type]] = {"i": {int}, "s": {int, type(None)}, "n": {int, float, type(None)}, "t": {str},
                                   "?": {str, type(None)}, "b": {bytes}, "o": {bytes, type(None)}}
@@ -24,6 +26,25 @@ def typed(folder: Path, rows: list[Any], kinds: str) -> list[Any]:
     return rows
 
 
+class Account:
+    """What has been read of one state of a file. Every page belongs to one row, so that all answers together hold no more than
+    the file does; in one that was made to do harm many rows lead to the same pages, and a small file to more than there is
+    memory."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def fetched(self, cursor: sqlite3.Cursor, size: int) -> list[Any]:
+        """All rows of an answer; ``size``: that of the file."""
+        rows = []
+        for row in cursor:
+            rows.append(row)
+            self.read += ROW + sum(len(value) for value in row if isinstance(value, (str, bytes)))
+            if self.read > OFTEN * size:
+                raise sqlite3.DatabaseError("interrupted, more was read than the file can hold")
+        return rows
+
+
 class Questions:
     """``opened(folder)`` gives the connection, and whether it is to a copy, which is made anew when the file has changed. It is
     opened at once, so that an error comes where it belongs, and again by the first question after ``close``."""
@@ -32,6 +53,7 @@ class Questions:
         self.folder, self.guard, self._opened = folder, threading.RLock(), opened
         self._connection: sqlite3.Connection | None = None
         self.times = 0  # that it was opened
+        self._account = Account()
         self._copied: list[tuple[int, int, int]] | None = None  # which state of the file, if it is a copy
         self._connected()
 
@@ -62,9 +84,11 @@ class Questions:
         """``kinds``: a letter of TYPES for each column."""
         with self.guard, explained(self.folder, "read"):
             connection = self._connected()
-            bound(connection)
+            size = bound(connection)
+            if not connection.in_transaction:
+                self._account = Account()
             try:
-                rows = connection.execute(question, values).fetchall()
+                rows = self._account.fetched(connection.execute(question, values), size)
             except (OverflowError, UnicodeEncodeError) as why:
                 raise SelectionError(f"no run can hold what was asked for ({', '.join(map(repr, values))}): {why}.") from why
         return typed(self.folder, rows, kinds)

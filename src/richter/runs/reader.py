@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +17,12 @@ from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Kind, Reading
 from richter.runs.format import DATABASE, LOCK, OBJECTS
+from richter.runs.provenance import parsed
 
 if TYPE_CHECKING:
     import pandas
 
 COLUMNS = ["step", "layer", "measure", "value", "error", "note", "mark"]
-HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters: where one stands alone, no text can be made of it
 MARKS = {mark.value: mark for mark in Mark}
 
 
@@ -66,7 +64,7 @@ class Run:
 
     def _meta(self, key: str) -> Any:
         text = self._database.meta(key)
-        return None if text is None else _json(text)
+        return None if text is None else parsed(text)
 
     # -------------------------------------------------------------------------------------------------- what it is
 
@@ -85,7 +83,7 @@ class Run:
 
     @property
     def sessions(self) -> list[Session]:
-        return [Session(_number(begun), ended, how, _record(_json(provenance)))
+        return [Session(_number(begun), ended, how, _record(parsed(provenance)))
                 for begun, ended, how, provenance in self._database.sessions()]
 
     @property
@@ -229,7 +227,7 @@ class Run:
         snapshots, labels = [], Labels.from_json(self.about.get("labels"))
         for step, mine in rows.items():
             _, seconds, passes, examples, notes = costs.get(step, (step, math.nan, math.nan, 0, "{}"))
-            snapshots.append(Snapshot(tuple(mine), step, _record(_json(notes)), _number(seconds), examples or 0, _number(passes),
+            snapshots.append(Snapshot(tuple(mine), step, _record(parsed(notes)), _number(seconds), examples or 0, _number(passes),
                                       labels=labels))
         return snapshots
 
@@ -264,7 +262,7 @@ class Run:
                                  + (f" at step {step}" if step is not None else "") + ". It has: "
                                  + (", ".join(known[:20]) + (", ..." if len(known) > 20 else "") if known else "none") + ".")
         form, dtype, shape, data, stored = entry
-        sizes = _json(shape)
+        sizes = parsed(shape)
         if not isinstance(sizes, list) or {type(k) for k in sizes} - {int}:
             raise StoreError(f"the array {name!r} of the run {self.path} is damaged: its shape is {shape!r}.")
         if not load:
@@ -291,7 +289,7 @@ class Run:
 
     @property
     def claims(self) -> dict[str, dict[str, Any]]:
-        return {name: _record(_json(record)) for name, record in self._database.claims()}
+        return {name: _record(parsed(record)) for name, record in self._database.claims()}
 
     @property
     def figures(self) -> list[tuple[str, str]]:
@@ -375,14 +373,6 @@ def inside(store: str | os.PathLike[str], name: str) -> Path:
 
 def _number(v: Any) -> float:
     return math.nan if v is None else float(v)
-
-
-def _json(text: Any) -> Any:
-    try:
-        value = json.loads(text)
-        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) if HALVES.search(text) else value
-    except (ValueError, TypeError, RecursionError) as why:
-        raise StoreError(f"a record of this run is damaged: {why}.") from why
 
 
 def _record(value: Any) -> dict[str, Any]:

@@ -46,16 +46,18 @@ class Appender:
             except BaseException:
                 self.connection.close()
                 raise
-        self._settled = True  # what the packing knows is what is in the file
+        self._settled = True  # no write was refused or cut off since the packing was in line with the file, which counts
         self._current = object()  # the transaction in hand
 
     @contextlib.contextmanager
     def transaction(self, done: str) -> Iterator[None]:
         with explained(self.folder, done):
-            self._in_line()
-            self._settled, self._current = False, (mine := object())
+            self._undo()  # what an interrupt has left open
+            settled, self._settled, self._current = self._settled, False, (mine := object())
             try:
                 self.connection.execute("BEGIN IMMEDIATE")
+                if not (settled and self._packing.in_line()):
+                    self._packing.load()
                 yield
                 self._packing.flush()
                 self.connection.execute("COMMIT")
@@ -63,13 +65,6 @@ class Appender:
                 if self._current is mine:  # not one that an interrupt cut off before its body, and that is only now collected
                     self._undo()
                 raise
-            self._settled = True
-
-    def _in_line(self) -> None:
-        """After a write that was refused, or that an interrupt has cut off anywhere: the file counts."""
-        if not self._settled:
-            self._undo()
-            self._packing.load()
             self._settled = True
 
     def _undo(self) -> None:
@@ -122,14 +117,15 @@ class Appender:
             numbers = [known["scalar", "", name] for name in values]
         except KeyError:
             return False
-        if not (numbers and self._settled) or packing.recent + len(numbers) >= RECENT or len(packing.bodies) + 1 >= BLOCKS:
+        full = packing.recent + len(numbers) >= RECENT or len(packing.bodies) + 1 >= BLOCKS
+        if full or not (numbers and self._settled and packing.ours):
             return False
         body = blocks.pack_step(step, numbers, values.values())
         with explained(self.folder, "written"):
             self._settled = False
-            packing.append(body, len(numbers))
+            written = packing.append(body, len(numbers))
             self._settled = True
-        return True
+        return written
 
     def _number(self, kind: str, layer: str, name: str) -> int:
         return self._packing.number(kind, plain_text(layer), plain_text(name))

@@ -15,7 +15,7 @@ from richter.core import Mark, StoreError
 from richter.runs import lock
 from richter.runs.blocks import MARKS, pack
 from richter.runs.format import DATABASE, LOCK, begin_log, bound, connection_to, explained, guarded, own, to_read
-from richter.runs.questions import typed
+from richter.runs.questions import Account, typed
 from richter.runs.sql_packing import Packing, columns
 from richter.runs.sums import data_sum
 
@@ -75,8 +75,10 @@ def _add_marks(connection: sqlite3.Connection) -> None:
 
 def _add_sums(connection: sqlite3.Connection) -> None:
     """Rows as blocks, and a sum of everything as it is now: what came before is not known to be what was written."""
+    size, account = bound(connection), Account()
+
     def ask(question: str, kinds: str) -> list[Any]:
-        return typed(Path(DATABASE).parent, connection.execute(question).fetchall(), kinds)
+        return typed(Path(DATABASE).parent, account.fetched(connection.execute(question), size), kinds)
 
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()]
     for table in tables:

@@ -21,6 +21,7 @@ from richter.runs.sql_contents import COLUMNS, CURVE, TAIL, Contents, Curve
 from richter.runs.sums import TABLES, WRAP, Ledger, Tail, Tally, data_sum, row_sum
 
 FEW = 16  # chunks of a curve before they are put together
+APPEND = "INSERT OR REPLACE INTO recent (id, data) VALUES (?, ?), (?, CASE WHEN (SELECT data FROM ledger) = ? THEN ? END)"
 # by what a row is replaced, of all but series
 KEYS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "meta": lambda row: row[1], "sessions": lambda row: row[0], "notes": lambda row: row[1], "snapshots": lambda row: row[0],
@@ -40,7 +41,8 @@ class Packing:
 
     def load(self) -> None:
         self._contents.changed()
-        self.tallies = dict(self._contents.ledger().tallies)
+        ledger = self._contents.ledger()
+        self.tallies, self._ledger, self.ours = dict(ledger.tallies), ledger.packed(), False
         self.curves = {(c.kind, c.layer, c.name): c for c in self._contents.curves()}
         self.series = {key: c.number for key, c in self.curves.items()}
         self.keys = {table: {key(row): (row[0], row[-1]) for row in self._contents.table(table)} for table, key in KEYS.items()}
@@ -50,18 +52,25 @@ class Packing:
         self.recent = sum(blocks.head(body)[1] for body in self.bodies)
         self._dirty = False
 
+    def in_line(self) -> bool:
+        """Is the file as we left it? Another process may write it as well, where locks do not hold or somebody has deleted the
+        file of ours."""
+        ends = self.ask("SELECT data FROM ledger UNION ALL SELECT data FROM recent WHERE id = ?", (TAIL,))
+        return ends == [(self._ledger,), (self.tail.packed(),)]
+
     def begin(self) -> None:
         """The first lines of a new file."""
         self.tallies, self.tail, self._dirty = {table: Tally() for table in TABLES}, Tail.empty(0), True
+        self._ledger, self.ours = b"", False
         self._write_tail()
         self.flush()
 
     def flush(self) -> None:
-        """At the end of a transaction: the ledger says what was written."""
-        if self._dirty:
-            self._connection().execute("INSERT OR REPLACE INTO ledger VALUES (1, ?)",
-                                       (Ledger(self.tallies, self.tail.last).packed(),))
-            self._dirty = False
+        """At the end of a transaction: the ledger says what was written. As long as nobody else writes it, it is ours."""
+        if self._dirty or not self.ours:
+            before, self._ledger = self._ledger, Ledger(self.tallies, self.tail.last).packed()
+            self._connection().execute("INSERT OR REPLACE INTO ledger VALUES (1, ?)", (self._ledger,))
+            self._dirty, self.ours = False, self.ours or self._ledger != before
 
     # ---------------------------------------------------------------------------------------------------- small tables
 
@@ -108,14 +117,18 @@ class Packing:
 
     # ----------------------------------------------------------------------------------------------------------- rows
 
-    def append(self, body: bytes, count: int) -> None:
-        """A block of rows, and behind it the new end: one statement."""
+    def append(self, body: bytes, count: int) -> bool:
+        """A block of rows, and behind it the new end: one statement. False, and nothing was written, if the ledger is not what we
+        have left there."""
         tail = self.tail.after(body)
-        self._connection().execute("INSERT OR REPLACE INTO recent (id, data) VALUES (?, ?), (?, ?)",
-                                   (tail.last, body, TAIL, tail.packed()))
+        try:
+            self._connection().execute(APPEND, (tail.last, body, TAIL, self._ledger, tail.packed()))
+        except sqlite3.IntegrityError:  # no end is none that can be written
+            return False
         self.tail = tail
         self.bodies.append(body)
         self.recent += count
+        return True
 
     def _write_tail(self) -> None:
         self._connection().execute("INSERT OR REPLACE INTO recent (id, data) VALUES (?, ?)", (TAIL, self.tail.packed()))

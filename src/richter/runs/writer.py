@@ -23,7 +23,7 @@ from richter.core import WHOLE, Failure, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Appending
-from richter.runs.format import DATABASE, LOCK, OBJECTS, explained, gone, regular, sync
+from richter.runs.format import DATABASE, LOCK, OBJECTS, beside, explained, gone, regular, sync
 from richter.runs.provenance import plain, plain_text, provenance, whole_step, worded
 from richter.runs.reader import Run
 
@@ -82,8 +82,8 @@ class Writer:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
         self.closed, self._synced = False, time.monotonic()
         _hear_exits()
-        self._place = os.fspath(folder / DATABASE)
-        self._file = _identity(self._place)
+        self._place, log = os.fspath(folder / DATABASE), os.fspath(beside(folder / DATABASE)[0])
+        self._files = {place: _identity(place) for place in (self._place, log) if os.path.exists(place)}
         self._guard = threading.RLock()
         with self._transaction("begun"):
             self._session = database.begin(_as_json(meta), time.time(), json.dumps(provenance()))
@@ -256,6 +256,8 @@ class Writer:
         self._check_process()
         with self._guard:
             self._check_open()
+            for place in self._files:
+                self._check_file(place)
             if time.monotonic() - self._synced > SYNC:
                 self.sync()
             with self._database.transaction(done):
@@ -266,12 +268,16 @@ class Writer:
         _exit = None
         if self.closed:
             raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
+        self._check_file(self._place)
+
+    def _check_file(self, place: str) -> None:
+        """What is written to a file that has no name any more is lost."""
         try:
-            here = _identity(self._place)
+            here = _identity(place)
         except OSError as why:
             raise gone(self.path, why.strerror) from why
-        if here != self._file:  # what is written to a file that has no name any more is lost
-            raise gone(self.path, "another run is in its place") from FileNotFoundError(errno.ENOENT, self._place)
+        if here != self._files[place]:
+            raise gone(self.path, "another run is in its place") from FileNotFoundError(errno.ENOENT, place)
 
     def _check_process(self) -> None:
         """Before the guard, which in a child may be that of a thread that only its parent has."""
