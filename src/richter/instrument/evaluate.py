@@ -153,14 +153,13 @@ class Evaluation:
         rows: list[Row] = []
         for stage, families in self.plan.stages:
             rows += self._stage(stage, families)
-            self.here = {}
-            self.subject.let_go()
         self._remark()
         rank = {name: i for i, name in enumerate(self.plan.order)}
         return sorted(rows, key=lambda r: rank[r.layer, r.measure])
 
     def _stage(self, stage: Stage, families: Families) -> list[Row]:
-        known = gather(stage.subject(self.subject), stage.statistics)
+        subject = stage.subject(self.subject)
+        known = gather(subject, stage.statistics)
         rows: list[Row] = []
         for i, (places, measures) in enumerate(families):
             for place in places:
@@ -168,6 +167,8 @@ class Evaluation:
                 rows += [self._row(p, place) for p in measures]
             later = {c for _, others in families[i + 1:] for p in others for _, c in p.keys}
             known = {key: g for key, g in known.items() if key[1] in later}  # what no other family looks at is let go
+        self.here = {}
+        subject.let_go()
         return rows
 
     def _row(self, p: Planned, place: str) -> Row:

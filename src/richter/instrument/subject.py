@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import WHOLE, CaptureError, Remark, SelectionError, matches
+from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.core.text import MOVED_BUFFERS, few_of
 from richter.instrument.capture import Output, State, device_of, forward, outputs_of, same_bits, state_of, to_device
@@ -64,7 +65,7 @@ class Subject:
 
     @property
     def fixed(self) -> int:
-        return fixed_bytes(self.model, self.counted)
+        return fixed_bytes(self.model, [self.counted, self.__dict__.get("Y"), self._initial_outputs])
 
     @property
     def memory(self) -> int:
@@ -75,8 +76,7 @@ class Subject:
         """The model as it is now. Is anything but its numbers other than the last time? A survey of a plain model is taken as it
         was, because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by
         itself."""
-        for name in ("bases", "drift", "drifted", "journey", "loss_gradient", "then"):  # what is computed once of the weights
-            self.__dict__.pop(name, None)
+        self._forget("bases", "drift", "drifted", "journey", "loss_gradient", "then")  # what is computed once of the weights
         self.forwards, self.carried = [], {}
         self.measured += 1
         self.audit = Audit(n=self.probe.n) if self.errors or self.measured % UNTRUSTED == 1 else None
@@ -112,8 +112,7 @@ class Subject:
         """A measurement that was given up has left nothing behind."""
         self.audit = Audit(n=self.probe.n)
         self.forwards, self.carried = [], {}
-        for name in ("bases", "journey", "loss_gradient"):
-            self.__dict__.pop(name, None)
+        self._forget("bases", "journey", "loss_gradient")
         self._read_matrices()
 
     def _read_matrices(self) -> None:
@@ -124,7 +123,7 @@ class Subject:
         """What depends on the architecture alone."""
         self.kept.clear()
         self.numbers: dict[tuple[Cotangents, Use], int] = {}  # of cotangents
-        self._forget_tokens()
+        self._forget("tokens", "refused")
         self._read_probe()
         self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
@@ -180,14 +179,14 @@ class Subject:
         other = self._changed("held_out")
         other.probe = self.probe.held_out
         other.audit = self.audit and self.audit.part("held_out")
-        other._forget_tokens()
+        other._forget("tokens", "refused")
         other._read_probe()
         return other
 
     def let_go(self) -> None:
         """Of what was computed once: a stage of a measurement is over."""
-        for name in ("bases", "journey"):
-            self.__dict__.pop(name, None)
+        self._forget("bases", "journey")
+        give_back(weight_bytes(self.model))
 
     def narrowed(self, maps: Sequence[str]) -> Subject:
         """The same with some of its maps, for a pass of their own; what it keeps, it keeps in little room."""
@@ -198,8 +197,7 @@ class Subject:
     def _changed(self, *how: str) -> Subject:
         other = copy.copy(self)
         other.origin = (*self.origin, *how)
-        for name in ("bases", "journey", "loss_gradient", "kernel_rows"):  # what is computed once of what changes
-            other.__dict__.pop(name, None)
+        other._forget("bases", "journey", "loss_gradient", "kernel_rows")  # what is computed once of what changes
         other.numbers = {}
         return other
 
@@ -234,8 +232,9 @@ class Subject:
         assert self.probe.mask is not None
         return mine.real(self.probe.mask[rows].to(self.device), positions)
 
-    def _forget_tokens(self) -> None:
-        for name in ("tokens", "refused"):
+    def _forget(self, *names: str) -> None:
+        """What is computed when it is asked for is computed again."""
+        for name in names:
             self.__dict__.pop(name, None)
 
     @property
@@ -252,14 +251,14 @@ class Subject:
     @cached_property
     def bases(self) -> Bases:
         """Of the columns of each map's matrices, where moments are kept in one."""
-        return Bases(self._matrices, self.pair, self.plain)
+        return Bases(self.matrix_sizes, self.pair, self.plain)
 
     def rank(self, name: str) -> int:
         """How many numbers a moment keeps of what is asked of a map at a position: those of a basis, or all."""
-        shape, matrices = self._matrices(name)
+        shape, matrices = self.matrix_sizes(name)
         return size(shape, matrices) or shape[0]
 
-    def _matrices(self, name: str) -> tuple[tuple[int, int], int]:
+    def matrix_sizes(self, name: str) -> tuple[tuple[int, int], int]:
         """The shape of a map's matrix, grouped ones as one, and how many there are: now, and then."""
         shape, kind = self.survey.maps[name].shape, self.survey.maps[name].kind
         return (shape[0] * shape[1], shape[0] * shape[2]) if kind == "grouped" else (shape[0], shape[1]), 1 + (name in self.W0)

@@ -58,10 +58,10 @@ class Job:
 
 
 class Block:
-    """The kernels of all units between two chunks in the making."""
+    """The kernels of all units between two chunks in the making. ``examples``: how many there are in all."""
 
-    def __init__(self, job: Job, out: Mapping[str, Tensor], v: int) -> None:
-        self.job, self.out = job, out
+    def __init__(self, job: Job, out: Mapping[str, Tensor], v: int, examples: int) -> None:
+        self.job, self.out, self.examples = job, out, examples
         self.room = Room()
         self.sums = {u: Sum(out[u.module], job.outputs, u.weight, u.bias, v, self.room) for u in job.units
                      if u.maps and not u.parameter}
@@ -79,8 +79,8 @@ class Block:
 
     def _in_pairs(self, u: Unit, a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture]) -> bool:
         """Is a parameter that is several maps too large for its gradients to be formed?"""
-        source, n = self.job.source, max(c.g.shape[1] for c in (a[u.maps[0]], b[u.maps[0]]))
-        return by_pairs(source.survey, source.state, u.maps, u.parameter, n, self.job.outputs) and \
+        source = self.job.source
+        return by_pairs(source.survey, source.state, u.maps, u.parameter, self.examples, self.job.outputs) and \
             add_shared(self.out[u.module], u.maps, a, b, source.state[u.parameter], self.job.outputs)
 
     def add_whole(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
@@ -139,7 +139,7 @@ def _fill(job: Job, plan: Plan, a: Chunk, b: Chunk, out: Mapping[str, Tensor], h
     """Stream the cotangents of one pair of chunks into its kernels."""
     device = job.source.device
     here = out if home == device else {k: torch.zeros(K.shape, dtype=job.source.dtype, device=device) for k, K in out.items()}
-    block = Block(job, here, job.v)
+    block = Block(job, here, job.v, max(plan.examples))
     if job.maps:
         for rows in steps(job.v, plan.block):
             mine = a.captures(rows)

@@ -192,7 +192,7 @@ def _numbers(r: Request, n: int, m: int, block: int, same: bool) -> int:
         if u.parameter:
             number = (block if u.maps else r.v) * r.state[u.parameter].numel()
             held += 0 if u.maps else sides * number
-            pairs = u.maps and by_pairs(r.survey, r.state, u.maps, u.parameter, max(n, m), r.outputs)
+            pairs = u.maps and by_pairs(r.survey, r.state, u.maps, u.parameter, max(r.n, r.m), r.outputs)
             moment["shared"] = max(moment.get("shared", 0), 3 * NUMBERS if pairs else 2 * sides * number)
         elif u.weight:
             z = size(r.survey.maps[u.maps[0]], n, m, r.v, same)

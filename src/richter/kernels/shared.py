@@ -17,7 +17,8 @@ MOST = 2 ** 25  # numbers of gradients that are formed
 
 
 def by_pairs(survey: Survey, state: State, maps: tuple[str, ...], parameter: str, examples: int, outputs: Outputs) -> bool:
-    """Are pairs of positions multiplied? Where the gradients of all examples, of one cotangent, are too many numbers."""
+    """Are pairs of positions multiplied? Where the gradients of all examples, of one cotangent, are too many numbers: of all, and
+    not of a chunk, because smaller chunks must not take more room."""
     numbers = state[parameter].numel()
     whole = all(survey.maps[k].kind in ("dense", "lookup") and survey.maps[k].entries == numbers for k in maps)
     return outputs != "full" and state[parameter].dim() == 2 and whole and examples * numbers > MOST

@@ -13,12 +13,12 @@ from richter.instrument.statistics import (
     CENTRED_AGOP,
     CENTRED_NFM,
     CENTRED_PAIR,
-    CHANGE,
     DOUBLE_CENTRED_PAIR,
     NFM,
     NFM_AND_AGOP,
+    OWN_CHANGE,
+    OWN_WEIGHT,
     PTK_CENTRED_PAIR,
-    WEIGHT,
     Factor,
     FeatureMatrix,
     Pair,
@@ -33,7 +33,7 @@ def correlation(p: Pair) -> float:
 
 def pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
     """The cosine after subtracting from each matrix the mean of its entries.  [nfa, App. L]"""
-    d = A.factor.W.shape[1] ** 2
+    d = A.factor.shape[1] ** 2
     a, b = A.total(), B.total()
     spread = [max(M.norm ** 2 - t * t / d, 0.0) for M, t in ((A, a), (B, b))]
     if any(v <= 1e-12 * M.norm ** 2 for v, M in zip(spread, (A, B), strict=True)):
@@ -59,8 +59,7 @@ def energy_ratio(p: Pair, q: Pair) -> float:
 
 def relative_change(change: Factor, weight: Factor) -> float:
     """|W - W0|_F / |W|_F.  [nfa, Fig. 14]"""
-    size = weight.W.norm().item()
-    return change.W.norm().item() / size if size else math.nan
+    return change.size / weight.size if weight.size else math.nan
 
 
 def trivial(p: Pair) -> Remark:
@@ -89,7 +88,7 @@ MEASURES = (
     Measure("c_uc_ratio", energy_ratio, (CENTRED_PAIR, NFM_AND_AGOP), ref=Ref("nfa", "Fig. 4"), bounds=Interval(low=0.0)),
     Measure("dc_c_ratio", energy_ratio, (DOUBLE_CENTRED_PAIR, CENTRED_PAIR), ref=Ref("nfa", "Fig. 5"),
             bounds=Interval(low=0.0)),
-    Measure("weight_change", relative_change, (CHANGE, WEIGHT), ref=Ref("nfa", "Fig. 14"), bounds=Interval(low=0.0)),
+    Measure("weight_change", relative_change, (OWN_CHANGE, OWN_WEIGHT), ref=Ref("nfa", "Fig. 14"), bounds=Interval(low=0.0)),
     Measure("nfc_pearson", pearson, (NFM, AGOP), ref=Ref("nfa", "App. L"), bounds=Interval(-1.0, 1.0)),
     Measure("cnfc_pearson", pearson, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "App. L"), bounds=Interval(-1.0, 1.0)),
     Measure("nfc_diagonal", diagonal_pearson, (NFM, AGOP), ref=Ref("nfa", "Fig. 16"), bounds=Interval(-1.0, 1.0)),

@@ -39,6 +39,14 @@ def size(shape: Sequence[int], matrices: int) -> int | None:
     return r if r * (d + r) < d * d else None
 
 
+def basis_bytes(shape: Sequence[int], matrices: int) -> int:
+    """That a basis of so many matrices of this shape takes, if there is one."""
+    d, r = shape[0], size(shape, matrices)
+    if r is None:
+        return 0
+    return 8 * (d * r + d * matrices * shape[1]) if d * r <= WRITTEN else 8 * 2 * r * r
+
+
 def basis(W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None) -> Float[Tensor, "o r"] | None:
     """Its vectors Q, by a QR decomposition, where it is worth it."""
     columns = W if W0 is None else torch.cat([W, W0], 1)

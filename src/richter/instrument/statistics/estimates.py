@@ -305,8 +305,8 @@ class Diagonal(Statistic):
             passes = len(stored.turns(t)) * v * 2 / 3
         else:
             passes = (1 + v) / 3
-        return Wants(alone=8 * v * t.n ** 2 + least, what=f"estimates of kernels over {t.n} examples",
-                     passes=passes * t.n / subject.probe.n)
+        return Wants(alone=8 * v * t.n ** 2 + least + t.audited, passes=passes * t.n / subject.probe.n,
+                     what=f"estimates of kernels over {t.n} examples")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)

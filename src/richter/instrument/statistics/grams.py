@@ -18,6 +18,7 @@ from richter.core.progress import progress
 from richter.instrument.capture import to_device
 from richter.instrument.captures import LayerCapture, room_for, select, widened
 from richter.instrument.cotangents import MOST, Cotangents
+from richter.instrument.matrices import audit_bytes
 from richter.instrument.statistics import frame
 from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.statistics.moments import remark_of
@@ -95,6 +96,16 @@ class Tangents:
 
     # -------------------------------------------------------------------------------------------------------- sizes
 
+    @property
+    def audited(self) -> int:
+        """Of looking at captures."""
+        return audit_bytes(self.subject, self.maps)
+
+    @property
+    def memory(self) -> int:
+        """What is left beside that."""
+        return max(0, self.subject.memory - self.audited)
+
     def bytes(self) -> int:
         """Of one module's kernel and of what is made of it."""
         return (32 + self.subject.itemsize) * (self.n * self.v) ** 2
@@ -114,7 +125,7 @@ class Tangents:
     def anew(self, outputs: Outputs, cotangents: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
         """Kernels by module, of as many modules at a time as have room for them."""
         v = self.v if cotangents is None else self.subject.number(cotangents, "kernel")
-        memory = self.subject.memory
+        memory = self.memory
         each = 8 * self.n ** 2 * (v * v if outputs == "full" else v)
         groups: list[list[Unit]] = []
         held = 0
@@ -136,7 +147,7 @@ class Tangents:
         for module, units in self.by_module.items():
             job = self.job(units)
             K = torch.zeros(self.v, self.n, self.v, self.n, dtype=job.source.dtype, device=device)
-            block = Block(job, {module: K}, self.v)
+            block = Block(job, {module: K}, self.v, self.n)
             block.add(captures, captures)
             if job.loose:
                 alone = Chunk(job.source, to_device(self.x, device), slice(0, self.n), (), job.cotangents, job.loose)

@@ -28,8 +28,8 @@ from richter.instrument.survey import UNTRUSTED, Bench, check_calls, passed
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
-OUTPUTS = 6  # arrays of outputs in double precision
-TILE = 2 ** 22  # entries that are multiplied in double precision at a time
+OUTPUTS = 7  # arrays of outputs in double precision
+TILE = 2 ** 20  # entries that are multiplied in double precision at a time
 BLOCK = 64  # examples whose statistics a norm uses
 IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do to them where it is said to have no effect
 IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect

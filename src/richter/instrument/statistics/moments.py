@@ -12,8 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import Mark, Remark
+from richter.core.sizes import SMALL
 from richter.instrument.captures import LayerCapture, covariance
 from richter.instrument.cotangents import Cotangents
+from richter.instrument.statistics.bases import basis_bytes
 from richter.instrument.statistics.frame import APART, GROUPS, NO_INITIAL, Gathering, Group, Missing, Statistic, Wants, in_range
 
 if TYPE_CHECKING:
@@ -148,8 +150,10 @@ class Moment(Statistic):
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         sizes = [self._bytes(subject, cotangents, k) for k in subject.maps]
+        bases = sum(basis_bytes(*subject.matrix_sizes(k)) for k in subject.maps) if self.project else 0
         return Wants(tuple(subject.maps), reads=self.reads, initial=self.initial,
-                     held=sum(rows if rows is not None and rows < sums else sums for sums, rows in sizes),
+                     held=sum(rows if rows is not None and rows < sums else sums for sums, rows in sizes)
+                     + (bases if bases > SMALL else 0),
                      alone=max((sums for sums, rows in sizes if rows is not None and rows < sums), default=0),
                      what=f"the sums of {len(subject.maps)} layers")
 

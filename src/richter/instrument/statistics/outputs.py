@@ -16,12 +16,15 @@ from richter.core.sizes import SMALL
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Statistic, Wants
 from richter.instrument.statistics.norms import settling
+from richter.instrument.stream import steps
 
 if TYPE_CHECKING:
     from richter.instrument.objective import Objective
     from richter.instrument.statistics.passes import Reading
     from richter.instrument.subject import Subject
 
+COPIES = 3  # of all outputs, for their loss
+TEMPORARY = 6  # arrays of an example's outputs in double precision while it is added
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Spread(Statistic):
     place: Place = "model"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        held = 8 * subject.groups * subject.survey.outputs * (1 if subject.counted is None else 2)
+        k, arrays = subject.survey.outputs, 1 if subject.counted is None else 2
+        held = 8 * k * (subject.groups * arrays + TEMPORARY)
         return Wants(outputs=True, backward=False, held=held if held > SMALL else 0, what="the mean outputs of some groups")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
@@ -62,9 +66,11 @@ class Moments:
         if real is None:
             mean = f.mean(0)
             return cls(f.new_tensor(len(f)), mean, (f - mean).square().sum(), f.square().sum(), len(f))
-        numbers = real.sum(0)
-        mean = (f * real).sum(0) / numbers.clamp(min=1)
-        return cls(numbers, mean, ((f - mean).square() * real).sum(), (f.square() * real).sum(), len(f))
+        numbers, kept = real.sum(0), f * real
+        mean = kept.sum(0) / numbers.clamp(min=1)
+        squares = kept.square_().sum()
+        scatter = torch.sub(f, mean, out=kept).mul_(real).square_().sum()
+        return cls(numbers, mean, scatter, squares, len(f))
 
     @property
     def counted(self) -> float:
@@ -89,9 +95,11 @@ class _Spread(Gathering):
     def add(self, reading: Reading) -> None:
         home, counted = self.subject.home, self.subject.counted
         for g, mine in reading.groups():
-            f = reading.f[mine].to(home, torch.float64)
-            if len(f):
-                self._put(g, Moments.of(f, None if counted is None else counted[reading.rows][mine].to(f)))
+            real = None if counted is None else counted[reading.rows][mine]
+            most = max(1, SMALL // (8 * TEMPORARY * self.subject.survey.outputs))  # examples at a time
+            for some in steps(len(reading.f[mine]), most):
+                f = reading.f[mine][some].to(home, torch.float64)
+                self._put(g, Moments.of(f, None if real is None else real[some].to(f)))
 
     def _put(self, group: int, part: Moments) -> None:
         self.parts[group] = self.parts[group] + part if group in self.parts else part
@@ -116,8 +124,9 @@ class Outputs(Statistic):
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         if subject.objective is None:
             return NO_LABELS
-        need = self._bytes(subject)
-        return self if need <= max(SMALL, subject.memory // 4) else f"memory= cannot hold all outputs ({show_bytes(need)})"
+        need, beside = self._bytes(subject), SPREAD.wants(subject, cotangents).held
+        room = need <= SMALL or (1 + COPIES) * need + beside <= subject.memory // 2
+        return self if room else f"memory= cannot hold all outputs ({show_bytes(need)})"
 
     def _bytes(self, subject: Subject) -> int:
         return subject.itemsize * subject.probe.n * subject.survey.outputs
@@ -125,7 +134,7 @@ class Outputs(Statistic):
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         need = self._bytes(subject)
         return Wants(outputs=True, backward=False, held=need if need > SMALL else 0,
-                     alone=3 * need if need > SMALL else 0, what="all outputs, and their loss")
+                     alone=COPIES * need if need > SMALL else 0, what="all outputs, and their loss")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _Outputs(subject, {"examples": subject.groups}, settling(subject))

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from richter.core import MemoryBudgetError, show_bytes
-from richter.core.sizes import SMALL
-from richter.instrument.capture import TOGETHER
 from richter.instrument.captures import LayerCapture, Recording
 from richter.instrument.cotangents import Cotangents
+from richter.instrument.matrices import audit_bytes, survey_bytes
 from richter.instrument.statistics.frame import Gathering, Remembered, Statistic, Wants
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import ALONE, Chunk, Share, chunks, fitting, steps
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 Key = tuple[Statistic, Cotangents]  # a statistic, seen through these cotangents
+OUTPUTS, AUDITED = 4, 8  # arrays of an example's outputs: themselves, products with cotangents, their gradients; with an audit's
 BLOCK_BYTES = 2 ** 26  # of what is asked at a time; larger blocks were slower, because they leave the cache
 
 
@@ -181,15 +181,18 @@ class Pass:
         return any(w.initial for w in self.wants) and self.subject.then is not None
 
     def sizes(self) -> tuple[int, int, int]:
-        """Bytes of all that is held, of one example's graph, and of one cotangent of one example. Where captures are audited, the
-        gradients of a large model's weights are held too."""
+        """Bytes of all that is held, of one example's graph and of what is made of its outputs, and of one cotangent of one
+        example. Where captures are audited, the gradients of a large model's weights are held too."""
         survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
         names = dict.fromkeys([*self.subject.maps, *self.maps])
         optional = {k for w in self.wants if w.optional for k in w.maps}
         reads = any(w.reads for w in self.wants if not w.optional)
-        audited = survey.graph // 8 if self.subject.audit is not None else 0  # examples that go once more: Audit.together
-        graph = item * (survey.graph + audited + sum(survey.maps[k].unfolded for k in names if reads or k in optional))
-        held = sum(w.held for w in self.wants) + (audit_bytes(self.subject, self.maps) if audited else 0)
+        audit, n = self.subject.audit, self.subject.probe.n
+        again = audit.together(n) / n if audit is not None else 0.0  # of the examples go once more
+        unfolded = sum(survey.maps[k].unfolded for k in names if reads or k in optional)
+        outputs = (OUTPUTS if audit is None else AUDITED) * survey.outputs
+        graph = item * (survey.graph + int(again * survey.graph) + unfolded + outputs)
+        held = sum(w.held for w in self.wants) + audit_bytes(self.subject, self.maps)
         return held, graph, item * (3 * sum(survey.maps[k].width for k in names) + 2 * survey.outputs)
 
     @property
@@ -286,14 +289,6 @@ def due_of(every: Mapping[Key, Wants]) -> dict[Key, Wants]:
     return {key: w for key, w in every.items() if w.takes_part and not w.optional}
 
 
-def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
-    """Of the gradients with which captures of these maps are compared; those of a small model are not what a bound is about."""
-    weights = {name: subject.state[name].numel() for k in maps if (name := subject.survey.maps[k].weight) is not None}
-    largest = subject.itemsize * max(weights.values(), default=0)
-    need = min(subject.itemsize * sum(weights.values()), TOGETHER) + 2 * largest
-    return need if need > SMALL else 0
-
-
 def planned(subject: Subject, keys: Iterable[Key], every: Mapping[Key, Wants] | None = None) -> StatisticsPlan:
     """All that these are made of, and one pass for what is gathered, and for what may come along if there is room for it."""
     if every is None:
@@ -318,8 +313,8 @@ def needed(subject: Subject, every: Mapping[Key, Wants]) -> int:
 
 def check_memory(subject: Subject, stages: Sequence[tuple[Subject, Mapping[Key, Wants]]]) -> None:
     """Before any work: can every piece of it be done within memory? If not, say the least that can."""
-    need = max((needed(narrow, every) for narrow, every in stages), default=0)
-    if need <= subject.memory:
+    need = max([survey_bytes(subject), *(needed(narrow, every) for narrow, every in stages)])
+    if need + subject.fixed <= subject.allowed:
         return
     gathered = [Pass(narrow, tuple(due.values())) for narrow, every in stages if (due := due_of(every))]
     alone = [w for _, every in stages for w in every.values() if w.alone and not (w.takes_part and not w.optional)]

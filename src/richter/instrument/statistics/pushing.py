@@ -83,7 +83,7 @@ class Pushing:
         for d, v in zip(run.in_turns(V, [journey.first[k] for k in names]), journey.direction.values(), strict=True):
             expected += self.journey.inner(d, v)
             size += d.norm().item() * v.norm().item()
-        seen = (self.journey.wide(V) * self.journey.wide(tangent)).sum().item()
+        seen = self.journey.inner(V, tangent)
         return abs(seen - expected) <= tolerance(journey.first.precision) * size
 
     def _holds(self, stretch: Stretch, x: Any, tangent: Tensor) -> bool:

@@ -4,15 +4,19 @@ the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from richter.core.sizes import SMALL
+from richter.instrument.matrices import weight_bytes
+from richter.instrument.statistics.frame import Wants
 from richter.instrument.statistics.passes import Key, StatisticsPlan, check_memory, due_of, needed, planned, wants_of
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
+BESIDE = 16  # of memory=, one part in so many may be held while other work takes all of it
 SHARE = 2  # of memory=, one part in so many is for sums where they do not fit, the rest for examples
 
 
@@ -32,12 +36,19 @@ def staged(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[Stage]:
     """How the statistics of some measures are had, within memory; an error that says the least that would do."""
     every = wants_of(subject, _keys(wanted, range(len(wanted))))
     parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [(tuple(range(len(wanted))), None)]
-    if needed(subject, every) > subject.memory:
+    if needed(subject, every) > subject.memory or _crowded(subject, every):
         parts = _apart(subject, wanted)
     narrow = [(subject if maps is None else subject.narrowed(maps)) for _, maps in parts]
     wants = [wants_of(s, _keys(wanted, members)) for s, (members, _) in zip(narrow, parts, strict=True)]
     check_memory(subject, list(zip(narrow, wants, strict=True)))
     return [Stage(members, maps, planned(s, (), w)) for s, w, (members, maps) in zip(narrow, wants, parts, strict=True)]
+
+
+def _crowded(subject: Subject, every: Mapping[Key, Wants]) -> bool:
+    """Would the sums of a large model take room from work that takes all that is allowed?"""
+    due = due_of(every)
+    held, alone = sum(w.held for w in due.values()), any(w.alone for key, w in every.items() if key not in due)
+    return alone and held > subject.memory // BESIDE and weight_bytes(subject.model) > SMALL
 
 
 def _keys(wanted: Sequence[tuple[Key, ...]], members: Iterable[int]) -> list[Key]:

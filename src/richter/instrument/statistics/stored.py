@@ -21,6 +21,8 @@ from richter.kernels.ntk import Block
 from richter.kernels.operations import NUMBERS
 from richter.kernels.planning import Unit
 
+MANY = 2 ** 62  # examples: so many that the gradients of a parameter that is several maps are never formed
+OUTPUTS = 8  # arrays of an example's outputs on their way: see passes.AUDITED
 SHARE = 2  # of memory, one part in so many is for what is kept
 
 
@@ -43,7 +45,7 @@ def chunk_bytes(t: Tangents) -> int:
     """Of one example on its way, and of the products of some."""
     survey = t.subject.survey
     asked = 2 * sum(survey.maps[k].width for k in t.maps)
-    return t.subject.itemsize * (survey.graph + survey.graph // 8 + asked) * 5 // 4
+    return t.subject.itemsize * (2 * survey.graph + asked + OUTPUTS * survey.outputs)
 
 
 def products_bytes(t: Tangents) -> int:
@@ -58,7 +60,7 @@ def least(t: Tangents) -> int:
 
 def turns(t: Tangents) -> list[list[Unit]]:
     """Modules whose captures, of one output, have room side by side."""
-    room = max(t.subject.memory // SHARE, t.subject.memory - chunk_bytes(t) * t.n - products_bytes(t))
+    room = max(t.memory // SHARE, t.memory - chunk_bytes(t) * t.n - products_bytes(t))
     groups: list[list[Unit]] = []
     for units in t.by_module.values():
         if groups and kept_bytes(t, [*groups[-1], *units], 1) <= room:
@@ -74,7 +76,7 @@ def fewer_passes(t: Tangents, outputs: int) -> bool:
     if not can_be_kept(t):
         return False
     least_of_all = request.itemsize * request.numbers(t.n, t.n, True)
-    return least_of_all > t.subject.memory - 8 * outputs * t.n ** 2 * len(t.by_module)
+    return least_of_all > t.memory - 8 * outputs * t.n ** 2 * len(t.by_module)
 
 
 def one_at_a_time(t: Tangents, picked: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
@@ -82,7 +84,7 @@ def one_at_a_time(t: Tangents, picked: Sequence[int]) -> Iterator[tuple[str, Ten
     for units in turns(t):
         modules = dict.fromkeys(u.module for u in units)
         K = {name: torch.zeros(len(picked), t.n, t.n, dtype=torch.float64, device=t.subject.home) for name in modules}
-        room = t.subject.memory - kept_bytes(t, units, 1) - products_bytes(t)
+        room = t.memory - kept_bytes(t, units, 1) - products_bytes(t)
         size = fitting(room, chunk_bytes(t), min(t.subject.probe.chunk, t.n))
         for c, output in enumerate(picked):
             _add(t, units, output, size, {name: kernel[c:c + 1] for name, kernel in K.items()})
@@ -100,7 +102,7 @@ def _add(t: Tangents, units: Sequence[Unit], output: int, size: int, K: dict[str
     for module in list(K):
         mine = t.job(t.by_module[module], "diagonal", SomeOutputs((output,)))
         part = torch.zeros(1, t.n, t.n, dtype=torch.float64, device=t.subject.device)
-        block = Block(mine, {module: part}, 1)
+        block = Block(mine, {module: part}, 1, MANY)
         if mine.maps:
             block.add(captures, captures)
         if mine.loose:

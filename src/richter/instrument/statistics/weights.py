@@ -3,8 +3,9 @@ average gradient outer products, and their centred forms."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from richter.core.sizes import SMALL
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import (
     APART,
@@ -25,9 +27,11 @@ from richter.instrument.statistics.frame import (
     Remembered,
     Simple,
     Statistic,
+    Wants,
     finite,
 )
 from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, MomentGathering, Sketched, total
+from richter.instrument.stream import steps
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -35,15 +39,47 @@ if TYPE_CHECKING:
 NOT_MOVED = "0/0: the weights (or what is asked of them) have not moved from the initial ones"
 
 
-class Factor:
-    """A weight matrix W [r, d_in] and what is asked of it again and again: M = W W^T and M^2."""
+TILE = 2 ** 22  # entries of a matrix in double precision at a time
+PRODUCTS = 12  # of a matrix with itself and with moments, that are held side by side
 
-    def __init__(self, W: Float[Tensor, "r d_in"]) -> None:
-        self.W = W
+
+class Factor:
+    """A weight matrix W [r, d_in], or the change W - W0 of one, and what is asked of it again and again: M = W W^T and M^2. A
+    large one (a vocabulary's) is read where it lies, and comes in double precision some columns at a time."""
+
+    def __init__(self, W: Float[Tensor, "r d_in"], W0: Float[Tensor, "r d_in"] | None = None) -> None:
+        self.large, self.shape = W.numel() > TILE, W.shape
+        self._now, self._then = (W, W0) if self.large or W0 is None else (W - W0, None)
+
+    def tiles(self) -> Iterator[Float[Tensor, "r c"]]:
+        """Some columns after others; of a small one all at once."""
+        if not self.large:
+            yield self._now
+            return
+        for some in steps(self.shape[1], max(1, TILE // self.shape[0])):
+            tile = self._now[:, some].double()
+            yield tile if self._then is None else tile - self._then[:, some].double()
+
+    @property
+    def W(self) -> Float[Tensor, "r d_in"]:
+        return torch.cat(list(self.tiles()), 1) if self.large else self._now
+
+    def like(self, K: Tensor) -> Tensor:
+        """In the precision of W, and where it is."""
+        return K.to(self._now.device, torch.float64 if self.large else self._now.dtype)
+
+    def times(self, other: Factor) -> Float[Tensor, "r q"]:
+        """W V^T of this W and another one."""
+        return sum_of(A @ B.T for A, B in zip(self.tiles(), other.tiles(), strict=True))
+
+    @cached_property
+    def size(self) -> float:
+        """|W|."""
+        return math.hypot(*(A.norm().item() for A in self.tiles()))
 
     @cached_property
     def M(self) -> Float[Tensor, "r r"]:
-        return self.W @ self.W.T
+        return self.times(self)
 
     @cached_property
     def M2(self) -> Float[Tensor, "r r"]:
@@ -55,20 +91,36 @@ class Factor:
         return self.M.square().sum().item()
 
 
+def sum_of(terms: Iterable[Tensor]) -> Tensor:
+    """One after another."""
+    return functools.reduce(Tensor.add_, terms)
+
+
 @dataclass(frozen=True)
 class OfWeight(Statistic):
     """A statistic of the matrices now and then: compute(W, W0). ``initial``: it needs W0; ``project``: W and W0 arrive in an
-    orthonormal basis of their columns, as moments with ``project`` do."""
+    orthonormal basis of their columns, as moments with ``project`` do; ``lying``: large ones arrive as they lie, for Factors."""
 
     name: str
     compute: Callable[[Tensor, Any], Any]
     initial: bool = False
     project: bool = False
+    lying: bool = False
     of_examples: bool = False
 
     @property
     def zero(self) -> str:  # type: ignore[override]
         return NOT_MOVED if self.initial else ""
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        return Wants(alone=max((self._bytes(subject, k) for k in subject.maps), default=0), what="the weights of one layer")
+
+    def _bytes(self, subject: Subject, name: str) -> int:
+        """Of a map's matrices in double precision, now, then and their difference, or of some columns of them; and of products
+        with themselves."""
+        rows, entries = subject.rank(name) if self.project else 0, subject.survey.maps[name].entries
+        need = 8 * (3 * (min(entries, TILE) if self.project or self.lying else entries) + PRODUCTS * rows * rows)
+        return need if need > SMALL else 0
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _OfWeight(self, subject)
@@ -84,9 +136,16 @@ class _OfWeight(Simple):
             raise Missing(APART)
         if self.statistic.initial and place not in self.subject.W0:
             raise Missing(NO_INITIAL)
-        Q = self.subject.bases[place] if self.statistic.project else None
-        W, W0 = self.subject.pair(place) if Q is None else Q.matrices()
-        return self.statistic.compute(W, W0)
+        return self.statistic.compute(*self._matrices(place))
+
+    def _matrices(self, place: str) -> tuple[Tensor, Tensor | None]:
+        """Now and then."""
+        statistic, subject = self.statistic, self.subject
+        Q = subject.bases[place] if statistic.project else None
+        if Q is not None:
+            return Q.matrices()
+        large = subject.survey.maps[place].entries > TILE
+        return subject.plain(place) if large and (statistic.project or statistic.lying) else subject.pair(place)
 
 
 def block_diagonal(W: Float[Tensor, "r o i"]) -> Tensor:
@@ -97,7 +156,9 @@ def block_diagonal(W: Float[Tensor, "r o i"]) -> Tensor:
 MATRIX = OfWeight("matrix", lambda W, W0: W)
 WEIGHT = OfWeight("weight", lambda W, W0: Factor(W), project=True)
 INITIAL_WEIGHT = OfWeight("initial_weight", lambda W, W0: Factor(W0), initial=True, project=True)
-CHANGE = OfWeight("change", lambda W, W0: Factor(W - W0), initial=True, project=True)
+CHANGE = OfWeight("change", lambda W, W0: Factor(W, W0), initial=True, project=True)
+OWN_WEIGHT = OfWeight("own_weight", lambda W, W0: Factor(W), lying=True)  # where nothing but the matrix itself is asked for
+OWN_CHANGE = OfWeight("own_change", lambda W, W0: Factor(W, W0), initial=True, lying=True)
 
 
 @dataclass(frozen=True)
@@ -113,12 +174,11 @@ class FeatureMatrix:
         return W.T @ W if self.K is None else W.T @ self.K @ W
 
     def diagonal(self) -> Float[Tensor, " d_in"]:
-        W = self.factor.W
-        return (W * (W if self.K is None else self.K @ W)).sum(0)
+        return torch.cat([(A * (A if self.K is None else self.K @ A)).sum(0) for A in self.factor.tiles()])
 
     def total(self) -> float:
         """The sum of all entries."""
-        u = self.factor.W.sum(1)
+        u = sum_of(A.sum(1) for A in self.factor.tiles())
         return (u @ (u if self.K is None else self.K @ u)).item()
 
     def inner(self, other: FeatureMatrix) -> float:
@@ -128,7 +188,7 @@ class FeatureMatrix:
     def _inner(self, other: FeatureMatrix) -> float:
         A, B = self.K, other.K
         if self.factor is not other.factor:
-            N = self.factor.W @ other.factor.W.T
+            N = self.factor.times(other.factor)
             left = N if A is None else A @ N
             return (left * (N if B is None else N @ B)).sum().item()
         if A is None or B is None:
@@ -153,8 +213,8 @@ class FeatureMatrix:
 
 def feature_matrix(factor: Factor, K: Tensor | Sketched | None = None) -> FeatureMatrix:
     if isinstance(K, Sketched):
-        return FeatureMatrix(factor, K.mean.to(factor.W), (K.first.to(factor.W), K.second.to(factor.W)))
-    return FeatureMatrix(factor, None if K is None else K.to(factor.W))
+        return FeatureMatrix(factor, factor.like(K.mean), (factor.like(K.first), factor.like(K.second)))
+    return FeatureMatrix(factor, None if K is None else factor.like(K))
 
 
 class Pair:

@@ -9,6 +9,7 @@ captured of them must rebuild autograd's gradient. What does not is a ``Doubt``:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +29,7 @@ EXACT = 1e-6  # the same in double precision, where it hardly happens
 FLIPPED = 0.03  # what a unit that is turned on or off by rounding may change a gradient by, relative
 TOGETHER = 16  # examples at least of a probe whose gradients are looked at as one sum
 MOST_DOUBTS = 100  # about one model: each time less of it is taken for granted
+LARGE = 2 ** 16  # entries of a matrix that several maps use of which a gradient is not written down
 SUSPECTS = 8  # examples of a chunk whose rows differ that are looked at, beside those drawn
 _measurements = itertools.count()
 
@@ -315,7 +317,7 @@ class Check:
 
     def _compared(self, own: Sequence[str], exact: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[float, float]:
         """How far what these maps add up to is from a weight's gradient, and how large that is. Of a weight that is one dense
-        matrix, a random combination of the columns is compared."""
+        matrix, or a large one that is the matrix of several maps, a random combination of the columns is compared."""
         maps = self.survey.maps
         c, (h, g) = self.calls[own[0]], h_and_g[own[0]]
         if len(own) == 1 and c.map.kind == "dense" and maps[own[0]].entries == exact.numel():
@@ -323,6 +325,8 @@ class Check:
             columns = c.map.matrix(c.module, exact) @ w
             off = columns - torch.einsum("nso,ns->o", g, h.to(g.dtype) @ w.to(g.dtype)).to(columns)
             return float(off.norm()), float(columns.norm())
+        if exact.numel() > LARGE and (compared := self._columns(own, exact, h_and_g)) is not None:
+            return compared
         rest = exact.clone(memory_format=torch.contiguous_format)
         for k in own:
             c, (h, g) = self.calls[k], h_and_g[k]
@@ -333,6 +337,33 @@ class Check:
             else:
                 rest.view(-1).index_add_(0, maps[k].index, gradient.reshape(-1), alpha=-1)
         return float(rest.norm()), float(exact.norm())
+
+    def _columns(self, own: Sequence[str], exact: Tensor,
+                 h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[float, float] | None:
+        """The same of a random combination of the columns of a matrix that all these maps use, some its transpose: what they add
+        up to is never written down. None where some of them use it in another way."""
+        w = _weights(exact.shape[-1], exact.device).to(exact.dtype)
+        size = float((rest := exact @ w).norm()) if exact.dim() == 2 else math.nan
+        for k in own:
+            c, (h, g) = self.calls[k], h_and_g[k]
+            matrix = c.map.matrix(c.module, exact)
+            turned = matrix.shape != exact.shape
+            if exact.dim() != 2 or c.map.kind not in ("dense", "lookup") or not _same(matrix.T if turned else matrix, exact):
+                return None
+            if c.map.kind == "lookup":
+                keep = h.reshape(-1) >= 0
+                if not turned:
+                    return None
+                rest.index_add_(0, h.reshape(-1)[keep], (g @ w.to(g)).reshape(-1)[keep].to(rest), alpha=-1)
+            else:
+                along, across = (g, h) if turned else (h, g)
+                rest -= torch.einsum("nso,ns->o", across.to(g.dtype), along.to(g.dtype) @ w.to(g)).to(rest)
+        return float(rest.norm()), size
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """One array?"""
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _terms(h_and_g: Sequence[tuple[Tensor, Tensor]], bias: bool = False) -> float:

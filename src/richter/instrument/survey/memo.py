@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import Mark
+from richter.core.freed import give_back
 from richter.instrument.capture import Inputs, Output, State, copy_of, forward, select, state_of, written
 from richter.instrument.survey import examine
 from richter.instrument.survey.amend import Amendments, amended
@@ -130,9 +131,12 @@ def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
     known = None if memo is None else memo.recall(model, x, output, look)
     if known is not None:
         return known
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
     copied = written(model, x, output)
+    give_back(weights)
     state = state_of(model, copied=copied)
     result = examine.survey(model, x, state, output)
+    give_back(weights)
     if memo is not None:
         result = memo.known(model, output, result, state)
         memo.keep(model, x, output, copied, result)

@@ -1,0 +1,25 @@
+"""Memory that was freed, given back to the system: the C library keeps what it thinks will soon be wanted again, in pieces that
+do not serve larger arrays, and a bound of memory counts them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+
+from richter.core.sizes import SMALL
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    """What glibc has for it; None elsewhere."""
+    try:
+        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
+    except (OSError, AttributeError, TypeError):
+        return None
+
+
+def give_back(size: int) -> None:
+    """To be called where so many bytes were let go: if they are many, because it takes some milliseconds."""
+    if size > SMALL and (trim := _trim()) is not None:
+        trim(0)
