@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 from collections.abc import Callable
 
 from richter.core.sizes import SMALL
@@ -20,6 +21,9 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def give_back(size: int) -> None:
-    """To be called where so many bytes were let go: if they are many, because it takes some milliseconds."""
-    if size > SMALL and (trim := _trim()) is not None:
-        trim(0)
+    """To be called where so many bytes were let go: if they are many, because it takes some milliseconds. What hangs together in
+    a circle is let go first."""
+    if size > SMALL:
+        gc.collect()
+        if (trim := _trim()) is not None:
+            trim(0)

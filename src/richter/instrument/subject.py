@@ -129,6 +129,7 @@ class Subject:
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
         check_selection(self)
+        give_back(weight_bytes(self.model))
 
     @cached_property
     def then(self) -> State | None:

@@ -131,12 +131,10 @@ def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
     known = None if memo is None else memo.recall(model, x, output, look)
     if known is not None:
         return known
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
     copied = written(model, x, output)
-    give_back(weights)
+    give_back(sum(p.numel() * p.element_size() for p in model.parameters()))
     state = state_of(model, copied=copied)
     result = examine.survey(model, x, state, output)
-    give_back(weights)
     if memo is not None:
         result = memo.known(model, output, result, state)
         memo.keep(model, x, output, copied, result)
