@@ -20,7 +20,7 @@ from richter.instrument.capture import Output, State, device_of, forward, output
 from richter.instrument.captures import RowCotangents, select
 from richter.instrument.checks import check_labels, check_selection
 from richter.instrument.cotangents import Cotangents, Use
-from richter.instrument.matrices import Widened, fixed_bytes, weight_bytes
+from richter.instrument.matrices import Widened
 from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
 from richter.instrument.shift import aligned
@@ -28,6 +28,7 @@ from richter.instrument.statistics.bases import Bases, size
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.journey import Journey
 from richter.instrument.statistics.norms import understood
+from richter.instrument.statistics.sizes import fixed_bytes, weight_bytes
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed
@@ -358,9 +359,8 @@ class Subject:
         """How many they are: fewer of a large model with many outputs, of which a survey holds a dozen arrays."""
         if weight_bytes(self.model) <= SMALL:
             return SURVEYED
-        one = to_device(select(self._inputs(), slice(0, 2)), self.device)
-        each = ARRAYS * outputs_of(self.model, one, self.output)[0].numel() * self.itemsize
-        return int(min(SURVEYED, max(FEWEST_SURVEYED, self.allowed // 4 // each)))
+        outputs = outputs_of(self.model, to_device(select(self._inputs(), slice(0, 2)), self.device), self.output)[0].numel()
+        return int(min(SURVEYED, max(FEWEST_SURVEYED, self.allowed // 4 // (ARRAYS * outputs * self.itemsize))))
 
     def _read_probe(self) -> None:
         """Inputs, and labels as the outputs have them."""

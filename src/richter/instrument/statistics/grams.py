@@ -18,10 +18,10 @@ from richter.core.progress import progress
 from richter.instrument.capture import to_device
 from richter.instrument.captures import LayerCapture, room_for, select, widened
 from richter.instrument.cotangents import MOST, Cotangents
-from richter.instrument.matrices import audit_bytes
 from richter.instrument.statistics import frame
 from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.statistics.moments import remark_of
+from richter.instrument.statistics.sizes import audit_bytes
 from richter.instrument.stream import Chunk
 from richter.kernels.contract import mirror
 from richter.kernels.ntk import Block, Job, kernels

@@ -13,8 +13,8 @@ from torch import Tensor
 from richter.core import MemoryBudgetError, show_bytes
 from richter.instrument.captures import LayerCapture, Recording
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.matrices import audit_bytes, survey_bytes
 from richter.instrument.statistics.frame import Gathering, Remembered, Statistic, Wants
+from richter.instrument.statistics.sizes import audit_bytes, survey_bytes
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import ALONE, Chunk, Share, chunks, fitting, steps
 
