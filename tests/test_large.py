@@ -18,8 +18,8 @@ from richter.core import MemoryBudgetError, parse_bytes
 from richter.instrument import probe as probes
 from richter.instrument.capture import kept_for_backward, quiet, recorder, state_of
 from richter.instrument.cotangents import random_outputs
-from richter.instrument.statistics import bases, compressed, stored, tables
-from richter.instrument.survey import examine, verify
+from richter.instrument.statistics import bases, compressed, stored, tables, weights
+from richter.instrument.survey import audit, examine, verify
 from richter.instrument.targets import OneHot
 from richter.kernels import shared
 
@@ -83,10 +83,10 @@ def test_sums_of_layers_in_several_passes_are_the_same() -> None:
 
 @pytest.mark.parametrize(("module", "name", "value"), [
     (probes, "WRITTEN", 0), (bases, "WRITTEN", 0), (shared, "MOST", 0), (verify, "LARGE", 0), (verify, "REMEMBERED", 0),
-    (recorder, "TOGETHER", 0)], ids=lambda v: getattr(v, "__name__", v))
+    (recorder, "TOGETHER", 0), (audit, "LARGE", 0), (weights, "TILE", 3 * WIDTH)], ids=lambda v: getattr(v, "__name__", v))
 def test_what_is_not_written_down_is_the_same(plenty: richter.Snapshot, monkeypatch: pytest.MonkeyPatch, module: Any, name: str,
                                               value: int) -> None:
-    """Labels, bases, gradients of a tied matrix, indices, and gradients in a survey."""
+    """Labels, bases, gradients of a tied matrix, indices, gradients in a survey and in an audit, and matrices."""
     monkeypatch.setattr(module, name, value)
     agree(plenty, measured(), 1e-8)
 

@@ -17,6 +17,7 @@ from richter.instrument.capture import count, outputs_of
 from richter.instrument.evaluate import Plan, Planned
 from richter.instrument.statistics.frame import Wants
 from richter.instrument.statistics.passes import Key, Pass, due_of, needed, wants_of
+from richter.instrument.statistics.sizes import survey_bytes
 from richter.instrument.subject import Subject
 
 FORWARD = 1 / 3  # of a forward-backward pass
@@ -63,6 +64,7 @@ class MeasurementPlan:
     steps: tuple[Step, ...]  # one after another
     lines: tuple[Line, ...]
     pass_seconds: float  # of one pass, from a forward pass of a few examples
+    look: int = 0  # bytes of the first look at a large model
 
     @property
     def passes(self) -> float:
@@ -71,7 +73,7 @@ class MeasurementPlan:
     @property
     def bytes(self) -> int:
         """The smallest memory= that works for these steps."""
-        return max((step.bytes for step in self.steps), default=0)
+        return max([self.look, *(step.bytes for step in self.steps)])
 
     @property
     def seconds(self) -> float:
@@ -81,6 +83,7 @@ class MeasurementPlan:
         return "\n".join([
             f"{len(self.lines)} measures of {self.examples} examples with {self.outputs:,} outputs: {self.passes:.1f} passes of "
             f"{self.pass_seconds:.2g} s, within memory='{show_bytes(self.memory)}'",
+            *([f"a look at the model: {show_bytes(self.look)}"] if self.look else []),
             *(f"{i}. {step}" for i, step in enumerate(self.steps, 1)),
             table([HEAD, *(line.cells for line in self.lines)])])
 
@@ -99,7 +102,12 @@ def foreseen(subject: Subject, plan: Plan) -> MeasurementPlan:
             lines[p.measure.name] = _line(narrow, p, lines.get(p.measure.name), len(measures) > 1, subject.fixed)
     order = dict.fromkeys(name for _, name in plan.order)
     return MeasurementPlan(subject.probe.n, subject.survey.outputs, subject.allowed, tuple(steps),
-                           tuple(lines[name] for name in order if name in lines), _seconds(subject))
+                           tuple(lines[name] for name in order if name in lines), _seconds(subject), _look(subject))
+
+
+def _look(subject: Subject) -> int:
+    need = survey_bytes(subject)
+    return need + subject.fixed if need else 0
 
 
 def _passes(subject: Subject, every: Mapping[Key, Wants], due: Mapping[Key, Wants]) -> float:

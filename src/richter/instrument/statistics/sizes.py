@@ -1,5 +1,5 @@
-"""Bytes that measuring a large model takes, whatever is measured, and that looking at it takes. Those of a small one are not what a
-bound of memory is about."""
+"""Bytes that measuring a large model takes, whatever is measured, and that looking at it takes. Those of a small one are not what
+a bound of memory is about."""
 
 from __future__ import annotations
 

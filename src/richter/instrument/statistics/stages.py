@@ -56,12 +56,18 @@ def _keys(wanted: Sequence[tuple[Key, ...]], members: Iterable[int]) -> list[Key
 
 
 def _apart(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[tuple[tuple[int, ...], tuple[str, ...] | None]]:
-    """What needs no pass; what a pass gathers of the whole model; and sums of maps, as many in a pass as have room."""
-    due = [due_of(wants_of(subject, keys)) for keys in wanted]
+    """What needs no pass, each kind of work by itself, because what it keeps is let go at the end of a stage; what a pass gathers
+    of the whole model; and sums of maps, as many in a pass as have room."""
+    every = [wants_of(subject, keys) for keys in wanted]
+    due = [due_of(wants) for wants in every]
     by_map = tuple(i for i, d in enumerate(due) if d and all(statistic.place == "map" for statistic, _ in d))
-    alone = tuple(i for i, d in enumerate(due) if not d)
+    alone: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for i in (i for i, d in enumerate(due) if not d):
+        work = tuple(dict.fromkeys(w.what for w in every[i].values() if w.what))
+        alone[work] = (*alone.get(work, ()), i)
     rest = tuple(i for i, d in enumerate(due) if d and i not in by_map)
-    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [(members, None) for members in (alone, rest) if members]
+    whole = [*alone.values(), *([rest] if rest else [])]
+    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [(members, None) for members in whole]
     if by_map:
         parts += [(by_map, group) for group in _groups(subject, _keys(wanted, by_map))]
     return parts

@@ -1,0 +1,153 @@
+"""A bound of memory is kept: what torch allocates at the smallest one that is said to work, and above it; and what was found to
+break it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import richter
+from richter.core import MemoryBudgetError, freed, parse_bytes
+from richter.instrument import foreseen, matrices
+from richter.instrument import subject as subjects
+from richter.instrument.cotangents import random_outputs
+from richter.instrument.statistics import journey, moments, outputs, pushing, sizes, stages, weights
+from richter.instrument.survey import audit
+from richter.kernels import planning, shared
+from test_large import Tied
+
+TOKENS, WIDTH, LENGTH, N = 3000, 48, 8, 8
+KEPT = 1.1  # of the bound
+
+
+@pytest.fixture
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every array counts, as those of a large model do, of which some entries at a time are nothing."""
+    for module in (freed, subjects, journey, moments, outputs, sizes, stages, weights):
+        monkeypatch.setattr(module, "SMALL", 0)
+    for module in (journey, pushing):
+        monkeypatch.setattr(module, "TILE", 2 ** 12)
+    monkeypatch.setattr(matrices, "KEPT", 0)
+
+
+def language_model(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, richter.Probe, dict[str, Tensor]]:
+    import test_large
+    for name, value in (("TOKENS", TOKENS), ("WIDTH", WIDTH), ("LENGTH", LENGTH)):
+        monkeypatch.setattr(test_large, name, value)
+    torch.manual_seed(0)
+    model = Tied()
+    ids = torch.randint(TOKENS, (N, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    initial = {k: v + 0.1 * torch.randn_like(v) for k, v in model.state_dict().items()}
+    return model, richter.Probe(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()), initial
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """The most bytes that torch had allocated at a time, beyond those at the beginning."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for e in sorted(events, key=lambda e: e.start_ns()):
+        now += e.nbytes()
+        most = max(most, now)
+    return most
+
+
+def smallest(model: nn.Module, probe: richter.Probe, measures: Sequence[str] | None, **options: Any) -> int:
+    """What a refusal says."""
+    with pytest.raises(MemoryBudgetError) as why:
+        richter.measure(model, probe, measures, memory=1000, **options)
+    said = re.search(r"The smallest that works here is memory='([^']*)'", str(why.value))
+    assert said is not None
+    return parse_bytes(said[1])
+
+
+SETS = [["weight_change"], ["nfc", "cnfc", "c_uc_ratio"], ["tangent_alignment"], ["linearisation_gap", "feature_change_cka"],
+        ["probe_loss", "output_spread"], ["tangent_cka"], None]
+
+
+@pytest.mark.usefixtures("nothing_is_small")
+@pytest.mark.parametrize(("measures", "times"), [(m, [1]) for m in SETS[:5]] + [
+    pytest.param(m, [1, 2, 4], marks=pytest.mark.long) for m in SETS], ids=lambda m: m[0] if m else "all")
+def test_a_bound_is_kept(monkeypatch: pytest.MonkeyPatch, measures: list[str] | None, times: list[int]) -> None:
+    model, probe, initial = language_model(monkeypatch)
+    least = smallest(model, probe, measures, initial=initial)
+    for bound in (share * least for share in times):
+        taken = peak(lambda bound=bound: richter.measure(model, probe, measures, initial=initial, memory=bound))
+        assert taken <= KEPT * bound, (taken, bound)
+
+
+@pytest.mark.usefixtures("nothing_is_small")
+def test_the_smallest_that_is_said_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, probe, initial = language_model(monkeypatch)
+    least = smallest(model, probe, None, initial=initial)
+    plan = richter.plan(model, probe, initial=initial, memory=least)
+    assert 0 < plan.look <= plan.bytes <= least
+    assert "a look at the model: " in str(plan)
+    with pytest.raises(MemoryBudgetError):
+        richter.plan(model, probe, initial=initial, memory=0.9 * least)
+    assert foreseen.MeasurementPlan(1, 1, 1, (), (), 1.0).bytes == 0
+
+
+def test_smaller_chunks_form_no_gradients_that_larger_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tied matrix: a pair of examples took more room than all pairs, and a kernel that has room was refused."""
+    model, probe, _ = language_model(monkeypatch)
+    seen: list[int] = []
+    for module in (sys.modules["richter.kernels.ntk"], planning):  # richter.kernels.ntk is its function
+        monkeypatch.setattr(module, "by_pairs", lambda *a: seen.append(a[4]) or shared.by_pairs(*a))
+    some = {"cotangents": random_outputs(3), "per_layer": True}
+    whole = richter.kernels.ntk(model, probe.x, **some)
+    monkeypatch.setattr(planning, "_numbers", lambda r, n, m, block, same: n)  # one example at a time
+    little = richter.kernels.ntk(model, probe.x, **some, memory=4)
+    assert set(seen) == {N}
+    torch.testing.assert_close(whole["table"], little["table"])
+
+
+def test_the_audit_of_a_tied_matrix_sees_what_is_wrong_without_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, probe, _ = language_model(monkeypatch)
+    real, wrong = audit.Check._columns, []
+
+    def looked(self: audit.Check, own: Sequence[str], exact: Tensor, h_and_g: Any) -> Any:
+        for k in own:
+            others = {name: (h, 1.1 * g if name == k else g) for name, (h, g) in h_and_g.items()}
+            off, size = real(self, own, exact, others)  # type: ignore[misc]
+            wrong.append(off / size)
+        return real(self, own, exact, h_and_g)
+    monkeypatch.setattr(audit.Check, "_columns", looked)
+    richter.measure(model, probe, ["nfc"])
+    assert len(wrong) >= 2
+    assert min(wrong) > 1e-3
+
+
+def test_factors_in_tiles_are_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    W, W0, K = torch.randn(5, 23, generator=draw), torch.randn(5, 23, generator=draw), torch.randn(5, 5, generator=draw).double()
+    whole = [weights.Factor(W.double()), weights.Factor(W.double(), W0.double())]
+    monkeypatch.setattr(weights, "TILE", 20)
+    tiles = [weights.Factor(W), weights.Factor(W, W0)]
+    for a, b in zip(whole, tiles, strict=True):
+        torch.testing.assert_close(a.W, b.W, rtol=1e-12, atol=0)
+        torch.testing.assert_close(a.M, b.M, rtol=1e-12, atol=1e-12)
+        assert a.size == pytest.approx(b.size, rel=1e-12)
+        p, q = weights.feature_matrix(a, K), weights.feature_matrix(b, K)
+        torch.testing.assert_close(p.diagonal(), q.diagonal(), rtol=1e-11, atol=1e-11)
+        assert p.total() == pytest.approx(q.total(), rel=1e-11)
+    torch.testing.assert_close(whole[0].times(whole[1]), tiles[0].times(tiles[1]), rtol=1e-12, atol=1e-12)
+
+
+def test_what_was_freed_is_given_back_only_of_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(freed, "_trim", lambda: calls.append)
+    freed.give_back(freed.SMALL)
+    assert calls == []
+    freed.give_back(freed.SMALL + 1)
+    assert calls == [0]
+    monkeypatch.setattr(freed, "_trim", lambda: None)
+    freed.give_back(freed.SMALL + 1)  # another C library
