@@ -1,5 +1,6 @@
-"""How time and memory of a layerwise trace kernel grow with examples, outputs, width and text length: a figure with fitted
-exponents. Every point is a process of its own, so that peaks are its own."""
+"""How time and memory grow, with fitted exponents, in a figure: of a layerwise trace kernel with examples, outputs, width and
+text length; with ``--snapshots``, of the default set of a GPT-2 (transformers, from config) with tokens, layers and width. Every
+point is a process of its own, so that peaks are its own; seconds are of the processor."""
 
 from __future__ import annotations
 
@@ -9,20 +10,23 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-SWEEPS = {"examples n": ("n", [64, 128, 256, 512, 1024]), "outputs C": ("C", [4, 8, 16, 32, 64]),
-          "width": ("width", [64, 128, 256, 512, 1024]), "text length T": ("T", [16, 32, 64, 128])}
+Sweeps = Mapping[str, tuple[str, list[int]]]
+KERNELS: Sweeps = {"examples n": ("n", [64, 128, 256, 512, 1024]), "outputs C": ("C", [4, 8, 16, 32, 64]),
+                   "width": ("width", [64, 128, 256, 512, 1024]), "text length T": ("T", [16, 32, 64, 128])}
+SNAPSHOTS: Sweeps = {"tokens of each of 16 texts": ("T", [8, 16, 32, 64, 128]), "layers": ("layers", [1, 2, 4, 8, 16]),
+                     "width": ("width", [64, 128, 256, 512])}
+TITLES = {"kernels": "Layerwise trace kernels: MLP 784-256x3-10 (n = 128), and a GPT of 2 blocks for T (n = 16)",
+          "snapshots": "The default set of a GPT-2: 2 layers of 128, 1,000 tokens, 16 texts of 16 tokens"}
 
 
-def point(setting: dict[str, int]) -> dict[str, float]:
-    """Seconds (the faster of two warm runs) and peak bytes of one kernel."""
+def kernel(setting: dict[str, int]) -> Callable[[], object]:
     import torch
-    from memory import peak
 
     import richter
     from richter.models import GPT, mlp
-    torch.manual_seed(0)
     s = {"n": 128, "C": 10, "width": 256, **setting}
     if "T" in setting:
         n = 16
@@ -32,13 +36,35 @@ def point(setting: dict[str, int]) -> dict[str, float]:
         n, output = s["n"], None
         model, x = mlp([784, s["width"], s["width"], s["width"], s["C"]], seed=0), torch.randn(n, 784)
     richter.kernels.ntk(model, x[:2], per_layer=True, output=output)
+    return lambda: richter.kernels.ntk(model, x, per_layer=True, output=output)
+
+
+def snapshot(setting: dict[str, int]) -> Callable[[], object]:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import richter
+    s = {"T": 16, "layers": 2, "width": 128, **setting}
+    model = GPT2LMHeadModel(GPT2Config(n_layer=s["layers"], n_embd=s["width"], n_head=s["width"] // 32, vocab_size=1000,
+                                       bos_token_id=0, eos_token_id=0, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)).eval()
+    initial = {k: v + 0.01 * torch.randn_like(v) for k, v in model.state_dict().items()}
+    ids = torch.randint(1000, (16, s["T"]))
+    return lambda: richter.measure(model, richter.Probe(ids, ids), initial=initial, output=lambda out: out.logits)
+
+
+def point(what: str, setting: dict[str, int]) -> dict[str, float]:
+    """Seconds (the faster of two warm runs) and peak bytes."""
+    import torch
+    from memory import peak
+    torch.manual_seed(0)
+    work = {"kernels": kernel, "snapshots": snapshot}[what](setting)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
     times = []
     for _ in range(3):
-        start = time.perf_counter()
-        richter.kernels.ntk(model, x, per_layer=True, output=output)
-        times.append(time.perf_counter() - start)
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
     return {"seconds": min(times[1:]), "bytes": max(peak() - before, 2 ** 20)}
 
 
@@ -50,28 +76,28 @@ def exponent(x: list[int], y: list[float]) -> float:
     return sum((a - mu) * (b - mv) for a, b in zip(u, v, strict=True)) / sum((a - mu) ** 2 for a in u)
 
 
-def draw(found: dict[str, dict[str, list[float]]], file: Path) -> None:
-    """found: {title: {"seconds": [...], "bytes": [...]}} at the values of SWEEPS."""
+def draw(sweeps: Sweeps, found: dict[str, dict[str, list[float]]], title: str, file: Path) -> None:
+    """found: {name: {"seconds": [...], "bytes": [...]}} at the values of the sweeps."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter, NullLocator
-    figure, panels = plt.subplots(2, len(SWEEPS), figsize=(13, 5.6), sharex="col", sharey="row")
-    for column, (title, (_, values)) in enumerate(SWEEPS.items()):
+    figure, panels = plt.subplots(2, len(sweeps), figsize=(3.3 * len(sweeps), 5.6), sharex="col", sharey="row")
+    for column, (name, (_, values)) in enumerate(sweeps.items()):
         for row, (what, unit) in enumerate((("seconds", 1.0), ("bytes", 2.0 ** 20))):
-            y = [v / unit for v in found[title][what]]
+            y = [v / unit for v in found[name][what]]
             panel = panels[row, column]
             panel.loglog(values, y, "o-", color=f"C{row}")
-            panel.set_title(f"{title}: exponent {exponent(values, y):.2f}" if row == 0 else f"exponent {exponent(values, y):.2f}",
+            panel.set_title(f"{name}: exponent {exponent(values, y):.2f}" if row == 0 else f"exponent {exponent(values, y):.2f}",
                             fontsize=10)
             panel.set_xticks(values, [str(v) for v in values])
             panel.xaxis.set_minor_locator(NullLocator())
             panel.yaxis.set_minor_formatter(NullFormatter())
             panel.grid(alpha=0.3)
-        panels[1, column].set_xlabel(title)
-    panels[0, 0].set_ylabel("seconds")
+        panels[1, column].set_xlabel(name)
+    panels[0, 0].set_ylabel("seconds of the processor")
     panels[1, 0].set_ylabel("peak MiB")
-    figure.suptitle("Layerwise trace kernels: MLP 784-256x3-10 (n = 128), and a GPT of 2 blocks for T (n = 16)")
+    figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(file, dpi=120)
 
@@ -79,20 +105,23 @@ def draw(found: dict[str, dict[str, list[float]]], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--figure", type=Path, default=Path("growth.png"))
+    parser.add_argument("--snapshots", action="store_true")
     parser.add_argument("--point")
     asked = parser.parse_args()
+    what = "snapshots" if asked.snapshots else "kernels"
     if asked.point:
-        print(json.dumps(point(json.loads(asked.point))))
+        print(json.dumps(point(what, json.loads(asked.point))))
         return
-    found: dict[str, dict[str, list[float]]] = {}
-    for title, (key, values) in SWEEPS.items():
-        points = [json.loads(subprocess.run([sys.executable, __file__, "--point", json.dumps({key: v})], check=True,
-                                            capture_output=True, text=True).stdout.splitlines()[-1]) for v in values]
-        found[title] = {what: [p[what] for p in points] for what in ("seconds", "bytes")}
-        for what, y in found[title].items():
+    sweeps, found = SNAPSHOTS if asked.snapshots else KERNELS, {}
+    again = [sys.executable, __file__, *(["--snapshots"] if asked.snapshots else []), "--point"]
+    for name, (key, values) in sweeps.items():
+        points = [json.loads(subprocess.run([*again, json.dumps({key: v})], check=True, capture_output=True,
+                                            text=True).stdout.splitlines()[-1]) for v in values]
+        found[name] = {kind: [p[kind] for p in points] for kind in ("seconds", "bytes")}
+        for kind, y in found[name].items():
             shown = ", ".join(f"{v}: {t:.3g}" for v, t in zip(values, y, strict=True))
-            print(f"{what} over {title}: exponent {exponent(values, y):.2f}  ({shown})", flush=True)
-    draw(found, asked.figure)
+            print(f"{kind} over {name}: exponent {exponent(values, y):.2f}  ({shown})", flush=True)
+    draw(sweeps, found, TITLES[what], asked.figure)
 
 
 if __name__ == "__main__":

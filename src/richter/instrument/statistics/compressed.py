@@ -52,6 +52,7 @@ class Vectors:
         return self.q + self.labelled
 
     def _plain(self, v: int, rows: slice) -> Float[Tensor, "n k"]:
+        """In a tensor of its own."""
         mine = self.t.rows[rows]
         if v == self.q:
             return self.t.subject.Y[mine]  # type: ignore[index]
@@ -80,8 +81,8 @@ class Vectors:
         return total / number
 
     def __call__(self, v: int, rows: slice) -> Float[Tensor, "n k"]:
-        z, counted = self._plain(v, rows) - self.means[v], self._counted(rows)
-        return z if counted is None else z * counted.to(z)
+        z, counted = self._plain(v, rows).sub_(self.means[v]), self._counted(rows)
+        return z if counted is None else z.mul_(counted)
 
     def columns(self, v: int, classes: int, some: slice) -> Float[Tensor, "m c"]:
         """Of all tokens of all examples some of the classes, in single precision: a row for each token."""

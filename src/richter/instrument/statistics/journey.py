@@ -28,6 +28,7 @@ from richter.instrument.survey import UNTRUSTED, Bench, check_calls, passed
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
+GRAPHS = 6  # of an example: in both networks, with tangents in one of them, and of the backward pass that these agree with
 OUTPUTS = 7  # arrays of outputs in double precision
 TILE = 2 ** 20  # entries that are multiplied in double precision at a time
 BLOCK = 64  # examples whose statistics a norm uses
@@ -218,18 +219,20 @@ class Journey:
         outputs in double precision, of both, their change, and to first order."""
         survey = self.subject.survey
         unfolded = max((m.unfolded for m in survey.maps.values()), default=0)
-        return self.subject.itemsize * (4 * survey.graph + unfolded) + 8 * OUTPUTS * survey.outputs
+        return self.subject.itemsize * (GRAPHS * survey.graph + unfolded) + 8 * OUTPUTS * survey.outputs
 
     def _weights(self) -> int:
-        """Bytes of the change of the weights, and of gradients of some, or of weights that are moved in their last place; those
-        of a small model are not what a bound is about."""
+        """Bytes of the change of the weights, and of gradients of some: of one that is used twice, three; those of a small model
+        are not what a bound is about."""
         numbers = [self.first[k].numel() for k in self.parameters]
-        need = self.subject.itemsize * (2 * sum(numbers) + max(numbers, default=0))
+        need = self.subject.itemsize * (sum(numbers) + 3 * max(numbers, default=0))
         return need if need > SMALL else 0
 
     def least(self) -> int:
-        """Bytes of the smallest piece of work."""
-        return self._each() * (min(BLOCK, self.subject.probe.n) if self.mixes else 1) + self._weights()
+        """Bytes of the smallest piece of work: of one example; or of weights that are moved in their last place."""
+        survey, weights = self.subject.survey, sum(self.first[k].numel() for k in self.parameters)
+        moved = 2 * self.subject.itemsize * (weights + survey.graph) + 8 * OUTPUTS * survey.outputs if self._weights() else 0
+        return max(self._each() * (min(BLOCK, self.subject.probe.n) if self.mixes else 1) + self._weights(), moved)
 
     def inner(self, a: Tensor, b: Tensor) -> float:
         """<a, b> in double precision; of large ones some entries at a time."""

@@ -90,7 +90,7 @@ class Pushing:
         """The same of a few among these examples, others in every measurement; where examples mix, of all, in one block."""
         audit, n = self.subject.audit, stretch.n
         if audit is None or n == 1:
-            return audit is None or self._as_backward(x, tangent, stretch.rows.start)
+            return audit is None or not audit.examples(stretch.rows) or self._as_backward(x, tangent, stretch.rows.start)
         if self.journey.mixes:
             return stretch.rows != self.journey.blocks[audit.number % len(self.journey.blocks)] or \
                 self._as_backward(x, tangent, stretch.rows.start)

@@ -1,6 +1,6 @@
 """What is gathered together, and what after it: one pass over the probe where everything has room beside everything else; else
-what needs no pass first, and then the sums of some layers after those of others, each group in a pass of its own. The numbers are
-the same."""
+the sums of some layers after those of others, each group in a pass of its own, and then what needs no pass. The numbers are the
+same."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _keys(wanted: Sequence[tuple[Key, ...]], members: Iterable[int]) -> list[Key
 
 
 def _apart(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[tuple[tuple[int, ...], tuple[str, ...] | None]]:
-    """What needs no pass, each kind of work by itself, because what it keeps is let go at the end of a stage; what a pass gathers
-    of the whole model; and sums of maps, as many in a pass as have room."""
+    """Sums of maps, as many in a pass as have room; what a pass gathers of the whole model; and what needs no pass, each kind of
+    work by itself, because what it keeps is let go at the end of a stage. Passes come first: they look at what is captured."""
     every = [wants_of(subject, keys) for keys in wanted]
     due = [due_of(wants) for wants in every]
     by_map = tuple(i for i, d in enumerate(due) if d and all(statistic.place == "map" for statistic, _ in d))
@@ -66,11 +66,9 @@ def _apart(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[tuple[tu
         work = tuple(dict.fromkeys(w.what for w in every[i].values() if w.what))
         alone[work] = (*alone.get(work, ()), i)
     rest = tuple(i for i, d in enumerate(due) if d and i not in by_map)
-    whole = [*alone.values(), *([rest] if rest else [])]
-    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [(members, None) for members in whole]
-    if by_map:
-        parts += [(by_map, group) for group in _groups(subject, _keys(wanted, by_map))]
-    return parts
+    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [
+        (by_map, group) for group in (_groups(subject, _keys(wanted, by_map)) if by_map else [])]
+    return parts + [(members, None) for members in (rest, *alone.values()) if members]
 
 
 def _groups(subject: Subject, keys: Sequence[Key]) -> list[tuple[str, ...]]:

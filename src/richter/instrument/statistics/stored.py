@@ -97,8 +97,8 @@ def _add(t: Tangents, units: Sequence[Unit], output: int, size: int, K: dict[str
     parts = []
     for chunk in chunks(job.source, t.x, size, maps=job.maps, cotangents=job.cotangents, title="kernels"):
         parts.append({k: _own(c) for k, c in chunk.captures(slice(0, 1)).items()})
-    captures = beside(parts) if job.maps else {}
-    del parts
+    names = dict.fromkeys(k for part in parts for k in part)
+    captures = {k: beside([{k: part.pop(k)} if k in part else {} for part in parts])[k] for k in names}  # they are let go
     for module in list(K):
         mine = t.job(t.by_module[module], "diagonal", SomeOutputs((output,)))
         part = torch.zeros(1, t.n, t.n, dtype=torch.float64, device=t.subject.device)
