@@ -57,7 +57,7 @@ def sketches(seeds: int) -> None:
           f"two in {two.min():.0%} to {two.max():.0%}")
 
 
-def compressions(seeds: int, steps: int) -> None:
+def compressions(seeds: range, steps: int) -> None:
     """tangent_cka from gradients that are compressed, beside the same vectors' gradients as they are: how often the exact value
     lies within one standard error of the compression alone."""
     from unittest import mock
@@ -70,7 +70,7 @@ def compressions(seeds: int, steps: int) -> None:
     model = trained(GPT(65, 16, d=64, depth=2), x, y, steps)
     probe = richter.Probe(x, y)
     within: dict[str, list[bool]] = {}
-    for seed in range(seeds):
+    for seed in seeds:
         known: list[dict[str, estimates.Estimate]] = []
         for compresses in (False, True):
             found: dict[str, estimates.Estimate] = {}
@@ -90,9 +90,11 @@ def compressions(seeds: int, steps: int) -> None:
                 within.setdefault(layer, []).append(abs(mine.value.norm - whole.value.norm) <= error)
     shares = {layer: sum(w) / len(w) for layer, w in within.items()}
     pooled = sum(map(sum, within.values())) / sum(map(len, within.values()))
-    print(f"GPT after {steps} steps, norms of kernels from gradients compressed to 6 x 1,024 numbers, {seeds} seeds: one "
+    print(f"GPT after {steps} steps, norms of kernels from gradients compressed to 6 x 1,024 numbers, seeds {seeds.start} to "
+          f"{seeds.stop - 1}: one "
           f"standard error of the compression covers the value without it in {pooled:.0%} of {len(shares)} layers and seeds, "
-          f"from {min(shares.values()):.0%} to {max(shares.values()):.0%} by layer", flush=True)
+          f"from {min(shares.values()):.0%} to {max(shares.values()):.0%} by layer: "
+          f"{', '.join(f'{layer} {share:.0%}' for layer, share in shares.items())}", flush=True)
 
 
 def exact_cka(model: nn.Module, x: Tensor, Y: Tensor, block: int) -> dict[str, float]:
@@ -149,6 +151,7 @@ def cnn() -> nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=1000, help="the first seed of a compression; its size was chosen on 0 to 49")
     parser.add_argument("--only", choices=["gpt", "compressed", "mlp", "cnn"])
     asked = parser.parse_args()
     torch.manual_seed(0)
@@ -156,7 +159,7 @@ def main() -> None:
         sketches(asked.seeds)
     if asked.only in (None, "compressed"):
         for steps in (0, 100):
-            compressions(asked.seeds, steps)
+            compressions(range(asked.first, asked.first + asked.seeds), steps)
     if asked.only in (None, "mlp"):
         x, y = images(4000, 8, 1)
         x = x.flatten(1)

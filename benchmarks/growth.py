@@ -16,10 +16,10 @@ from pathlib import Path
 Sweeps = Mapping[str, tuple[str, list[int]]]
 KERNELS: Sweeps = {"examples n": ("n", [64, 128, 256, 512, 1024]), "outputs C": ("C", [4, 8, 16, 32, 64]),
                    "width": ("width", [64, 128, 256, 512, 1024]), "text length T": ("T", [16, 32, 64, 128])}
-SNAPSHOTS: Sweeps = {"tokens of each of 16 texts": ("T", [8, 16, 32, 64, 128]), "layers": ("layers", [1, 2, 4, 8, 16]),
-                     "width": ("width", [64, 128, 256, 512])}
+SNAPSHOTS: Sweeps = {"tokens of each of 16 texts": ("T", [8, 16, 32, 64]), "layers": ("layers", [1, 2, 4, 8]),
+                     "width": ("width", [32, 64, 128, 256])}
 TITLES = {"kernels": "Layerwise trace kernels: MLP 784-256x3-10 (n = 128), and a GPT of 2 blocks for T (n = 16)",
-          "snapshots": "The default set of a GPT-2: 2 layers of 128, 1,000 tokens, 16 texts of 16 tokens"}
+          "snapshots": "The default set of a GPT-2: 2 layers of 64, 1,000 tokens, 16 texts of 16 tokens"}
 
 
 def kernel(setting: dict[str, int]) -> Callable[[], object]:
@@ -44,7 +44,7 @@ def snapshot(setting: dict[str, int]) -> Callable[[], object]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     import richter
-    s = {"T": 16, "layers": 2, "width": 128, **setting}
+    s = {"T": 16, "layers": 2, "width": 64, **setting}
     model = GPT2LMHeadModel(GPT2Config(n_layer=s["layers"], n_embd=s["width"], n_head=s["width"] // 32, vocab_size=1000,
                                        bos_token_id=0, eos_token_id=0, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)).eval()
     initial = {k: v + 0.01 * torch.randn_like(v) for k, v in model.state_dict().items()}
@@ -53,7 +53,7 @@ def snapshot(setting: dict[str, int]) -> Callable[[], object]:
 
 
 def point(what: str, setting: dict[str, int]) -> dict[str, float]:
-    """Seconds (the faster of two warm runs) and peak bytes."""
+    """Seconds (of kernels, the faster of two warm runs; of a snapshot, with the survey) and peak bytes."""
     import torch
     from memory import peak
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def point(what: str, setting: dict[str, int]) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
     times = []
-    for _ in range(3):
+    for _ in range({"kernels": 3, "snapshots": 2}[what]):
         start = time.process_time()
         work()
         times.append(time.process_time() - start)
