@@ -17,10 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.instrument.capture import Pass
 from richter.instrument.statistics.grams import Tangents
 from richter.instrument.statistics.products import parameters
+from richter.instrument.statistics.sizes import weight_bytes
 from richter.instrument.statistics.tables import Table, rows_bytes, table_bytes, tables_of
 from richter.kernels.planning import Unit
 
@@ -196,6 +198,7 @@ class Compressed:
 
     def grams(self, vectors: Vectors) -> Grams:
         result = Grams()
+        give_back(weight_bytes(self.subject.model))  # of all that has passed
         for table in self.tables:
             T, module = table.gram(self.subject, vectors), table.parameter.rpartition(".")[0]
             result.products[module] = T[None, :self.q, :self.q].expand(SKETCHES, -1, -1)

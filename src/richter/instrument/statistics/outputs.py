@@ -125,7 +125,7 @@ class Outputs(Statistic):
         if subject.objective is None:
             return NO_LABELS
         need, beside = self._bytes(subject), SPREAD.wants(subject, cotangents).held
-        room = need <= SMALL or (1 + COPIES) * need + beside <= subject.memory // 2
+        room = need <= SMALL or (1 + COPIES) * need + beside <= subject.memory * 3 // 4  # the rest is for an example
         return self if room else f"memory= cannot hold all outputs ({show_bytes(need)})"
 
     def _bytes(self, subject: Subject) -> int:

@@ -69,7 +69,7 @@ class Table:
         T = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=subject.home)
         H = torch.cat(self.read).flatten(0, 1).to(dtype) if self.read else None
         tokens = torch.cat(self.tokens) if self.tokens else None
-        asked = [torch.cat(parts) for parts in self.asked] if tokens is not None else []
+        asked = [torch.cat(self.asked.pop(0)) for _ in range(len(self.asked))] if tokens is not None else []
         for rows in steps(rows_in_all, tile_rows(subject, self.d, len(vectors))):
             width = rows.stop - rows.start
             B = torch.zeros(len(vectors), width, self.d, dtype=dtype, device=device)
