@@ -42,7 +42,7 @@ def relu_neuron(theta: Tensor, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("alpha", [1e-2, 1e-6, 1e-10, 1e-14])
 def test_both_modes_are_learned_however_small_the_weights(alpha: float, turned: bool, second: float) -> None:
     """Behind the first jump all directions are at a saddle of the utility, with remnants of the second mode of order alpha.
-    Times are log(1 / alpha) / strength, and a delay of about 1 / strength until directions have turned."""
+    Times are log(1 / alpha) / strength, up to about 1 / strength: it depends on what each neuron has of the second mode."""
     rng = np.random.default_rng(1)
     Q, P = (np.linalg.qr(rng.normal(size=(2, 2)))[0] if turned else np.eye(2) for _ in range(2))
     x, C = AXES @ Q, P @ np.diag([3.0, second])
@@ -50,8 +50,8 @@ def test_both_modes_are_learned_however_small_the_weights(alpha: float, turned: 
     learned, exact = alternating_flows(neuron, *data), agf.linear(np.eye(2), C)
     np.testing.assert_allclose(learned.staircase.levels, exact.levels, atol=1e-10)
     delays = learned.staircase.times.numpy() / exact.times + math.log(alpha)
-    assert (delays > 0).all(), delays
-    assert (delays < 2.0).all(), delays
+    assert (np.abs(delays) < 2.0).all(), delays
+    assert delays[0] > 0
 
 
 @pytest.mark.parametrize("alpha", [1e-4, 1e-10, 1e-14])
@@ -216,3 +216,55 @@ THETA = starts(1e-3, 4, 4)
 def test_what_is_refused(call: Any, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):
         call()
+
+
+# ------------------------------------------------------------------------------------------------ inputs that are not white
+
+
+def correlated(spread: float, seed: int, d: int = 3, n: int = 60) -> tuple[Any, Any]:
+    """Inputs whose variances differ by ``spread`` along directions of their own, and a linear target."""
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((n, d))
+    x = x @ np.linalg.cholesky(np.linalg.inv(x.T @ x / n))
+    Q = np.linalg.qr(draw.standard_normal((d, d)))[0]
+    x = x @ (Q * np.sqrt(np.geomspace(spread, 1, d))) @ Q.T
+    return x, x @ draw.standard_normal((d, d)).T
+
+
+@pytest.mark.parametrize(("spread", "seed"), [(3.0, 50), (10.0, 50), (10.0, 51)])
+def test_dormant_neurons_turn_with_active_ones(spread: float, seed: int) -> None:
+    """Frozen while the first settles, they would be in its old direction, and wake 2 to 10 times too early."""
+    x, y = correlated(spread, seed)
+    theta = np.random.default_rng(seed).standard_normal((6, 6))
+    theta = math.exp(-32) * theta / np.linalg.norm(theta, axis=1)[:, None]
+    neuron, given = alternating.layers("linear", theta, x, y)
+    learned, closed = alternating.alternating_flows(neuron, *given), agf.linear(x.T @ x / len(x), y.T @ x / len(x))
+    np.testing.assert_allclose(learned.staircase.levels, closed.levels, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(np.asarray(learned.staircase.times) / 32, closed.times, rtol=0.06)
+
+
+def test_relu_neurons_of_one_cone_turn_together() -> None:
+    """Inputs that are all positive; the second jump of descent is at 43.5, and was predicted at 13.8."""
+    draw = np.random.default_rng(61)
+    x = np.abs(draw.standard_normal((80, 3))) + 0.1
+    y = np.stack([x[:, 0] - 0.6 * x[:, 1], x[:, 1] + 0.5 * x[:, 2]], 1)
+    theta = np.random.default_rng(1).standard_normal((8, 5))
+    theta = 1e-12 * theta / np.linalg.norm(theta, axis=1)[:, None]
+    neuron, given = alternating.layers("relu", theta, x, y)
+    stairs = alternating.alternating_flows(neuron, *given, jumps=2).staircase
+    middle = (float(stairs.levels[1]) + float(stairs.levels[2])) / 2
+    t = np.linspace(30, 60, 301)
+    loss = np.asarray(alternating.simulate("relu", theta, x, y, t, lr=0.02))
+    assert float(stairs.times[1]) == pytest.approx(t[(loss < middle).argmax()], rel=0.05)
+
+
+def test_a_neuron_that_sleeps_again_below_rounding_is_warned_of() -> None:
+    alike = np.linalg.cholesky([[11.2145, 3.7097], [3.7097, 1.7855]]).T * math.sqrt(2)
+    y = (alike @ np.array([-0.2, 2.0]))[:, None]
+
+    def neuron(theta: Tensor, x: Tensor) -> Tensor:
+        return (x * (theta[:2] * theta[2:])).sum(1, keepdim=True)
+
+    theta = np.eye(2, 4)
+    with pytest.warns(UserWarning, match="sleeps again, and started with a norm below 1e-8"):
+        alternating.alternating_flows(neuron, math.exp(-24) * theta, alike, y)

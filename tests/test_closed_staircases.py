@@ -349,3 +349,8 @@ WAVE = np.array([1.0, -1.0, 0.0])
 def test_what_is_refused(call: Any, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):
         call()
+
+
+def test_moments_that_nearly_commute_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="a share of 0.0033 of the mode that it is to learn: moments nearly commute"):
+        agf.linear([[10.0, 0.01], [0.01, 0.1]], np.diag([3.0, 1.0]))

@@ -5,6 +5,7 @@ E|y - f|^2 / 2 from |theta_i| ~ alpha. A *dormant* neuron sees a residual r that
 *utility* U(theta; r) = E<f_i(x; theta), r(x)> on the sphere, and its norm reaches 1 when the *accumulated utility*
 S_i = int k U dt reaches c_i = -log|theta_i(0)| (k = 2) or (|theta_i(0)|^(2-k) - 1) / (k - 2). The first that does is *active*:
 all active neurons go to a minimum of the loss, in a time that does not count, r changes, and so on. The loss is a staircase.
+Neurons of degree 2 that sleep turn with those that are awake meanwhile, as fast as they do, however small they are.
 The 1 is near what norms come to where targets are of order 1; else it is their ``unit``, which goes like |y|^(1/k).
 
 A neuron is given as a torch function. `richter.theory.agf` has the closed forms of four networks.
@@ -193,10 +194,16 @@ def _alternate(system: Neurons, tolerance: float, jumps: int | None, keep: bool,
             if not times:
                 _compare_norms(system, first, float(rests[first]))
             active[first] = rests[first] * asleep.directions[first]
-            settled = system.settle(active, ~sleeping, rests, tolerance)
+            settled, before = system.settle(active, ~sleeping, rests, tolerance), active
             gone, active = settled.gone, torch.where(settled.gone[:, None], 0.0, settled.theta)
+            kept = ~sleeping & ~gone
+            asleep = system.carried(asleep, before[kept], active[kept], residual)
             asleep = system.returned(asleep, gone, settled.theta, system.y - system.outputs(active))
             sleeping = sleeping | gone
+            if gone.any() and not system.higher and float(system.needed.max()) > FINEST / 2:
+                warnings.warn(f"neuron {int(gone.nonzero()[0])} sleeps again, and started with a norm below 1e-8: what it would "
+                              f"wake by is a square of that, below the rounding of float64, so that later jumps may be missing. "
+                              f"Take norms of 1e-8 or more.", stacklevel=3)
             times.append(time)
             levels.append(system.loss(active))
             order.append(first)

@@ -26,6 +26,7 @@ from richter.theory.flows import flow
 LINKED = 1e-10  # of the size of a matrix: what lies below is rounding, and links no two directions
 NOTHING = 1e-12  # of what the first mode explains: a mode that explains less is none
 MIXTURES = (0.6180339887498949, 1.3247179572447460)  # two, should eigenvalues of the first sum fall together by chance
+ASTRAY = 0.5  # of the direction in which a neuron wakes along that to which it has to turn: with less, turning takes its time
 SMALL = "log(1 / alpha) of an alpha below 1"
 
 
@@ -35,6 +36,7 @@ class Modes(NamedTuple):
     times: Float[Tensor, " m"]  # in units of log(1 / alpha)
     explained: Float[Tensor, " m"]  # twice what the loss falls by
     strengths: Float[Tensor, " m"]  # the largest singular value of what was left of C in the mode's block
+    along: Float[Tensor, " m"]  # how far the direction in which a neuron wakes is that of the mode, from 0 to 1
 
 
 def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Staircase:
@@ -61,7 +63,12 @@ def modes(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Modes:
     every = Modes(*(torch.cat(parts) for parts in zip(*learned, strict=True)))
     kept = (every.explained > NOTHING * every.explained.max()).nonzero()[:, 0]
     order = kept[every.times[kept].argsort(stable=True)]
-    return Modes(*(part[order] for part in every))
+    chosen = Modes(*(part[order] for part in every))
+    if (least := float(chosen.along.min())) < ASTRAY:
+        warnings.warn(f"a neuron wakes in a direction that has a share of {least:.2g} of the mode that it is to learn: moments "
+                      f"nearly commute. Until it has turned, which takes the longer the smaller the share, the network rests at "
+                      f"another level. The staircase is that of the limit of small weights.", stacklevel=3)
+    return chosen
 
 
 def blocks(S: Float[Tensor, "d d"], C: Float[Tensor, "c d"]) -> list[Float[Tensor, "d m"]]:
@@ -87,12 +94,14 @@ def _modes_of_block(S: Float[Tensor, "m m"], C: Float[Tensor, "c m"], threshold:
     """Those of one block, the one that explains most first."""
     mu, U = (a.flip(-1) for a in torch.linalg.eigh(C @ torch.linalg.pinv(S, hermitian=True) @ C.T))
     rank = int((mu > NOTHING * mu[0]).sum())
-    values, steps = list[Tensor](), list[float]()  # singular values without the first k modes; from each jump to the next
+    values, steps, along = list[Tensor](), list[float](), list[float]()  # singular values without the first k modes; waits
     for k in range(rank):
-        values.append(torch.linalg.svdvals(C - U[:, :k] @ U[:, :k].T @ C))
+        left, s, _ = torch.linalg.svd(C - U[:, :k] @ U[:, :k].T @ C, full_matrices=False)
+        values.append(s)
+        along.append(float(left[:, s > (1 - LINKED) * s[0]].T.mv(U[:, k]).norm()))
         earlier = sum(float(values[i][k - i]) * steps[i] for i in range(k))
         steps.append((threshold - earlier) / float(values[k][0]))
-    return Modes(mu.new_tensor(steps).cumsum(0), mu[:rank], mu.new_tensor([float(v[0]) for v in values]))
+    return Modes(mu.new_tensor(steps).cumsum(0), mu[:rank], *map(mu.new_tensor, ([float(v[0]) for v in values], along)))
 
 
 def predict_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:

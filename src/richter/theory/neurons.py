@@ -29,6 +29,7 @@ STEPS = 100_000  # between two jumps
 SETTLING, SETTLED = 300, 5e-3  # steps of active neurons, until none changes faster than this, in units of the labels' pull
 ONWARD, ROUNDS = 10.0, 30  # how long they flow on from a minimum that has a slope, in these units, and how many times
 DENSE, FLAT = 600, 1e-6  # parameters up to which the loss has a matrix of second derivatives; what is flat in it
+CONE = 0.1  # of a gradient: where it is linear to this, two directions lie in one cone, but for few examples
 VANISHED, AGAIN = 1e-3, 4.0  # an active neuron of this share of the norm it woke to, or of so many times its start, sleeps again
 
 
@@ -169,6 +170,26 @@ class Neurons:
                       f"{float(step.speed[:, -1].max()) / self.lr / self.degree:.3g}. The staircase ends here; later jumps, if "
                       f"there are any, are not seen.", stacklevel=2)
         return None
+
+    def carried(self, asleep: Asleep, before: Float[Tensor, "a p"], after: Float[Tensor, "a p"], residual: Float[Tensor, "n c"]
+                ) -> Asleep:
+        """Dormant directions, when active neurons have gone from ``before`` to ``after``. With degree 2 they turn as fast as
+        those: what a direction has of active neurons in its cone goes with them, because there all follow one linear flow; the
+        rest, which is small where it has turned to one, stays. With a higher degree they are too small to turn."""
+        if self.higher:
+            return asleep
+        directions = asleep.directions.clone()
+        for j, d in enumerate(directions):
+            if (near := self._in_cone(d, before, residual)).any():
+                share = torch.linalg.lstsq(before[near].T, d[:, None]).solution[:, 0]
+                directions[j] = d + share @ (after[near] - before[near])
+        return Asleep(unit(directions), asleep.accumulated)
+
+    def _in_cone(self, d: Float[Tensor, " p"], active: Float[Tensor, "a p"], residual: Float[Tensor, "n c"]
+                 ) -> Bool[Tensor, " a"]:
+        """Which active neurons see the data as this direction does? Gradients of utilities are linear between the two then."""
+        together, own, theirs = (self.slopes(v, residual) for v in (unit(active) + d, d[None], unit(active)))
+        return (together - own - theirs).norm(dim=1) <= CONE * together.norm(dim=1)
 
     def returned(self, asleep: Asleep, who: Bool[Tensor, " H"], vanishing: Float[Tensor, "H p"], residual: Float[Tensor, "n c"]
                  ) -> Asleep:
@@ -316,11 +337,12 @@ class _Climbing:
         return TURN / max(float((norms * torch.hypot(gain, turn)).max()), least)
 
     def still(self, state: Float[Tensor, "h q"], speed: Float[Tensor, "h q"]) -> bool:
-        """Does no neuron gain, and none turn? One that turns by more than rounding leaves a saddle of the utility, however slowly
-        it moves; unless slopes are none everywhere."""
+        """Does no neuron gain, and none turn? One of degree 2 that turns by more than rounding leaves a saddle of the utility,
+        however slowly it moves; unless slopes are none everywhere."""
         gain, turn, _ = self.rates(state, speed)
         none = NONE * self.system.pull
-        return bool((gain <= none).all() and (turn <= (ROUNDING * self.system.pull if self.pull > none else none)).all())
+        slow = none if self.system.higher or self.pull <= none else ROUNDING * self.system.pull
+        return bool((gain <= none).all() and (turn <= slow).all())
 
     def waking(self, before: Step, after: Step) -> tuple[float, int] | None:
         """The first, among those that gain, that has what it needs within a step: at which share of it, and which one."""
