@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 from richter import cli
 from richter.core.text import visible
 from richter.engine import sweep
+from richter.runs import format as files
 from runs_helpers import NAN, Row, StoreError, arrays, child, ended, runs, say, sealed, small
 
 
@@ -135,6 +137,15 @@ def test_nothing_is_written_into_a_run_that_took_the_place_of_another(tmp_path: 
     run.scalars(2, loss=2.0)
     run.finish()
     assert runs.open(tmp_path / "run").scalar("loss").value.tolist() == [1.0, 2.0]
+
+
+def test_a_file_whose_blocks_are_counted_late_has_no_holes(tmp_path: Path) -> None:
+    """As some file systems do for some seconds."""
+    (tmp_path / "run.db").write_bytes(bytes(2 ** 20))
+    late = SimpleNamespace(st_size=2 ** 27, st_blocks=1)
+    assert not files._hollow(tmp_path / "run.db", late)
+    (tmp_path / "run.db").write_bytes(bytes(2 ** 19))
+    assert files._hollow(tmp_path / "run.db", late)
 
 
 def test_nothing_is_written_to_a_log_that_was_deleted(tmp_path: Path) -> None:
