@@ -307,8 +307,9 @@ def planned(subject: Subject, keys: Iterable[Key], every: Mapping[Key, Wants] | 
 def needed(subject: Subject, every: Mapping[Key, Wants]) -> int:
     """Bytes of the smallest pieces of work, those that are held meanwhile with them."""
     gathered = Pass(subject, tuple(due_of(every).values()))
-    held = sum(w.held for w in gathered.wants)
-    return max(gathered.least, held + max((w.alone for w in every.values() if not (w.takes_part and not w.optional)), default=0))
+    held, own = sum(w.held for w in gathered.wants), max((w.alone for w in gathered.wants), default=0)
+    others = max((w.alone for w in every.values() if not (w.takes_part and not w.optional)), default=0)
+    return max(gathered.least, held + own + others)  # sums that are made of rows are multiplied by weights, side by side
 
 
 def check_memory(subject: Subject, stages: Sequence[tuple[Subject, Mapping[Key, Wants]]]) -> None:
