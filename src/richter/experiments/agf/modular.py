@@ -178,7 +178,7 @@ def draw(results: Results) -> Figure:
 
 INDEX = Control("in the order of the frequencies", {"order": "index"})
 EVENLY = Control("as many jumps, evenly from the first to the last of training", {"times": "evenly"})
-LATE = ("15 % (2 to 25 % over seeds) for 5 %. The first two jumps come within 4 % in every seed; behind them neurons of one "
+LATE = ("12 % (3 to 22 % over seeds) for 5 %. The first two jumps come within 4 % in every seed; behind them neurons of one "
         "frequency wake nearly at once, and the algorithm, which wakes one at a time and lets it settle, puts them one after the "
         "other, up to hundreds of units of time apart where training has them within one")
 EXPERIMENT = Experiment(
