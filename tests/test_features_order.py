@@ -61,6 +61,7 @@ def test_names_are_any_list() -> None:
     ({"names": 3}, "3 names for 3 inputs: give one for each, as a list"), ({"names": "abc"}, "'abc' names for 3 inputs"),
     ({"seed": -1}, "seed=-1; a whole number, at least 0"), ({"neurons": 1.5}, "neurons=1.5; a whole number"),
     ({"neurons": 0}, "neurons=0; a whole number"), ({"jumps": 0}, "jumps=0; a whole number"),
+    ({"lr": 5.0}, "at lr=5 a training comes there in .* steps, which are too long to follow the flow. Take lr="),
     ({"lr": 0}, "lr=0: a number above 0"), ({"lr": float("nan")}, "lr=nan: a number above 0"),
     ({"alpha": "a"}, "alpha='a': a number above 0"),
     ({"y": 3.0}, r"y \(\): \[n, d\] and"), ({"activation": "tanh"}, "tanh"),

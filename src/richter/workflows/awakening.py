@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POINTS = 1_000  # of the trained network's loss
 SHOWN = 3  # inputs of a feature that are named
-MOST = 1_000_000  # steps of training, a minute or two
+FEWEST, MOST = 20, 1_000_000  # steps of training: fewer follow no flow, and more take longer than a minute or two
 ALPHA, ALPHAS = 1e-6, {"square": 1e-2}  # norms at the start; activations whose neurons have degree 3
 
 
@@ -51,7 +51,7 @@ class FeaturesOrder:
 
     def __str__(self) -> str:
         stairs = self.learned.staircase
-        rows = [[str(k + 1), f"{float(stairs.times[k]):.4g}", f"{seen:.4g}",
+        rows = [[str(k + 1), f"{float(stairs.times[k]):.4g}", "never" if math.isnan(seen) else f"{seen:.4g}",
                  f"{float(stairs.levels[k]):.3g} to {float(stairs.levels[k + 1]):.3g}", self._made_of(k)]
                 for k, seen in enumerate(self.seen)]
         return table([["feature", "predicted", "trained", "loss", "made of"], *rows], right=(1, 2))
@@ -110,8 +110,11 @@ def features_order(x: ArrayLike, y: ArrayLike, *, activation: alternating.Activa
 
 
 def _sampled(last: float, lr: float) -> Float[torch.Tensor, " t"]:
-    """Times of descent, for a third longer than to the last jump; refused where that is too many steps."""
+    """Times of descent, for a third longer than to the last jump; refused where that is too few steps or too many."""
     steps = math.ceil(4 / 3 * last / lr)
+    if steps < FEWEST:
+        raise SelectionError(f"the last jump is predicted at {last:.3g}: at lr={lr:g} a training comes there in {steps} steps, which "
+                             f"are too long to follow the flow. Take lr={last / 1000:.1g} or less.")
     if steps > MOST:
         raise SelectionError(f"the last jump is predicted at {last:.3g}: a training at lr={lr:g} that shows it has {steps:.2g} "
                              f"steps, and {MOST:.0e} are the most here. Take a larger lr, a larger alpha (times go like "
