@@ -113,8 +113,8 @@ def _sampled(last: float, lr: float) -> Float[torch.Tensor, " t"]:
     """Times of descent, for a third longer than to the last jump; refused where that is too few steps or too many."""
     steps = math.ceil(4 / 3 * last / lr)
     if steps < FEWEST:
-        raise SelectionError(f"the last jump is predicted at {last:.3g}: at lr={lr:g} a training comes there in {steps} steps, which "
-                             f"are too long to follow the flow. Take lr={last / 1000:.1g} or less.")
+        raise SelectionError(f"the last jump is predicted at {last:.3g}: at lr={lr:g} a training comes there in {steps} steps, "
+                             f"which are too long to follow the flow. Take lr={last / 1000:.1g} or less.")
     if steps > MOST:
         raise SelectionError(f"the last jump is predicted at {last:.3g}: a training at lr={lr:g} that shows it has {steps:.2g} "
                              f"steps, and {MOST:.0e} are the most here. Take a larger lr, a larger alpha (times go like "
