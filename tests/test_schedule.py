@@ -196,6 +196,13 @@ def test_without_it_a_second_is_lent_and_paid_back(monkeypatch: pytest.MonkeyPat
     assert 0.6 < watch._budget.spent <= 1.0
 
 
+def test_steps_that_begin_again_cost_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loops that count from zero, one Observer: its pace is that of all steps then."""
+    watch, clock = watched(monkeypatch, 0.05, steps=400, when=None, known=400)
+    monkeypatch.setattr(richter.instrument.budget, "time", clock)
+    assert all(watch._budget._room(step, 1.0)[1] > 0 for step in (1, 63, 64, 128, 399))
+
+
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "many"])
 def test_steps_that_are_no_number(steps: Any) -> None:
     with pytest.raises(SelectionError, match="the number of steps of the training"):

@@ -80,8 +80,8 @@ class Budget:
         return self.spent + cost <= room and self.spent + 2 * cost <= in_all
 
     def allows_brief(self, step: int) -> bool:
-        """Is there room for what is cheap alone? It takes half of the budget at most, and once there is room for more,
-        leaves that of one whole measurement."""
+        """Is there room for what is cheap alone? It takes half of the budget at most, and once there is room for more, leaves
+        that of one whole measurement."""
         if self.share is None or self.begun is None:
             return True
         cost, whole = self._expected(True), self._expected(False)
@@ -111,4 +111,4 @@ class Budget:
         if done >= 2 * self.seen[1][0]:
             self.seen = self.seen[1], (done, seconds)
         before, then = self.seen[0]
-        return min(seconds / done, (seconds - then) / (done - before))
+        return min(seconds / done, (seconds - then) / (done - before)) if done > before else seconds / done  # steps begin again
