@@ -22,7 +22,7 @@ from richter.core import WHOLE, MemoryBudgetError
 from richter.instrument.capture import quiet, state_of
 from richter.instrument.captures import LayerCapture, covariance, record
 from richter.instrument.cotangents import every_output, random_outputs
-from richter.instrument.statistics import Factor, FeatureMatrix, basis, egop
+from richter.instrument.statistics import Factor, FeatureMatrix, bases, egop
 from richter.instrument.survey import Bench, survey
 from richter.measures import catalogue
 from richter.measures.nfa import diagonal_pearson, pearson
@@ -533,30 +533,40 @@ def test_correlations_of_constant_matrices_do_not_exist() -> None:
     assert math.isnan(diagonal_pearson(FeatureMatrix(Factor(Q)), other))
 
 
-@pytest.mark.parametrize("tall", [True, False], ids=["tall", "wide"])
+@pytest.mark.parametrize(("tile", "written"), [(2 ** 20, 2 ** 20), (8, 2 ** 20), (8, 0)])
 @pytest.mark.parametrize("then", [True, False], ids=["initial", "no initial"])
 @law()
-@given(seed=SEEDS)
-def test_a_basis_of_the_columns_loses_nothing(seed: int, tall: bool, then: bool) -> None:
-    W = normal(seed, 15 if tall else 5, 4)
-    W0 = normal(seed + 1, *W.shape) if then else None
-    Q = basis(W, W0)
-    if not tall:
-        assert Q is None or Q.shape[1] < len(W)
-        return
-    assert Q is not None
-    assert Q.shape == (15, 8 if then else 4)
-    equal(Q.T @ Q, torch.eye(Q.shape[1]).double(), 1e-12)
-    K = semidefinite(seed + 2, 15)
-    for M in (W, *([] if W0 is None else [W0, W - W0])):
-        equal((Q.T @ M).T @ (Q.T @ K @ Q) @ (Q.T @ M), M.T @ K @ M, 1e-12)
+@given(seed=SEEDS, near=st.sampled_from([1.0, 1e-8]))
+def test_what_is_asked_through_the_matrices_loses_nothing(seed: int, then: bool, tile: int, written: int, near: float) -> None:
+    W, g = normal(seed, 15, 4), normal(seed + 2, 3, 2, 15)
+    W0 = W - near * normal(seed + 1, *W.shape) if then else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bases, "TILE", tile)
+        patch.setattr(bases, "WRITTEN", written)
+        through = bases.Through(W, W0, lambda W: W.double())
+        A = through.rows(g).flatten(0, -2)
+        assert A.shape == (6, 8 if then else 4)
+        g = g.flatten(0, -2)
+        for now, change, V in [(1.0, 0.0, W), *([] if W0 is None else [(0.0, 1.0, W - W0), (1.0, -1.0, W0)])]:
+            equal(through.block(A.T @ A, now, change), (g @ V).T @ (g @ V), 1e-12)
+            equal(through.block(through.gram(), now, change), V.T @ V, 1e-12)
+
+
+def test_where_moments_are_kept_through_the_matrices() -> None:
+    """A map that writes much more than it reads; with few rows also one that writes a little more; never one that reads more."""
+    assert bases.size((3072, 768), 2, 10 ** 6) == 2 * 768
+    assert bases.size((2304, 768), 2, 10 ** 6) is None
+    assert bases.size((2304, 768), 2, 1024) == 2 * 768
+    assert bases.size((2304, 768), 1, 10 ** 6) == 768
+    assert bases.size((768, 3072), 1, 1024) is None
+    assert bases.size((2, 3), 1, 1) is None
 
 
 @pytest.mark.parametrize("then", [True, False], ids=["initial", "no initial"])
 @law(4)
 @given(seed=SEEDS)
 def test_tall_layers_are_measured_as_others(seed: int, then: bool) -> None:
-    """9 outputs of 2 inputs: kept in a basis of 2 or 4 columns, and the numbers are those of the dense matrices."""
+    """9 outputs of 2 inputs: kept through 2 or 4 columns, and the numbers are those of the dense matrices."""
     model, x, y = network("tall", seed), inputs("tall", seed, 6), labels(6)
     before = network("tall", seed + 20_000)
     found = values(model, x, y, EVERY, initial=before.state_dict() if then else None)

@@ -18,7 +18,7 @@ from richter.core import MemoryBudgetError, freed, parse_bytes
 from richter.instrument import foreseen, matrices
 from richter.instrument import subject as subjects
 from richter.instrument.cotangents import random_outputs
-from richter.instrument.statistics import journey, moments, outputs, pushing, sizes, stages, weights
+from richter.instrument.statistics import bases, journey, moments, outputs, pushing, sizes, stages, weights
 from richter.instrument.survey import audit
 from richter.kernels import planning, shared
 from test_large import Tied
@@ -32,7 +32,7 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every array counts, as those of a large model do, of which some entries at a time are nothing."""
     for module in (freed, subjects, journey, moments, outputs, sizes, stages, weights):
         monkeypatch.setattr(module, "SMALL", 0)
-    for module in (journey, pushing):
+    for module in (bases, journey, pushing):
         monkeypatch.setattr(module, "TILE", 2 ** 12)
     monkeypatch.setattr(matrices, "KEPT", 0)
 
@@ -103,11 +103,11 @@ def test_smaller_chunks_form_no_gradients_that_larger_ones_do_not(monkeypatch: p
     for module in (sys.modules["richter.kernels.ntk"], planning):  # richter.kernels.ntk is its function
         monkeypatch.setattr(module, "by_pairs", lambda *a: seen.append(a[4]) or shared.by_pairs(*a))
     some = {"cotangents": random_outputs(3), "per_layer": True}
-    whole = richter.kernels.ntk(model, probe.x, **some)
+    whole = richter.kernels.ntk(model.double(), probe.x, **some)
     monkeypatch.setattr(planning, "_numbers", lambda r, n, m, block, same: n)  # one example at a time
-    little = richter.kernels.ntk(model, probe.x, **some, memory=4)
+    little = richter.kernels.ntk(model, probe.x, **some, memory=8)
     assert set(seen) == {N}
-    torch.testing.assert_close(whole["table"], little["table"])
+    torch.testing.assert_close(whole["table"], little["table"], rtol=1e-12, atol=0)
 
 
 def test_the_audit_of_a_tied_matrix_sees_what_is_wrong_without_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

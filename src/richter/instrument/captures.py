@@ -154,7 +154,8 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     looked at: a Doubt, if this is not what the survey says."""
     n = bench.n
     examined = audit is not None and bool(names) and audit.due(bench.state, rows, names)
-    odd = _out_of_order(bench, survey, audit, rows) if examined and audit is not None and n > 1 else None
+    turned = examined and audit is not None and n > 1 and audit.turns(bench.state, rows)
+    odd = _out_of_order(bench, survey, audit, rows) if turned and audit is not None else None
     with timed(device_of(bench.model)) as seconds:
         run = passed(bench, survey, rows.start, survey.silent)
     if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped

@@ -24,7 +24,7 @@ from richter.instrument.matrices import Widened
 from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
 from richter.instrument.shift import aligned
-from richter.instrument.statistics.bases import Bases, size
+from richter.instrument.statistics.bases import Bases
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.journey import Journey
 from richter.instrument.statistics.norms import understood
@@ -252,18 +252,8 @@ class Subject:
 
     @cached_property
     def bases(self) -> Bases:
-        """Of the columns of each map's matrices, where moments are kept in one."""
-        return Bases(self.matrix_sizes, self.pair, self.plain)
-
-    def rank(self, name: str) -> int:
-        """How many numbers a moment keeps of what is asked of a map at a position: those of a basis, or all."""
-        shape, matrices = self.matrix_sizes(name)
-        return size(shape, matrices) or shape[0]
-
-    def matrix_sizes(self, name: str) -> tuple[tuple[int, int], int]:
-        """The shape of a map's matrix, grouped ones as one, and how many there are: now, and then."""
-        shape, kind = self.survey.maps[name].shape, self.survey.maps[name].kind
-        return (shape[0] * shape[1], shape[0] * shape[2]) if kind == "grouped" else (shape[0], shape[1]), 1 + (name in self.W0)
+        """Through which matrices what is asked of each map is kept."""
+        return Bases(self, self._wide)
 
     def plain(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The same as ``pair``, where they lie."""

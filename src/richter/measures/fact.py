@@ -73,13 +73,20 @@ def power_correlation(F: FeatureMatrix, G: FeatureMatrix, exponent: float) -> fl
     """The cosine of W^T W and AGOP^exponent, the powers of the neural feature ansatz.  [fact; rfm]"""
     if G.halves is not None or G.K is None:
         return math.nan
-    W = F.factor.W
-    B = W.T if W.shape[1] <= W.shape[0] else torch.linalg.qr(W.T, mode="r")[1]  # in a basis of the rows of W
-    nfm, agop = B @ B.T, B @ G.K @ B.T
+    nfm, agop = _small(F, G)
     values, vectors = eigh((agop + agop.T) / 2)
     least = len(values) * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)  # below it is rounding, whose root is not small
     root = (vectors * torch.where(values > least, values, 0.0).pow(exponent)) @ vectors.T
     return quotient((nfm * root).sum().item(), (nfm.norm() * root.norm()).item())
+
+
+def _small(F: FeatureMatrix, G: FeatureMatrix) -> tuple[Tensor, Tensor]:
+    """Both matrices, of a map that reads more than it writes in a basis of the rows of W."""
+    if F.factor.shape[1] <= F.factor.shape[0]:
+        return F.dense(), G.dense()
+    assert G.K is not None
+    B = torch.linalg.qr(F.factor.W.T, mode="r")[1]
+    return B @ B.T, B @ G.K @ B.T
 
 
 def nfc_sqrt(F: FeatureMatrix, G: FeatureMatrix) -> float:

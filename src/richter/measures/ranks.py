@@ -20,8 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from richter.core import Interval, Ref, SelectionError
-from richter.instrument.statistics import WEIGHT, Derived
-from richter.instrument.statistics.weights import Factor
+from richter.instrument.statistics import MATRIX, Derived
 from richter.measures.measure import Measure, quotient
 
 SHARE = 0.1  # of the largest singular value: a smaller one does not count
@@ -38,10 +37,10 @@ def rank(values: ArrayLike, share: float = SHARE) -> Any:
     return ((s >= share * s.max(-1, keepdims=True)) & (s > 0)).sum(-1)
 
 
-def singular_values(W: Factor) -> Float[Tensor, " r"]:
+def singular_values(W: Float[Tensor, "o i"]) -> Float[Tensor, " r"]:
     """Of W, the largest first, in units of W's largest entry, so that neither huge nor tiny weights lose them; by the smaller of
     W W^T and W^T W. Below 1e-8 of the largest they are rounding, which is far from the border of a rank."""
-    A = W.W.double()
+    A = W.double()
     size = A.abs().max()
     A = A / size if size else A
     A = A if A.shape[0] <= A.shape[1] else A.T
@@ -58,7 +57,7 @@ def rank_of_weights(s: Float[Tensor, " r"]) -> float:
     return float(rank(s.cpu().numpy())) or float("nan")
 
 
-SINGULAR_VALUES = Derived("singular_values", singular_values, (WEIGHT,))
+SINGULAR_VALUES = Derived("singular_values", singular_values, (MATRIX,))
 MEASURES = (
     Measure("stable_rank_of_weights", stable_rank_of_weights, (SINGULAR_VALUES,), ref=Ref("escape", "Thm. 3.1"),
             bounds=Interval(low=1.0)),

@@ -1,7 +1,6 @@
 """What measures are made of, each computed once: statistics of weights, moments over examples, gradients, kernels over pairs of
 examples, and functions of these. A statistic of your own is a class with ``begin``: see frame.py and docs/extending.md."""
 
-from richter.instrument.statistics.bases import basis
 from richter.instrument.statistics.classes import CLASSES, Classes
 from richter.instrument.statistics.elsewhere import HeldOut, Initial, Previous
 from richter.instrument.statistics.estimates import CENTRED_KERNEL, SAME_OUTPUT
@@ -58,4 +57,4 @@ __all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAI
            "Derived", "Evolved", "Factor", "FeatureChange", "FeatureMatrix", "Features", "FunctionChange", "Gap", "Gathering",
            "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Linearisation", "Missing", "Moment", "OfLayer", "OfProbe",
            "OfWeight", "Operator", "Outputs", "Pair", "Previous", "Products", "Reading", "Rows", "Sample", "Simple", "Sketched",
-           "Spread", "Statistic", "Trace", "Turned", "Wants", "basis", "block_diagonal", "egop", "feature_matrix", "leaves"]
+           "Spread", "Statistic", "Trace", "Turned", "Wants", "block_diagonal", "egop", "feature_matrix", "leaves"]

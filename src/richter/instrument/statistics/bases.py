@@ -1,11 +1,12 @@
-"""Orthonormal bases of the columns of a map's matrices, now and then: what is later multiplied by W or W0 loses nothing when it
-is kept there, and a map that writes more than it reads takes less room."""
+"""What is asked of a map that writes more than it reads is kept as what is asked of its inputs: through its matrix, and through
+what was added to that since initialisation. It takes less room, nothing is lost that is later multiplied by the one or the other,
+and the feature matrices lie in the sums as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -13,117 +14,114 @@ from torch import Tensor
 
 from richter.instrument.stream import steps
 
-WRITTEN = 2 ** 22  # entries of a basis that is written down
-TILE = 2 ** 20  # entries of a matrix in double precision at a time
-SMALL = 1e-13  # eigenvalues of a Gram matrix of unit matrices, relative: what is below is rounding
+if TYPE_CHECKING:
+    from richter.instrument.subject import Subject
+
+ASKED = 8  # cotangents of an example, from which is told how a moment is kept
+WRITTEN = 2 ** 20  # entries of matrices that are written down side by side
+TILE = 2 ** 20  # entries of a larger one that are read at a time
+PRODUCTS = 20  # of a moment with a map's matrix that are made of a snapshot's sums
 
 
-class Basis(Protocol):
-    """Of the columns of W, and of W0 if there is one."""
-
-    size: int  # how many vectors
-
-    def rows(self, g: Float[Tensor, "... o"]) -> Float[Tensor, "... r"]:
-        """g Q."""
-        ...
-
-    def matrices(self) -> tuple[Float[Tensor, "r i"], Float[Tensor, "r i"] | None]:
-        """Q^T W and Q^T W0, in double precision."""
-        ...
-
-
-def size(shape: Sequence[int], matrices: int) -> int | None:
-    """How many vectors a basis of so many matrices of this shape has, where to go there, d r + r^2 operations for each g, is less
-    than d^2; None where it is not."""
+def size(shape: Sequence[int], matrices: int, rows: int) -> int | None:
+    """How many numbers of each of so many rows are kept where they are asked of the inputs of a map of this shape, through so
+    many matrices; None where to keep them as they are takes fewer operations, with those that are made of the sums."""
     d, r = shape[0], matrices * shape[1]
-    return r if r * (d + r) < d * d else None
+    return r if shape[1] <= d and rows * r * (d + r) < d * d * (rows + PRODUCTS * d) else None
 
 
-def basis_bytes(shape: Sequence[int], matrices: int) -> int:
-    """That a basis of so many matrices of this shape takes, if there is one."""
-    d, r = shape[0], size(shape, matrices)
-    if r is None:
-        return 0
-    return 8 * (d * r + d * matrices * shape[1]) if d * r <= WRITTEN else 8 * 2 * r * r
+def seen(subject: Subject, name: str) -> int | None:
+    """How many numbers a moment keeps of what is asked of a map at a position, where it does so through the map's matrices."""
+    info, n = subject.survey.maps[name], subject.probe.n
+    return size(*_matrices(subject, name), n * info.positions * min(subject.survey.outputs, ASKED))
 
 
-def basis(W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None) -> Float[Tensor, "o r"] | None:
-    """Its vectors Q, by a QR decomposition, where it is worth it."""
-    columns = W if W0 is None else torch.cat([W, W0], 1)
-    return None if size(W.shape, columns.shape[1] // W.shape[1]) is None else torch.linalg.qr(columns)[0]
+def rank(subject: Subject, name: str) -> int:
+    """The same, or all of them."""
+    return seen(subject, name) or _matrices(subject, name)[0][0]
 
 
-class Written(Basis):
-    """Q itself."""
-
-    def __init__(self, W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None) -> None:
-        Q = basis(W, W0)
-        assert Q is not None  # or there would be none
-        self.W, self.W0, self.Q, self.size = W, W0, Q, Q.shape[1]
-
-    def rows(self, g: Float[Tensor, "... o"]) -> Float[Tensor, "... r"]:
-        return g @ self.Q.to(g)
-
-    def matrices(self) -> tuple[Tensor, Tensor | None]:
-        return self.Q.T @ self.W, None if self.W0 is None else self.Q.T @ self.W0
+def written_bytes(subject: Subject, name: str) -> int:
+    """Of a map's matrices side by side, where they are written down."""
+    (o, i), matrices = _matrices(subject, name)
+    return subject.itemsize * matrices * o * i if seen(subject, name) and matrices * o * i <= WRITTEN else 0
 
 
-class Implied(Basis):
-    """Q = A (A^T A)^-1/2 with A = (W / |W|, (W - W0) / |W - W0|), which is never written down: a vocabulary's would be several
-    times the model. Both are read where they lie, in the precision of the model."""
+def _matrices(subject: Subject, name: str) -> tuple[tuple[int, int], int]:
+    """The shape of a map's matrix, grouped ones as one, and how many there are: now, and then."""
+    shape, kind = subject.survey.maps[name].shape, subject.survey.maps[name].kind
+    return (shape[0] * shape[1], shape[0] * shape[2]) if kind == "grouped" else (shape[0], shape[1]), 1 + (name in subject.W0)
 
-    def __init__(self, W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None) -> None:
-        self.W, self.W0 = W, W0
-        i = W.shape[1]
-        r = i if W0 is None else 2 * i
-        G = torch.zeros(r, r, dtype=torch.float64, device=W.device)
-        for A in self._tiles():
-            G += A.T @ A
-        norms = G.diagonal().view(-1, i).sum(1).sqrt()
-        self.norms = torch.where(norms > 0, norms, 1.0)
-        self.scale = self.norms.repeat_interleave(i)
-        values, vectors = torch.linalg.eigh(G / self.scale / self.scale[:, None])
-        keep = values > SMALL * values[-1]
-        self.T = vectors[:, keep] / values[keep].sqrt() / self.scale[:, None]  # Q = (W, W - W0) T
-        self.WQ = self.T.T @ G
-        self.size = self.T.shape[1]
+
+class Through:
+    """A = (W / |W|, (W - W0) / |W - W0|), without W0 its first part alone: rows g [..., o] are kept as g A [..., r], and their
+    moment K as A^T K A. The norms keep both parts in the range of single precision. Large matrices are read where they lie."""
+
+    def __init__(self, W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None, wide: Callable[[Tensor], Tensor]) -> None:
+        self.W, self.W0, self.wide, self.shape = W, W0, wide, W.shape
+        norms = [torch.stack([A.norm() for A in parts]).norm().item() for parts in zip(*self._tiles(wide), strict=True)]
+        self.norms = [norm or 1.0 for norm in norms]
+        self._written: Tensor | None = None
+
+    def _tiles(self, kind: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:
+        """Rows of W and of W - W0."""
+        for rows in self._steps:
+            W = kind(self.W[rows])
+            yield [W] if self.W0 is None else [W, W - kind(self.W0[rows])]
 
     @cached_property
     def _steps(self) -> list[slice]:
-        return steps(len(self.W), max(1, TILE // self.W.shape[1]))
+        return steps(self.shape[0], max(1, TILE // self.shape[1]))
 
-    def _tiles(self) -> Iterator[Tensor]:
-        """Rows of (W, W - W0), in double precision."""
-        for rows in self._steps:
-            W = self.W[rows].double()
-            yield W if self.W0 is None else torch.cat([W, W - self.W0[rows].double()], 1)
+    def _scaled(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([A / norm for A, norm in zip(parts, self.norms, strict=True)], 1)
 
     def rows(self, g: Float[Tensor, "... o"]) -> Float[Tensor, "... r"]:
-        parts = [g @ self.W.to(g)]
-        if self.W0 is not None:
-            parts.append(torch.zeros_like(parts[0]))
-            for rows in self._steps:
-                parts[1] += g[..., rows] @ (self.W[rows].to(g) - self.W0[rows].to(g))
-        return torch.cat(parts, -1) @ self.T.to(g)
+        """g A, in the precision of g."""
+        if len(self.norms) * self.W.numel() <= WRITTEN:
+            if self._written is None or self._written.dtype != g.dtype:
+                self._written = torch.cat([self._scaled(parts) for parts in self._tiles(lambda W: W.to(g))])
+            return g @ self._written
+        total = g.new_zeros(*g.shape[:-1], len(self.norms) * self.shape[1])
+        for rows, parts in zip(self._steps, self._tiles(lambda W: W.to(g)), strict=True):
+            total += g[..., rows] @ self._scaled(parts)
+        return total
 
-    def matrices(self) -> tuple[Tensor, Tensor | None]:
-        i = self.W.shape[1]
-        return self.WQ[:, :i], None if self.W0 is None else self.WQ[:, :i] - self.WQ[:, i:]
+    def gram(self) -> Float[Tensor, "r r"]:
+        """A^T A."""
+        total = None
+        for parts in self._tiles(self.wide):
+            A = self._scaled(parts)
+            total = A.T @ A if total is None else total.addmm_(A.T, A)
+        assert total is not None  # a matrix has rows
+        return total
+
+    def block(self, K: Float[Tensor, "r r"], now: float, change: float) -> Float[Tensor, "i i"]:
+        """V^T K' V of V = now W + change (W - W0), from K = A^T K' A."""
+        i, weights = self.shape[1], [c * norm for c, norm in zip((now, change), self.norms, strict=False)]
+        parts = [(a * b, K[j * i:(j + 1) * i, k * i:(k + 1) * i]) for j, a in enumerate(weights) for k, b in enumerate(weights)]
+        first, *rest = (part * weight for weight, part in parts if weight)
+        for part in rest:
+            first += part
+        return first
 
 
-class Bases(dict[str, Basis | None]):
-    """By map, each made when it is first asked for; None where a map's own coordinates are as good."""
+class Bases(dict[str, Through | None]):
+    """By map, each made when it is first asked for; None where what is asked of a map is kept as it is."""
 
-    def __init__(self, shapes: Callable[[str], tuple[Sequence[int], int]], pair: Callable[[str], tuple[Tensor, Tensor | None]],
-                 plain: Callable[[str], tuple[Tensor, Tensor | None]]) -> None:
+    def __init__(self, subject: Subject, wide: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.shapes, self.pair, self.plain = shapes, pair, plain
+        self.subject, self.wide = subject, wide
+        self._gram: tuple[str, Tensor] | None = None  # of the map that was looked at last
 
-    def __missing__(self, name: str) -> Basis | None:
-        shape, matrices = self.shapes(name)
-        r = size(shape, matrices)
-        if r is None:
-            self[name] = None
-        else:
-            self[name] = Written(*self.pair(name)) if shape[0] * r <= WRITTEN else Implied(*self.plain(name))
+    def __missing__(self, name: str) -> Through | None:
+        self[name] = Through(*self.subject.plain(name), self.wide) if seen(self.subject, name) else None
         return self[name]
+
+    def gram(self, name: str) -> Tensor:
+        """A^T A of one map after another."""
+        if self._gram is None or self._gram[0] != name:
+            through = self[name]
+            assert through is not None
+            self._gram = name, through.gram()
+        return self._gram[1]

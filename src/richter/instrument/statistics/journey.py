@@ -145,6 +145,11 @@ class Journey:
         return {k: d for k, d in changes.items() if bool(d.any())}
 
     @cached_property
+    def moved(self) -> bool:
+        """Has any weight?"""
+        return bool(self.direction)
+
+    @cached_property
     def few(self) -> Any:
         """Some examples from all over the probe; of a large model as many as have room."""
         n, weights = self.subject.probe.n, self._weights()
@@ -285,7 +290,7 @@ class Journey:
         self.walked = True
         subject = self.subject
         then, push = (any(getattr(listener, what) for listener in self.listeners) for what in ("then", "push"))
-        pushed = self.push if push and self.direction else None
+        pushed = self.push if push and self.moved else None
         self._look()
         for i, rows in enumerate(self.blocks):
             x = self.examples(rows)
@@ -299,4 +304,5 @@ class Journey:
                 stretch = replace(stretch, then=self.run(self.first, x, rows.start))
             for listener in self.listeners:
                 listener.take(stretch)
+        self.__dict__.pop("direction", None)  # as large as the model, and nobody looks at it again
 

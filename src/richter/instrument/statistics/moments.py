@@ -15,7 +15,7 @@ from richter.core import Mark, Remark
 from richter.core.sizes import SMALL
 from richter.instrument.captures import LayerCapture, covariance
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.bases import basis_bytes
+from richter.instrument.statistics.bases import rank, written_bytes
 from richter.instrument.statistics.frame import APART, GROUPS, NO_INITIAL, Gathering, Group, Missing, Statistic, Wants, in_range
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class Halves:
 
 @dataclass(frozen=True)
 class Moment(Statistic):
-    """block(capture) is summed over examples and positions and divided by their number. With ``project`` it is kept in
-    an orthonormal basis of the columns of W and W0, which loses nothing that is later multiplied by W or W0."""
+    """block(capture) is summed over examples and positions and divided by their number. With ``project`` it is kept as
+    it is asked through W and W - W0, where that is less, which loses nothing that is later multiplied by them."""
 
     name: str
     block: Callable[[LayerCapture], Tensor]
@@ -150,7 +150,7 @@ class Moment(Statistic):
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         sizes = [self._bytes(subject, cotangents, k) for k in subject.maps]
-        bases = sum(basis_bytes(*subject.matrix_sizes(k)) for k in subject.maps) if self.project else 0
+        bases = sum(written_bytes(subject, k) for k in subject.maps) if self.project else 0
         return Wants(tuple(subject.maps), reads=self.reads, initial=self.initial,
                      held=sum(rows if rows is not None and rows < sums else sums for sums, rows in sizes)
                      + (bases if bases > SMALL else 0),
@@ -160,7 +160,7 @@ class Moment(Statistic):
     def _bytes(self, subject: Subject, cotangents: Cotangents, name: str) -> tuple[int, int | None]:
         """Of one map's sums, and of the rows that they are made of, where these may be kept in their place."""
         info = subject.survey.maps[name]
-        r = subject.rank(name) if self.project else math.prod(info.shape[:-1])
+        r = rank(subject, name) if self.project else math.prod(info.shape[:-1])
         sums = 8 * (GROUPS + 2) * (1 + self._halved(subject, cotangents)) * r * r
         if not subject.frugal or self.rows is None:
             return sums, None

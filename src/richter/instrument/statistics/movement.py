@@ -96,7 +96,7 @@ class _Linearisation(Simple):
 
     def value(self, place: str, without: Group | None = None) -> Gap:
         self.journey.walk()
-        if not self.journey.direction:
+        if not self.journey.moved:
             return Gap()
         if not self.pushing.way:
             raise Missing(f"the product of the initial Jacobian with the change of the weights cannot be had ("

@@ -90,9 +90,9 @@ class Reading:
         return self._plain.get(name)
 
     def capture(self, name: str, project: bool = False, initial: bool = False) -> LayerCapture | None:
-        """A map as one matrix, masked positions zero, beside the initial network; ``project``: g in the basis of W's columns;
-        ``initial``: also where only the initial network reaches it. A network that does not reach a map reads nothing there and
-        asks nothing of it: h and g, or h0 and g0, are zero."""
+        """A map as one matrix, masked positions zero, beside the initial network; ``project``: g as it is asked through the map's
+        matrices, where it is kept so; ``initial``: also where only the initial network reaches it. A network that does not reach
+        a map reads nothing there and asks nothing of it: h and g, or h0 and g0, are zero."""
         key = (name, project)
         if name not in self.captures and not (initial and self.before is not None and name in self.before):
             return None

@@ -23,7 +23,6 @@ from richter.kernels.planning import Unit
 
 MANY = 2 ** 62  # examples: so many that the gradients of a parameter that is several maps are never formed
 OUTPUTS = 8  # arrays of an example's outputs on their way: see passes.AUDITED
-SHARE = 2  # of memory, one part in so many is for what is kept
 
 
 def can_be_kept(t: Tangents) -> bool:
@@ -59,8 +58,8 @@ def least(t: Tangents) -> int:
 
 
 def turns(t: Tangents) -> list[list[Unit]]:
-    """Modules whose captures, of one output, have room side by side."""
-    room = max(t.memory // SHARE, t.memory - chunk_bytes(t) * t.n - products_bytes(t))
+    """Modules whose captures, of one output, have room side by side, with one example on its way: every turn takes a pass."""
+    room = t.memory - chunk_bytes(t) - products_bytes(t)
     groups: list[list[Unit]] = []
     for units in t.by_module.values():
         if groups and kept_bytes(t, [*groups[-1], *units], 1) <= room:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from richter.core.sizes import SMALL
 from richter.instrument.cotangents import Cotangents
+from richter.instrument.statistics.bases import Bases, rank
 from richter.instrument.statistics.frame import (
     APART,
     NO_INITIAL,
@@ -40,6 +41,7 @@ NOT_MOVED = "0/0: the weights (or what is asked of them) have not moved from the
 
 
 TILE = 2 ** 22  # entries of a matrix in double precision at a time
+ISOTROPIC = 1e-6  # of a moment: what is nearer to a multiple of the identity is one
 PRODUCTS = 12  # of a matrix with itself and with moments, that are held side by side
 
 
@@ -91,6 +93,27 @@ class Factor:
         return self.M.square().sum().item()
 
 
+class Seen:
+    """A matrix V = now W + change (W - W0) whose moments arrive as they are asked through W and W - W0."""
+
+    def __init__(self, bases: Bases, name: str, now: float, change: float) -> None:
+        through = bases[name]
+        assert through is not None
+        self.bases, self.name, self.through, self.parts, self.shape = bases, name, through, (now, change), through.shape
+
+    @property
+    def gram(self) -> Float[Tensor, "r r"]:
+        """That of the identity, in the place of a moment."""
+        return self.bases.gram(self.name)
+
+    def like(self, K: Tensor) -> Tensor:
+        return K.to(self.gram)
+
+    def formed(self, K: Float[Tensor, "r r"] | None) -> Float[Tensor, "d_in d_in"]:
+        """V^T K V."""
+        return self.through.block(self.gram if K is None else K, *self.parts)
+
+
 def sum_of(terms: Iterable[Tensor]) -> Tensor:
     """One after another."""
     return functools.reduce(Tensor.add_, terms)
@@ -98,13 +121,14 @@ def sum_of(terms: Iterable[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class OfWeight(Statistic):
-    """A statistic of the matrices now and then: compute(W, W0). ``initial``: it needs W0; ``project``: W and W0 arrive in an
-    orthonormal basis of their columns, as moments with ``project`` do; ``lying``: large ones arrive as they lie, for Factors."""
+    """A statistic of the matrices now and then: compute(W, W0). ``initial``: it needs W0; ``seen``: it is this much of W and this
+    much of W - W0, and Seen where moments with ``project`` are kept as they are asked through these; ``lying``: large ones arrive
+    as they lie, for Factors."""
 
     name: str
     compute: Callable[[Tensor, Any], Any]
     initial: bool = False
-    project: bool = False
+    seen: tuple[float, float] | None = None
     lying: bool = False
     of_examples: bool = False
 
@@ -118,8 +142,8 @@ class OfWeight(Statistic):
     def _bytes(self, subject: Subject, name: str) -> int:
         """Of a map's matrices in double precision, now, then and their difference, or of some columns of them; and of products
         with themselves."""
-        rows, entries = subject.rank(name) if self.project else 0, subject.survey.maps[name].entries
-        need = 8 * (3 * (min(entries, TILE) if self.project or self.lying else entries) + PRODUCTS * rows * rows)
+        rows, entries = rank(subject, name) if self.seen else 0, subject.survey.maps[name].entries
+        need = 8 * (3 * (min(entries, TILE) if self.seen or self.lying else entries) + PRODUCTS * rows * rows)
         return need if need > SMALL else 0
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
@@ -136,16 +160,11 @@ class _OfWeight(Simple):
             raise Missing(APART)
         if self.statistic.initial and place not in self.subject.W0:
             raise Missing(NO_INITIAL)
-        return self.statistic.compute(*self._matrices(place))
-
-    def _matrices(self, place: str) -> tuple[Tensor, Tensor | None]:
-        """Now and then."""
         statistic, subject = self.statistic, self.subject
-        Q = subject.bases[place] if statistic.project else None
-        if Q is not None:
-            return Q.matrices()
-        large = subject.survey.maps[place].entries > TILE
-        return subject.plain(place) if large and (statistic.project or statistic.lying) else subject.pair(place)
+        if statistic.seen is not None and subject.bases[place] is not None:
+            return Seen(subject.bases, place, *statistic.seen)
+        lying = (statistic.seen or statistic.lying) and subject.survey.maps[place].entries > TILE
+        return statistic.compute(*(subject.plain(place) if lying else subject.pair(place)))
 
 
 def block_diagonal(W: Float[Tensor, "r o i"]) -> Tensor:
@@ -154,9 +173,9 @@ def block_diagonal(W: Float[Tensor, "r o i"]) -> Tensor:
 
 
 MATRIX = OfWeight("matrix", lambda W, W0: W)
-WEIGHT = OfWeight("weight", lambda W, W0: Factor(W), project=True)
-INITIAL_WEIGHT = OfWeight("initial_weight", lambda W, W0: Factor(W0), initial=True, project=True)
-CHANGE = OfWeight("change", lambda W, W0: Factor(W, W0), initial=True, project=True)
+WEIGHT = OfWeight("weight", lambda W, W0: Factor(W), seen=(1, 0))
+INITIAL_WEIGHT = OfWeight("initial_weight", lambda W, W0: Factor(W0), initial=True, seen=(1, -1))
+CHANGE = OfWeight("change", lambda W, W0: Factor(W, W0), initial=True, seen=(0, 1))
 OWN_WEIGHT = OfWeight("own_weight", lambda W, W0: Factor(W), lying=True)  # where nothing but the matrix itself is asked for
 OWN_CHANGE = OfWeight("own_change", lambda W, W0: Factor(W, W0), initial=True, lying=True)
 
@@ -206,24 +225,62 @@ class FeatureMatrix:
     def norm(self) -> float:
         """|A|; of a sketch without the noise's share, which squaring would leave in."""
         if self.halves is not None:
-            first, second = (FeatureMatrix(self.factor, K) for K in self.halves)
+            first, second = (replace(self, K=K, halves=None) for K in self.halves)
             return max(first.inner(second), 0.0) ** 0.5
         return max(self.inner(self), 0.0) ** 0.5
 
+    @property
+    def isotropic(self) -> bool:
+        """Is K a multiple of the identity?"""
+        return self.K is not None and _multiple(self.K, torch.eye(len(self.K), dtype=self.K.dtype, device=self.K.device))
 
-def feature_matrix(factor: Factor, K: Tensor | Sketched | None = None) -> FeatureMatrix:
+
+def _multiple(K: Tensor, other: Tensor) -> bool:
+    scale = (K * other).sum() / other.square().sum()
+    return bool(scale) and bool((K - scale * other).norm() <= ISOTROPIC * (scale * other).norm())
+
+
+@dataclass(frozen=True)
+class Formed(FeatureMatrix):
+    """The same of a map that writes more than it reads: the d_in x d_in matrix itself is the smaller one."""
+
+    factor: Seen  # type: ignore[assignment]
+
+    @cached_property
+    def matrix(self) -> Float[Tensor, "d_in d_in"]:
+        return self.factor.formed(self.K)
+
+    def dense(self) -> Float[Tensor, "d_in d_in"]:
+        return self.matrix
+
+    def diagonal(self) -> Float[Tensor, " d_in"]:
+        return self.matrix.diagonal()
+
+    def total(self) -> float:
+        return self.matrix.sum().item()
+
+    def _inner(self, other: FeatureMatrix) -> float:
+        return self.matrix.flatten().dot(other.dense().flatten()).item()
+
+    @property
+    def isotropic(self) -> bool:
+        return self.K is not None and _multiple(self.K, self.factor.gram)
+
+
+def feature_matrix(factor: Factor | Seen, K: Tensor | Sketched | None = None) -> FeatureMatrix:
+    kind: Callable[..., FeatureMatrix] = Formed if isinstance(factor, Seen) else FeatureMatrix
     if isinstance(K, Sketched):
-        return FeatureMatrix(factor, factor.like(K.mean), (factor.like(K.first), factor.like(K.second)))
-    return FeatureMatrix(factor, None if K is None else factor.like(K))
+        return kind(factor, factor.like(K.mean), (factor.like(K.first), factor.like(K.second)))
+    return kind(factor, None if K is None else factor.like(K))
 
 
 class Pair:
     """The neural feature matrix F = W^T W and the gradient outer product G = W^T K W of one W, and how they stand to each other:
     what several measures ask is computed once. ``known``: <F, G> and |F| |G|, where somebody has them already."""
 
-    def __init__(self, factor: Factor, K: Tensor | Sketched | Callable[[], Any],
+    def __init__(self, factor: Factor | Seen, K: Tensor | Sketched | Callable[[], Any],
                  known: tuple[float, float] | None = None) -> None:
-        self.F, self._factor, self._K = FeatureMatrix(factor), factor, K
+        self.F, self._factor, self._K = feature_matrix(factor), factor, K
         inner, size = known or (self.F.inner(self.G), self.F.norm * self.G.norm)
         self.inner = finite(inner)  # <F, G>
         self.size = finite(size)  # |F| |G|
@@ -246,10 +303,24 @@ class _OfPair(DerivedGathering):
         factor, moment = self.needs
         made = moment.gathering if isinstance(moment, Remembered) else moment
         parts = made.parts(place) if kind == "examples" and isinstance(made, MomentGathering) else None
-        known = None if parts is None or len(parts) < 2 else without_each_group(factor.value(place), parts)
+        if parts is None or len(parts) < 2:
+            return super().leaving(place, kind)
+        of = factor.value(place)
+        known = formed_without_each(of, parts) if isinstance(of, Seen) else without_each_group(of, parts)
         if known is None:
             return super().leaving(place, kind)
-        return [Pair(factor.value(place), partial(moment.value, place, (kind, g)), sizes) for g, sizes in enumerate(known)]
+        return [Pair(of, partial(moment.value, place, (kind, g)), sizes) for g, sizes in enumerate(known)]
+
+
+def formed_without_each(factor: Seen, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
+    """<F, G> and |F| |G| with each group left out, from the inner products of the groups' own matrices."""
+    F, halved = factor.formed(None).flatten(), parts[0][0] is not parts[0][1]
+    first = torch.stack([factor.formed(A.to(F)).flatten() for A, _, _ in parts])
+    second = torch.stack([factor.formed(B.to(F)).flatten() for _, B, _ in parts]) if halved else first
+    inner, squares, norm = ((first + second) @ F / 2 if halved else first @ F).cpu(), (first @ second.T).cpu(), F.norm().item()
+    number, left = sum(n for _, _, n in parts), 1 - torch.eye(len(parts), dtype=squares.dtype)
+    return [((keep @ inner).item() / (number - n), norm * max((keep @ squares @ keep).item(), 0.0) ** 0.5 / (number - n))
+            for keep, (_, _, n) in zip(left, parts, strict=True)]
 
 
 SINGLE = 128  # rows up to which double precision costs nothing

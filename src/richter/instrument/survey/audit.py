@@ -65,6 +65,10 @@ class Audit:
         self.done.add(key)
         return True
 
+    def turns(self, state: object, rows: slice) -> bool:
+        """Have these examples not been in another order yet? All maps are looked at there, whichever are asked for."""
+        return self.due(state, rows, ())
+
     def unseen(self, state: object, maps: Iterable[str]) -> list[str]:
         """Those of these maps of which no gradient but zeros was compared in this measurement."""
         return [name for name in maps if (id(state), name) not in self.seen]
