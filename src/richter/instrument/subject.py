@@ -16,7 +16,7 @@ from richter.core import WHOLE, CaptureError, Remark, SelectionError, matches
 from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.core.text import MOVED_BUFFERS, few_of
-from richter.instrument.capture import Output, State, device_of, forward, outputs_of, same_bits, state_of, to_device
+from richter.instrument.capture import Output, State, device_of, forward, outputs_of, same_bits, state_of, to_device, weight_bytes
 from richter.instrument.captures import RowCotangents, select
 from richter.instrument.checks import check_labels, check_selection
 from richter.instrument.cotangents import Cotangents, Use
@@ -28,7 +28,7 @@ from richter.instrument.statistics.bases import Bases
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.journey import Journey
 from richter.instrument.statistics.norms import understood
-from richter.instrument.statistics.sizes import fixed_bytes, weight_bytes
+from richter.instrument.statistics.sizes import fixed_bytes
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed

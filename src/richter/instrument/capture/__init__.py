@@ -15,7 +15,7 @@ which are ``products`` with ``parts`` of them; ``shortcuts`` in backward passes;
 """
 
 from richter.core.modules import unwrap
-from richter.instrument.capture.originals import BACKUP_BYTES, same_bits
+from richter.instrument.capture.originals import BACKUP_BYTES, same_bits, weight_bytes
 from richter.instrument.capture.quiet import differentiable_twice, quiet
 from richter.instrument.capture.recorder import TOGETHER, Call, Pass, Product, forward, index_of, kept_for_backward, written
 from richter.instrument.capture.state import (
@@ -39,4 +39,4 @@ from richter.instrument.capture.tangents import Direction, batch_statistics, pus
 __all__ = ["BACKUP_BYTES", "TOGETHER", "Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "State",
            "batch_statistics", "check_finite", "copy_of", "count", "device_of", "differentiable_twice", "doubled", "forward",
            "in_double", "index_of", "kept_for_backward", "outputs_of", "pushed_forward", "pushed_twice", "quiet", "same_bits",
-           "select", "state_of", "to_device", "unwrap", "written"]
+           "select", "state_of", "to_device", "unwrap", "weight_bytes", "written"]

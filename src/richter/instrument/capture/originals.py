@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from richter.core import CaptureError, DisturbedError
 
@@ -91,6 +91,10 @@ def _place(t: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
 
 def size_of(t: Tensor) -> int:
     return sum(part.numel() * part.element_size() for part in _parts(t))
+
+
+def weight_bytes(model: nn.Module) -> int:
+    return sum(size_of(p) for p in model.parameters() if p.layout is torch.strided)
 
 
 @contextlib.contextmanager

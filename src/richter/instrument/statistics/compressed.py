@@ -19,10 +19,9 @@ from torch import Tensor
 
 from richter.core.freed import give_back
 from richter.core.sizes import SMALL
-from richter.instrument.capture import Pass
+from richter.instrument.capture import Pass, weight_bytes
 from richter.instrument.statistics.grams import Tangents
 from richter.instrument.statistics.products import parameters
-from richter.instrument.statistics.sizes import weight_bytes
 from richter.instrument.statistics.tables import Table, rows_bytes, table_bytes, tables_of
 from richter.kernels.planning import Unit
 

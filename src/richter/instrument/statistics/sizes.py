@@ -6,20 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from richter.core.sizes import SMALL
-from richter.instrument.capture import BACKUP_BYTES, TOGETHER, count
+from richter.instrument.capture import BACKUP_BYTES, TOGETHER, count, weight_bytes
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 OUTPUTS = 8  # arrays of an example's outputs that a survey holds
-
-
-def weight_bytes(model: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.layout is torch.strided)
 
 
 def survey_bytes(subject: Subject) -> int:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from richter.core.sizes import SMALL
+from richter.instrument.capture import weight_bytes
 from richter.instrument.statistics.frame import Wants
 from richter.instrument.statistics.passes import Key, StatisticsPlan, check_memory, due_of, needed, planned, wants_of
-from richter.instrument.statistics.sizes import weight_bytes
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from richter.core import Mark
 from richter.core.freed import give_back
-from richter.instrument.capture import Inputs, Output, State, copy_of, forward, select, state_of, written
+from richter.instrument.capture import Inputs, Output, State, copy_of, forward, select, state_of, weight_bytes, written
 from richter.instrument.survey import examine
 from richter.instrument.survey.amend import Amendments, amended
 from richter.instrument.survey.audit import Doubt
@@ -132,7 +132,7 @@ def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
     if known is not None:
         return known
     copied = written(model, x, output)
-    give_back(sum(p.numel() * p.element_size() for p in model.parameters()))
+    give_back(weight_bytes(model))
     state = state_of(model, copied=copied)
     result = examine.survey(model, x, state, output)
     if memo is not None:
