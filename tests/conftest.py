@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
-from jaxtyping import install_import_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
 # some virtual machines announce AMX and then refuse it: half-precision products would kill the process
@@ -20,7 +22,11 @@ SOURCE = Path(find_spec("richter").origin).parent  # type: ignore[union-attr, ar
 SHAPED = [".".join(("richter", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
           for path in SOURCE.rglob("*.py") if "jaxtyping" in path.read_text()  # others would only be slower
           and path.parent.name != "tasks"]  # whose functions say themselves what is wrong with a shape
-install_import_hook(SHAPED, "checker.typechecked")  # of what is imported after this line
+
+import checker  # noqa: E402
+
+jaxtyping.install_import_hook(SHAPED, "checker.typechecked")  # of what is imported after this line
+jaxtyping.jaxtyped = checker.where_shaped  # which the hook calls
 
 import torch  # noqa: E402
 
@@ -45,6 +51,17 @@ def _drawn_alike() -> None:
     audit = sys.modules.get("richter.instrument.survey.audit")  # a test may have imported the library anew
     if audit is not None:
         audit._measurements = itertools.count()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _digested_once() -> Iterator[None]:
+    """Every sweep asks for a digest of the library's code, which takes seconds and does not change while tests run."""
+    from richter.experiments import keys
+    rest = keys.rest
+    own = functools.cache(lambda: rest(keys.ROOT))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "rest", lambda root=keys.ROOT: own() if root == keys.ROOT else rest(root))
+        yield
 
 
 @pytest.fixture(params=DEVICES)

@@ -7,12 +7,16 @@ import sys
 import warnings
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
-from jaxtyping import TypeCheckError
+from jaxtyping import Float, TypeCheckError
 
+import checker
 from richter.instrument.evaluate import RichterWarning
 from richter.kernels.spectra import centre
+
+Aliased = Float[torch.Tensor, "n n"]
 
 
 def test_a_wrong_shape_is_an_error() -> None:
@@ -28,6 +32,15 @@ def test_shapes_are_checked_in_all_of_richter() -> None:
         getattr(value, "__module__", "") == "jaxtyping" for value in vars(module).values())]
     assert len(shaped) > 5
     assert [name for name in shaped if type(sys.modules[name].__loader__).__name__ != "_JaxtypingLoader"] == []
+
+
+def test_functions_without_a_shape_are_left_alone() -> None:
+    def plain(x: int, y: dict[str, list[torch.Tensor]]) -> None: ...
+    def shaped(x: int) -> list[Aliased]: ...
+    def unknown(x: OnlyForTypeCheckers) -> None: ...
+    assert jaxtyping.jaxtyped(typechecker=checker.typechecked)(plain) is plain
+    for function in (shaped, unknown):
+        assert jaxtyping.jaxtyped(typechecker=checker.typechecked)(function).__wrapped__ is function
 
 
 def test_our_own_warnings_are_errors() -> None:
