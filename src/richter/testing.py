@@ -249,21 +249,21 @@ def check_theory(theory: Theory) -> None:
 
 def _run(function: Callable[..., Any], case: tuple[Any, ...], **options: Any) -> tuple[Any, set[CodeType]]:
     """What a function returns, and the functions of theories that it ran (reading arguments apart)."""
-    seen: set[CodeType] = set()
+    ran: dict[int, tuple[CodeType, str]] = {}  # by identity: to compare codes takes longer than most of what is called
     own = function.func.__module__ if isinstance(function, functools.partial) else function.__module__
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        module = frame.f_globals.get("__name__", "")
-        if event == "call" and (module == own or module.startswith("richter.theory.")) \
-                and module != "richter.theory.arrays" and not frame.f_code.co_name.startswith("__"):
-            seen.add(frame.f_code)
+        if event == "call" and id(frame.f_code) not in ran:
+            ran[id(frame.f_code)] = frame.f_code, frame.f_globals.get("__name__", "")
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        return function(*case, **options), seen
+        result = function(*case, **options)
     finally:
         sys.setprofile(before)
+    return result, {code for code, module in ran.values() if (module == own or module.startswith("richter.theory."))
+                    and module != "richter.theory.arrays" and not code.co_name.startswith("__")}
 
 
 def _distance(predicted: Any, simulated: Any) -> float:
