@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from richter.core import SelectionError
-from richter.testing import check_theory
 from richter.theory import agf, alternating
 
 TURN = np.array([[math.cos(1 / 3), -math.sin(1 / 3)], [math.sin(1 / 3), math.cos(1 / 3)]])
@@ -43,11 +42,6 @@ def diagonal_neuron(theta: Tensor, x: Tensor) -> Tensor:
     """u and v of one coordinate, beside zeros for the others."""
     u, v = theta.chunk(2)
     return (x * u * v).sum(1, keepdim=True)
-
-
-@pytest.mark.parametrize("theory", [*agf.THEORIES, *alternating.THEORIES], ids=lambda t: t.name)
-def test_theories(theory: Any) -> None:
-    check_theory(theory)
 
 
 # ------------------------------------------------------------------------------------------------ diagonal

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from richter.core import SelectionError
-from richter.testing import check_theory
 from richter.theory import escape
 from richter.theory.flows import FlowError
 
@@ -40,11 +39,6 @@ def slow_potential(weights: list[Any], X: Any, G: Any) -> float:
             h = np.maximum(h, 0) if i < len(weights) - 1 else h
         total += float(g @ h)
     return total
-
-
-@pytest.mark.parametrize("theory", escape.THEORIES, ids=lambda t: t.name)
-def test_theories(theory: Any) -> None:
-    check_theory(theory)
 
 
 def test_the_circle() -> None:
