@@ -9,7 +9,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -173,11 +173,13 @@ def _kernel_by_autograd(model: nn.Module, x: Tensor) -> Tensor:
     return (J @ J.T).view(len(x), len(f), len(x), len(f))
 
 
-def check_measure(m: Measure) -> None:
+def check_measure(*measures: Measure) -> None:
     """Does a measure obey the laws of the instrument? Checked on small networks, at the second of two snapshots, with held-out
     examples: it gives numbers within its bounds and NaN only with a note; neither the size of chunks nor the order of examples
-    changes them; it has a reference."""
-    _require(m.ref is not None, f"{m.name}: a measure says where it comes from: ref=Ref('paper', 'Eq. 1').")
+    changes them; it has a reference. Several are measured together, which is faster."""
+    _require(bool(measures), "check_measure() checks nothing: give it a measure.")
+    for m in measures:
+        _require(m.ref is not None, f"{m.name}: a measure says where it comes from: ref=Ref('paper', 'Eq. 1').")
     draw = torch.Generator().manual_seed(0)
     convolution = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), mlp([64, 3], seed=1))
     for model, shape in ((mlp([6, 8, 5, 3], seed=0), (6,)), (convolution, (2, 4, 4))):
@@ -186,28 +188,30 @@ def check_measure(m: Measure) -> None:
         y = torch.arange(EXAMPLES) % 3
         start = {k: v + 0.1 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for k, v in model.state_dict().items()}
         aside = (torch.randn(EXAMPLES, *shape, generator=draw, dtype=torch.float64), y)
-        snap = _second(m, model, start, Probe(x, y, kernel=None, weight_decay=0.1, held_out=aside))
-        _require(len(snap.rows) > 0, f"{m.name}: no layer got a row.")
-        _require(any(math.isfinite(r.value) for r in snap.rows), f"{m.name}: every value is NaN ({snap.rows[0].note}).")
-        for r in snap.rows:
-            _require(math.isfinite(r.value) or bool(r.note), f"{m.name} of {r.layer!r} is {r.value} without a note.")
-            _require(not math.isfinite(r.value) or r.value in m.bounds.widened(1e-9 * (1 + abs(r.value))),
-                     f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.bounds}.")
+        snap = _second(measures, model, start, Probe(x, y, kernel=None, weight_decay=0.1, held_out=aside))
+        for m in measures:
+            rows = [r for r in snap.rows if r.measure == m.name]
+            _require(len(rows) > 0, f"{m.name}: no layer got a row.")
+            _require(any(math.isfinite(r.value) for r in rows), f"{m.name}: every value is NaN ({rows[0].note}).")
+            for r in rows:
+                _require(math.isfinite(r.value) or bool(r.note), f"{m.name} of {r.layer!r} is {r.value} without a note.")
+                _require(not math.isfinite(r.value) or r.value in m.bounds.widened(1e-9 * (1 + abs(r.value))),
+                         f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.bounds}.")
         order = torch.randperm(EXAMPLES, generator=draw)
         options: dict[str, Any] = {"kernel": None, "weight_decay": 0.1, "held_out": aside}
         for what, other in (("the size of chunks", Probe(x, y, chunk=7, **options)),
                             ("the order of examples", Probe(x[order], y[order], **options))):
-            for a, b in zip(snap.rows, _second(m, model, start, other).rows, strict=True):
+            for a, b in zip(snap.rows, _second(measures, model, start, other).rows, strict=True):
                 same = math.isnan(a.value) == math.isnan(b.value) and (math.isnan(a.value) or math.isclose(
                     a.value, b.value, rel_tol=1e-8, abs_tol=1e-12))
-                _require(same, f"{m.name} of {a.layer!r} changes with {what}: {a.value} and {b.value}.")
+                _require(same, f"{a.measure} of {a.layer!r} changes with {what}: {a.value} and {b.value}.")
 
 
-def _second(m: Measure, model: nn.Module, start: Mapping[str, Tensor], probe: Probe) -> Snapshot:
+def _second(measures: Sequence[Measure], model: nn.Module, start: Mapping[str, Tensor], probe: Probe) -> Snapshot:
     """A snapshot after one of the initial network, as an Observer has it."""
     model, now = copy.deepcopy(model), model.state_dict()
     model.load_state_dict(start)
-    watch = Observer(model, probe, measures=[m], when=1, budget=None, initial=start, on_error="raise")
+    watch = Observer(model, probe, measures=measures, when=1, budget=None, initial=start, on_error="raise")
     watch(0)
     model.load_state_dict(now)
     snap = watch.now(1)
