@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import random
 import re
 import signal
@@ -39,12 +38,6 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log"
 
 
-def killed(task: tiny.Task, run: Writer) -> dict[str, Any]:
-    if task.seed == 1 and not (run.path.parent.parent / "again").exists():
-        os.kill(os.getpid(), signal.SIGKILL)
-    return tiny.work(task, run)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sweep_runs_each_task_once(tmp_path: Path, log: Path, workers: int) -> None:
     first = sweep(tiny.work, TASKS, tmp_path / "store", workers=workers)
@@ -72,11 +65,11 @@ def test_a_task_that_fails_stops_no_other(tmp_path: Path, workers: int) -> None:
 
 
 def test_a_worker_that_is_killed_loses_its_own_task_only(tmp_path: Path) -> None:
-    outcomes = sweep(killed, TASKS, tmp_path / "store", workers=2)
+    outcomes = sweep(tiny.killed, TASKS, tmp_path / "store", workers=2)
     assert [o.error for o in outcomes] == [None, "its process ended (killed by signal 9); run it again to resume", None]
     assert outcomes[1].run.status == "interrupted"
     (tmp_path / "again").touch()
-    assert [o.error for o in sweep(killed, TASKS, tmp_path / "store", workers=2)] == [None] * 3
+    assert [o.error for o in sweep(tiny.killed, TASKS, tmp_path / "store", workers=2)] == [None] * 3
 
 
 def observed(task: tiny.Task, run: Writer) -> dict[str, Any]:
@@ -129,7 +122,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 
 
 def test_names_of_tasks_tell_settings_apart(tmp_path: Path) -> None:
-    names = {name_of(tiny.work, t, key) for t in TASKS for key in ("", "other code")} | {name_of(killed, TASKS[0])}
+    names = {name_of(tiny.work, t, key) for t in TASKS for key in ("", "other code")} | {name_of(tiny.killed, TASKS[0])}
     assert len(names) == 7
     odd = name_of(tiny.work, {"name": "../../etc <script>"})
     assert "/" not in odd
@@ -337,7 +330,7 @@ def test_the_earlier_verdicts_are_of_places_that_there_are() -> None:
 
 
 def test_every_changed_verdict_is_explained() -> None:
-    assert [f"{row.paper} {row.place}" for row, _, why in ledger.changed(ledger.places(ALL, ledger.records())) if not why] == []
+    assert [f"{row.paper} {row.place}" for row, _, why in ledger.changed(ledger.places(ALL, RECORDS)) if not why] == []
 
 
 def test_the_page_counts_everything() -> None:
@@ -353,18 +346,18 @@ def test_the_page_counts_everything() -> None:
     assert "| Fig. 99 | Sums of whole numbers. |" in extra
 
 
-ALL = [experiments.get(name) for name in experiments.names()]
+ALL, RECORDS = [experiments.get(name) for name in experiments.names()], ledger.records()
 
 
 def test_the_ledger_in_the_documents_is_what_the_records_say() -> None:
     kept = Path(__file__).parent.parent / "docs/claims.md"
-    assert kept.read_text(encoding="utf-8") == page(ALL, ledger.records()), "run `make claims`"
+    assert kept.read_text(encoding="utf-8") == page(ALL, RECORDS), "run `make claims`"
 
 
-@pytest.mark.parametrize("key", list(ledger.records()), ids="-".join)
+@pytest.mark.parametrize("key", list(RECORDS), ids="-".join)
 def test_a_record_is_of_the_claims_as_they_are(key: tuple[str, str]) -> None:
     """Other claims or bars than the experiment has today: run it again with --record."""
-    e, kept = experiments.get(key[0]), ledger.records()[key]
+    e, kept = experiments.get(key[0]), RECORDS[key]
     assert kept["settings"] == json.loads(json.dumps(plain(e.settings(key[1]))))
     assert [(c["text"], c["paper"], c["source"]) for c in kept["claims"]] == [(c.text, c.paper, c.source) for c in e.claims]
     for c, claim in zip(kept["claims"], e.claims, strict=True):
