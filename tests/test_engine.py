@@ -372,21 +372,18 @@ def test_a_record_is_of_the_claims_as_they_are(key: tuple[str, str]) -> None:
     assert not str(kept["revision"]).endswith("+"), "recorded from files that were not committed"
 
 
-# Experiments whose places share claims or drawings, and the sentence that says so. To be emptied; one that is mended fails here.
-SHARING: dict[str, str] = {}
-UNLABELLED: set[str] = set()  # whose drawings lack names of axes, or a sentence that says what to see
-
-
 @pytest.mark.parametrize("e", ALL, ids=lambda e: e.name)
 def test_every_experiment_is_whole(e: experiments.Experiment, tmp_path: Path) -> None:
-    if e.name in SHARING:
-        with pytest.raises(AssertionError, match=SHARING[e.name]):
-            check_experiment(e, tmp_path, run=False)
-    elif e.name in UNLABELLED:
-        with pytest.raises(AssertionError, match=r"does not name its|no sentence says what to see"):
-            check_experiment(e, tmp_path)
-    else:
-        check_experiment(e, tmp_path, run=e.quick)
+    check_experiment(e, tmp_path, run=False)
+
+
+QUICKEST = {"layerwise_alg1", "layerwise_fig3_4", "layerwise_fig_c_2", "layerwise_table4_2", "nfa_prop2", "nfa_prop3", "nfa_prop4"}
+
+
+@pytest.mark.parametrize("e", [pytest.param(e, id=e.name, marks=() if e.name in QUICKEST else pytest.mark.long)
+                               for e in ALL if e.quick])
+def test_its_claims_hold_and_its_controls_fail(e: experiments.Experiment, tmp_path: Path) -> None:
+    check_experiment(e, tmp_path)
 
 
 def test_a_claim_that_is_known_to_differ_does_not_fail() -> None:
