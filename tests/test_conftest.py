@@ -48,7 +48,7 @@ def test_our_own_warnings_are_errors() -> None:
         warnings.warn("a remark", RichterWarning, stacklevel=1)
 
 
-@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.long)])  # where there is none, every run shows it
 def test_a_gpu_has_tests_only_where_there_is_one(gpu: bool) -> None:
     script = f"import sys, pytest, torch\ntorch.cuda.is_available = lambda: {gpu}\nsys.exit(pytest.main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", script, "--collect-only", "-m", "cuda", "-p", "no:cacheprovider",

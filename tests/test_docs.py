@@ -159,6 +159,7 @@ def test_the_examples_of_saddles(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(float(v) > 15 for v in re.findall(r"\d+", shown.splitlines()[-1].partition("[")[2])[1:])
 
 
+@pytest.mark.long
 def test_the_example_of_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What the page shows is what comes out: laws, their order, and the sentence. What a network does with more images than were
     fitted lies where it is expected."""

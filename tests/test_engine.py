@@ -377,7 +377,8 @@ def test_every_experiment_is_whole(e: experiments.Experiment, tmp_path: Path) ->
     check_experiment(e, tmp_path, run=False)
 
 
-QUICKEST = {"layerwise_alg1", "layerwise_fig3_4", "layerwise_fig_c_2", "layerwise_table4_2", "nfa_prop2", "nfa_prop3", "nfa_prop4"}
+QUICKEST = {"layerwise_alg1", "layerwise_fig3_4", "layerwise_fig_c_2", "layerwise_table4_2", "nfa_prop2", "nfa_prop3",
+            "nfa_prop4"}
 
 
 @pytest.mark.parametrize("e", [pytest.param(e, id=e.name, marks=() if e.name in QUICKEST else pytest.mark.long)
