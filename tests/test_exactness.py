@@ -24,7 +24,9 @@ DECAY = 0.07
 COMPUTED = ("parametrized", "old_weight_norm")  # cases whose matrices are computed from their parameters
 TANGENT = ("tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
 EVOLVED = ("kernel_norm", "kernel_rotation", "kernel_distance")
-EVERY_CASE = pytest.mark.parametrize("name", zoo.CASES)
+LARGE = ("hf_bert", "hf_vit", "hf_resnet")  # of parts that smaller cases have too
+EVERY_CASE = pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.long] if name in LARGE else []) for name in zoo.CASES])
 
 
 def examples(name: str) -> int:
