@@ -9,10 +9,10 @@ demo: .venv/installed  ## train a small network on digits, watch it, say which l
 	$(BIN)/richter demo
 
 test: .venv/installed-dev  ## all tests but the long ones: about 6.5 minutes on two free cores
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/installed-dev lint  ## before a change is done: linters, long tests, every experiment (15 CPU-minutes) and its controls (more)
-	$(BIN)/python -m pytest -n 2 -m "long or not long"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "long or not long"
 	$(BIN)/richter check --controls
 	$(BIN)/richter check --start
 
