@@ -102,7 +102,7 @@ def test_a_request_that_takes_long_is_answered(tmp_path: Path) -> None:
         assert asked(address) == ["a"]
 
 
-@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
+@pytest.mark.parametrize("more", [pytest.param("", marks=pytest.mark.long), "Connection: close\r\n"])
 def test_answers_that_nobody_takes_keep_nobody_out(tmp_path: Path, more: str) -> None:
     """Each has begun to be answered, and the rest waits: more of them than the process may have files."""
     make(tmp_path / "a")
