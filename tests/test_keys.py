@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,20 +33,36 @@ def file_of(name: str, package: Path) -> Path:
     return package / "experiments" / f"{name.replace('_', '/', 1)}.py"
 
 
+@cache
+def keys_before(package: Path) -> dict[str, str]:
+    """Of the copy without an edit."""
+    return all_keys(package)
+
+
 def all_keys(package: Path) -> dict[str, str]:
     return {name: keys.key(keys.modules([file_of(name, package)], package)) for name in NAMES}
 
 
+def rest_of(file: Path, package: Path) -> str:
+    """The digest of the rest of a package that has this file alone: that of all files takes seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / file.relative_to(package)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+        return keys.rest(Path(folder))
+
+
 def changed_by(package: Path, path: str, edit: Callable[[str], str]) -> tuple[set[str], bool]:
     """The experiments whose key changes when a file is edited, and whether that of the rest does."""
-    before, rest, text = all_keys(package), keys.rest(package), (package / path).read_text()
+    file, before = package / path, keys_before(package)
+    text, rest = file.read_text(), rest_of(file, package)
     try:
-        (package / path).write_text(edit(text))
-        assert (package / path).read_text() != text
+        file.write_text(edit(text))
+        assert file.read_text() != text
         after = all_keys(package)
-        return {name for name in NAMES if after[name] != before[name]}, keys.rest(package) != rest
+        return {name for name in NAMES if after[name] != before[name]}, rest_of(file, package) != rest
     finally:
-        (package / path).write_text(text)
+        file.write_text(text)
 
 
 def last_action(text: str) -> str:
@@ -96,6 +114,18 @@ def test_a_package_is_not_used_whole_by_who_uses_a_part(package: Path, path: str
     ("experiments/seeds.py", False), ("experiments/staleness.py", False)])
 def test_the_rest_is_in_no_key(package: Path, path: str, told: bool) -> None:
     assert changed_by(package, path, last_action) == (set(), told)
+
+
+def test_the_rest_is_of_all_files(package: Path) -> None:
+    rest = keys.rest(package)
+    assert rest == keys.rest(keys.ROOT)
+    for path, told in (("instrument/observe.py", True), ("report/__init__.py", False)):
+        text = (package / path).read_text()
+        try:
+            (package / path).write_text(last_action(text))
+            assert (keys.rest(package) != rest) is told
+        finally:
+            (package / path).write_text(text)
 
 
 @pytest.mark.parametrize("more", ["ANOTHER = 1", "def another() -> int:\n    return 1", "import math"])
