@@ -126,7 +126,7 @@ def wide(activation: Any, width: int, seed: int) -> nn.Module:
     return nn.Sequential(layer[0], Apply(PHI[activation]), layer[1], Apply(PHI[activation]), layer[2])
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "erf"])
+@pytest.mark.parametrize("activation", ["relu", pytest.param("gelu", marks=pytest.mark.long), "erf"])
 def test_wide_networks(activation: str) -> None:
     """The mean of the measured kernels of networks of width 1024, within its spread over seeds."""
     x = normal(4, 5).float()
