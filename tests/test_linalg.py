@@ -119,7 +119,11 @@ def test_the_largest_eigenvalue_of_each_set_of_rows(n: int, groups: int) -> None
     assert jackknife(values.tolist()) == pytest.approx(jackknife(exact), rel=0.05)
 
 
-@pytest.mark.parametrize("name", [name for name in SPECTRA if name not in ("zero", "all equal")])
+MILDER = ("exponential", "uniform", "twenty within 1e-2", "five equal", "rank two")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] if name in MILDER else [])
+                                  for name in SPECTRA if name not in ("zero", "all equal")])
 def test_standard_errors_of_the_largest_eigenvalue_of_any_spectrum(name: str) -> None:
     """Within 5 %, from vectors of the whole matrix: of crowded spectra, too, and of one set's own largest eigenvalue."""
     K, groups = with_spectrum(SPECTRA[name]), 8
