@@ -34,6 +34,7 @@ def blocks(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_examples_of_extending_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every page of it, one after another, as a module of its own; then what was added is taken back."""
     monkeypatch.chdir(tmp_path)

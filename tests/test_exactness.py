@@ -28,7 +28,7 @@ LARGE = ("hf_bert", "hf_vit", "hf_resnet")  # of parts that smaller cases have t
 EVERY_CASE = pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.long] if name in LARGE else []) for name in zoo.CASES])
 FEW = ("mlp_nobias", "cnn", "tied", "raw", "parametrized", "multi_input", "moe", "lstm", "groups", "every_product")
-SOME_CASES = pytest.mark.parametrize("name", [  # of kernels that are right in every case
+SOME_CASES = pytest.mark.parametrize("name", [  # of numbers whose parts are right in every case
     pytest.param(name, marks=[] if name in FEW else [pytest.mark.long]) for name in zoo.CASES])
 
 
@@ -200,7 +200,7 @@ def test_tangent_kernels_are_products_of_jacobians(name: str, outputs: str, devi
         assert close(kernels.ntk(model, x, output=case.output), oracles.reduce_outputs(whole, "trace"))
 
 
-@EVERY_CASE
+@SOME_CASES
 def test_pre_activation_kernels_are_those_of_the_definition(name: str, device: str) -> None:
     """Of some maps, on two examples, and at no more than four of their positions: the definition is slow."""
     case, (model, x, _) = zoo.CASES[name], there(name, device)
