@@ -8,6 +8,7 @@ import torch
 
 from richter.experiments import Results
 from richter.experiments.layerwise import appendix_a2, fig3_3, sec3_5
+from richter.tasks import digits
 from richter.theory.linear_networks import DiagonalNetwork, LinearNetwork
 
 
@@ -52,6 +53,13 @@ def test_the_crossing_of_two_modes_is_found_on_the_flow() -> None:
     assert appendix_a2.crossing(pair) == pytest.approx(float(np.asarray(pair.stage_eps)[0]), rel=1e-9)
 
 
+@pytest.fixture
+def _embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits that need not be fetched."""
+    monkeypatch.setattr(sec3_5, "mnist_5k", lambda seed: digits(seed=seed))
+
+
+@pytest.mark.usefixtures("_embedded")
 def test_digits_are_white_and_labels_centred() -> None:
     x, y = sec3_5.whitened(sec3_5.Settings(images=300, directions=5), 0)
     torch.testing.assert_close(x.T @ x / 300, torch.eye(5, dtype=torch.float64), rtol=1e-10, atol=1e-10)
@@ -59,6 +67,7 @@ def test_digits_are_white_and_labels_centred() -> None:
     assert float(y.mean(0).abs().max()) < 1e-12
 
 
+@pytest.mark.usefixtures("_embedded")
 @pytest.mark.parametrize("net", ["linear", "relu"])
 def test_a_network_on_digits_reaches_its_modes(net: str) -> None:
     rows = sec3_5.digits(sec3_5.Settings(images=200, directions=6, units=16, lr=0.5), 0, net)

@@ -228,18 +228,23 @@ def without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
 
 EACH = 3e-2  # of how far largest eigenvalues with groups left out lie apart: what they may be off, each for a standard error
 EXACT = 128  # rows of which all eigenvalues of every set are as quick
+AT_LAST = 1024  # rows of which all eigenvalues of every set are had where the largest will not be found
 
 
 def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], whole: Leading | None = None, centred: bool = True,
-                steps: int = 100) -> Float[Tensor, " g"]:
+                steps: int = 50) -> Float[Tensor, " g"]:
     """The largest eigenvalue of C K C on each set of rows (``keep`` is 1 on its rows and 0 elsewhere; C removes their mean, or
     nothing where they are not ``centred``). For standard errors, which need few digits: by Rayleigh and Ritz on what the sets
     have of the ``whole`` matrix's leading vectors, and where that is not close enough (EACH), on their residuals too, which are
-    added until it is, or for so many steps."""
+    added until it is, or for so many steps: then a small matrix has all its eigenvalues computed."""
     means = keep / keep.sum(1, keepdim=True) * centred  # set, row
-    if len(K) <= EXACT:
-        P = torch.diag_embed(keep) - keep[:, :, None] * means[:, None]
+
+    def exact(some: slice) -> Float[Tensor, " g"]:
+        P = torch.diag_embed(keep[some]) - keep[some, :, None] * means[some, None]
         return torch.linalg.eigvalsh(P @ K @ P.mT)[:, -1]
+
+    if len(K) <= EXACT:
+        return exact(slice(None))
     vectors = leading(K, centred).vectors if whole is None else whole.vectors
 
     def on_sets(X: Float[Tensor, "r g p"]) -> Float[Tensor, "r g p"]:
@@ -254,8 +259,10 @@ def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], whole: Lead
         values, y = _ritz_of_each(Z, KZ)
         R = torch.einsum("rgp,gp->rg", KZ, y) - torch.einsum("rgp,gp->rg", Z, y) * values[:, -1]
         size = R.norm(dim=0)
-        if step + 1 == steps or _close(values, size):
+        if _close(values, size):
             break
+        if step + 1 == steps:
+            return torch.cat([exact(slice(g, g + 1)) for g in range(len(keep))]) if len(K) <= AT_LAST else values[:, -1]
         R = on_sets((R / torch.where(size > 0, size, 1.0))[:, :, None])
         Z, KZ = torch.cat([Z, R], 2), torch.cat([KZ, times(R)], 2)
     return values[:, -1]
