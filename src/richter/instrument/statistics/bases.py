@@ -82,10 +82,13 @@ class Through:
             if self._written is None or self._written.dtype != g.dtype:
                 self._written = torch.cat([self._scaled(parts) for parts in self._tiles(lambda W: W.to(g))])
             return g @ self._written
-        total = g.new_zeros(*g.shape[:-1], len(self.norms) * self.shape[1])
-        for rows, parts in zip(self._steps, self._tiles(lambda W: W.to(g)), strict=True):
-            total += g[..., rows] @ self._scaled(parts)
-        return total
+        now = g @ self.W.to(g) / self.norms[0]
+        if self.W0 is None:
+            return now
+        change = torch.zeros_like(now)
+        for rows in self._steps:
+            change += g[..., rows] @ (self.W[rows].to(g) - self.W0[rows].to(g)).div_(self.norms[1])
+        return torch.cat([now, change], -1)
 
     def gram(self) -> Float[Tensor, "r r"]:
         """A^T A."""

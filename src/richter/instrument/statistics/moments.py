@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -100,12 +101,12 @@ class RowSums(Sums):
         self.scale = other.scale if any(other.rows) else self.scale
 
     def made(self) -> Sums:
-        """The sums themselves: products in the precision of the rows, added up in float64."""
+        """The sums themselves, from products in the precision of the rows."""
         sums = Sums(counts=self.counts)
         for g, parts in enumerate(self.rows):
-            for rows in parts:
-                sums.add(g, (rows.T @ rows) * self.scale, 0)
-                sums.settle()
+            rows = torch.cat(parts) if parts else None
+            sums.chunk[g] = None if rows is None else (rows.T @ rows).mul_(self.scale)
+            sums.settle()
         return sums
 
 

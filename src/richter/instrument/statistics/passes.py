@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from richter.core import MemoryBudgetError, show_bytes
+from richter.core.freed import give_back
+from richter.instrument.capture import weight_bytes
 from richter.instrument.captures import LayerCapture, Recording
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import Gathering, Remembered, Statistic, Wants
@@ -342,6 +344,7 @@ def gather(subject: Subject, plan: StatisticsPlan, share: Share = ALONE) -> dict
     entries = [Entry(known[key], wants, prepared[key[1]]) for key, wants in plan.due]
     if entries:
         Pass(subject, tuple(wants for _, wants in plan.due)).run(entries, share)
+        give_back(weight_bytes(subject.model))  # graphs, before there are sums
     return known
 
 
