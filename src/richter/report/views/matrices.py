@@ -44,7 +44,7 @@ def matrix(runs: Chosen, query: Query) -> Any:
 def matrix_csv(runs: Chosen, query: Query) -> Sheet:
     """All entries of one array."""
     a = np.atleast_2d(_array(runs.one()[1], query))
-    return Sheet("matrix", range(a.shape[1]), a.tolist())
+    return Sheet("matrix", range(a.shape[1]), (row.tolist() for row in a))
 
 
 def _place(query: Query) -> tuple[str, str, int | None]:
