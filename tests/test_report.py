@@ -457,6 +457,18 @@ def test_spectra_go_by_the_widest_matrix_that_is_drawn(tmp_path: Path) -> None:
     assert "of more than 24 of a layer" in report([w.run], tmp_path / "report.html").read_text()
 
 
+@pytest.mark.parametrize("dtype", ["complex128", "bool", "int8", "float16", "longdouble"])
+def test_arrays_of_any_numbers_are_drawn(tmp_path: Path, dtype: str) -> None:
+    values = np.where(np.eye(200, dtype=bool), 3, 0).astype(dtype)
+    with runs.create(tmp_path / "run") as w:
+        w.rows([Row(0, "0", "nfc", 0.5)])
+        for step in (0, 1):
+            w.arrays({name: values for name in ("nfm", "agop", "ksm", "feature_gram")}, layer="0", step=step)
+    report([w.run], tmp_path / "report.html")
+    image = figures.matrices(w.run, "0", 0).axes[0].get_images()[0]
+    assert float(np.asarray(image.get_array())[0, 0]) == abs(complex(values[0, 0]))
+
+
 def test_only_what_is_drawn_of_many_arrays_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty thousand of them took minutes: each look went through all."""
     layers = tuple(f"fc{i}" for i in range(9))

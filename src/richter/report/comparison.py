@@ -165,7 +165,7 @@ def grams(run: Run, step: int) -> dict[str, Numbers]:
         raise StoreError(f"the run {run.name} has kept features of step {step} in matrices of {entries:,} entries together; up "
                          f"to {MOST:,} are compared. Keep features of fewer examples (keep_features=), or read them one by one "
                          f"with Run.array.")
-    stored = ((k, run.array(GRAM, k, step).astype(np.float64)) for k in layers)
+    stored = ((k, plotdata.shown(run, GRAM, k, step).astype(np.float64)) for k in layers)
     return {k: likeness.centred(K) for k, K in stored if np.isfinite(K).all()}  # what is stored is rounded
 
 

@@ -56,7 +56,7 @@ def of_step(run: Run, layer: str, step: int) -> dict[str, Numbers]:
     if len(shape) != 2 or shape[0] != len(NAMES) or shape[1] > WIDEST:
         raise SelectionError(f"the array {FEATURES!r} of the run {run.name} has shape {shape}: {len(NAMES)} rows are needed, "
                              f"{', '.join(NAMES)}, of up to {WIDEST:,} features.")
-    return dict(zip(NAMES, run.array(FEATURES, layer, step).astype(np.float64), strict=True))
+    return dict(zip(NAMES, plotdata.shown(run, FEATURES, layer, step).astype(np.float64), strict=True))
 
 
 def through_time(run: Run, layer: str = WHOLE, first: int = FIRST) -> tuple[list[int], dict[str, Numbers]]:

@@ -241,7 +241,7 @@ def specialisation(run: Run, most: int = 5) -> Figure:
     figure, axes = grid_of_panels(rows * len(shown), across=len(shown), width=1.9, height=2.2)
     for j, k in enumerate(shown):
         for i, step in enumerate(every[k]):
-            ax, KSM = axes[i * len(shown) + j], run.array(plotdata.KSM, k, step).astype(np.float64)
+            ax, KSM = axes[i * len(shown) + j], plotdata.shown(run, plotdata.KSM, k, step).astype(np.float64)
             ax.set_xlabel(f"labels (1 ± {matrix_panel(ax, KSM - 1):.2g})")
             ax.set_ylabel(f"kernels, step {step}" if j == 0 else "")
             ax.set_title(names[k] if i == 0 else "")

@@ -156,9 +156,10 @@ def with_matrices(run: Run) -> list[str]:
 
 
 def shown(run: Run, name: str, layer: str, step: int | None = None) -> NDArray[Any]:
-    """A stored array, if it is of a size to be shown."""
+    """A stored array, if it is of a size to be shown, as real numbers: complex ones by their magnitude."""
     fitting(run, name, layer, step)
-    return run.array(name, layer, step)
+    stored = run.array(name, layer, step)
+    return stored.astype(np.uint8) if stored.dtype == bool else np.abs(stored) if np.iscomplexobj(stored) else stored
 
 
 def fitting(run: Run, name: str, layer: str, step: int | None = None) -> tuple[int, ...]:
