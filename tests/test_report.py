@@ -463,7 +463,7 @@ def test_arrays_of_any_numbers_are_drawn(tmp_path: Path, dtype: str) -> None:
     with runs.create(tmp_path / "run") as w:
         w.rows([Row(0, "0", "nfc", 0.5)])
         for step in (0, 1):
-            w.arrays({name: values for name in ("nfm", "agop", "ksm", "feature_gram")}, layer="0", step=step)
+            w.arrays(dict.fromkeys(("nfm", "agop", "ksm", "feature_gram"), values), layer="0", step=step)
     report([w.run], tmp_path / "report.html")
     image = figures.matrices(w.run, "0", 0).axes[0].get_images()[0]
     assert float(np.asarray(image.get_array())[0, 0]) == abs(complex(values[0, 0]))
