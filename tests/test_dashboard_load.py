@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -260,6 +261,75 @@ def test_a_run_that_does_not_open_keeps_no_other_waiting(tmp_path: Path, monkeyp
     with mine.open("a") as run:
         assert run.last == 4
     mine.close()
+
+
+def test_what_does_not_answer_keeps_one_thread_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a")
+    make(tmp_path / "b")
+    mine = shelf.Shelf(tmp_path, most=1)
+
+    def waiting() -> int:
+        return sum(t.name == "richter look" for t in threading.enumerate())
+
+    with stuck(monkeypatch, "a"):
+        for _ in range(5):
+            with pytest.raises(StoreError, match=r"'a' cannot be looked at: its file system has not answered"), mine.open("a"):
+                pass
+            with pytest.raises(StoreError, match="has not answered"):
+                mine.mark("a")
+            with mine.open("b") as run:
+                assert run.last == 4
+        assert waiting() == 1
+    with mine.open("a") as run:
+        assert run.last == 4
+    assert waiting() == 0
+    mine.close()
+
+
+@pytest.mark.parametrize("harm", ["damaged", "linked", "piped"])
+def test_an_unreadable_run_is_read_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
+    monkeypatch.setattr(listing, "SETTLED", 0.0)
+    monkeypatch.setattr(listing, "FIRST", 60.0)
+    monkeypatch.setattr(listing, "OFTEN", 0.0)
+    make(tmp_path / "a")
+    database = tmp_path / "a" / "run.db"
+    whole = database.read_bytes()
+    if harm == "damaged":
+        database.write_bytes(b"nothing of use" * 100)
+    elif harm == "linked":
+        (tmp_path / "a" / "run.db-wal").symlink_to(database)
+    else:
+        os.mkfifo(tmp_path / "a" / "run.db-journal")
+    mine, opened, real = shelf.Shelf(tmp_path), list[str](), Run.__init__
+
+    def init(self: Run, path: Path) -> None:
+        opened.append(Path(path).name)
+        real(self, path)
+
+    monkeypatch.setattr(Run, "__init__", init)
+    for _ in range(5):
+        assert [line.status for line in mine.summaries()] == ["unreadable"]
+    assert opened == ["a"]
+    if harm == "damaged":
+        database.write_bytes(whole)
+    else:
+        (tmp_path / "a" / ("run.db-wal" if harm == "linked" else "run.db-journal")).unlink()
+    ends = time.monotonic() + 20
+    while [line.status for line in mine.summaries()] != ["finished"] and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert [line.status for line in mine.summaries()] == ["finished"]
+    assert opened == ["a", "a"]
+    mine.close()
+
+
+def test_a_run_that_was_cut_is_no_longer_shown_as_it_was(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    c, ask = client(tmp_path), {"run": "a", "measure": "nfc", "layer": "0"}
+    assert len(c.get("/api/curves", params=ask).json()["curves"][0]["step"]) == 5
+    os.truncate(tmp_path / "a" / "run.db", 4096)
+    reply = c.get("/api/curves", params=ask)
+    assert reply.status_code == 404
+    assert "could not be read" in reply.json()["error"]
 
 
 def test_a_run_that_cannot_be_opened_is_opened_later(tmp_path: Path) -> None:

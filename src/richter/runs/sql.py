@@ -185,6 +185,7 @@ class Reader:
             try:
                 self._current = mine
                 self._end()  # what an interrupt has left open
+                self._questions.look()
                 self._ask("BEGIN")
                 state = self._questions.times, self._ask("PRAGMA data_version")[0][0]
                 if state != self._state:
