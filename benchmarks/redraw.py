@@ -79,7 +79,8 @@ def main() -> None:
                 passed.append(driver.execute_async_script(STEP, ("ArrowLeft", "ArrowRight", "+", "-")[i % 4]) / 1e3)
             work = (worked(driver) - before) / len(passed)
             print(f"{given.curves} curves in {len(sizes)} traces of {sum(sizes):,} points: a step takes "
-                  f"{statistics.median(passed):.2f} s ({min(passed):.2f} to {max(passed):.2f}), of which the page works {work:.2f} s")
+                  f"{statistics.median(passed):.2f} s ({min(passed):.2f} to {max(passed):.2f}), of which the page works "
+                  f"{work:.2f} s")
         finally:
             driver.quit()
             server.terminate()
