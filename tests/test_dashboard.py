@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import json
 import math
 import os
 import platform
@@ -535,6 +536,17 @@ def test_only_its_own_host_names_are_answered(store: Path, host: str, ok: bool) 
             assert "does not answer to this host name" in reply.text
 
 
+@pytest.mark.parametrize(("site", "mode", "ok"), [
+    ("cross-site", "no-cors", False), ("cross-site", "cors", False), ("same-site", "no-cors", False),
+    ("same-site", "cors", False),
+    ("cross-site", "navigate", True), ("same-origin", "cors", True), ("none", "navigate", True)])
+def test_pages_elsewhere_ask_for_nothing(store: Path, site: str, mode: str, ok: bool) -> None:
+    """But may have a link to it. Another port of this machine is another page on the same site."""
+    reply = client(store).get("/api/runs", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode})
+    assert reply.status_code == (200 if ok else 403)
+    assert ok or "A page elsewhere has asked" in reply.text
+
+
 def test_bound_to_every_address_it_answers_to_addresses_but_not_to_names(store: Path) -> None:
     c = client(store, "0.0.0.0", TOKEN)
     c.headers["Cookie"] = f"richter-token-8642={TOKEN}"
@@ -1047,6 +1059,29 @@ def test_names_that_are_scripts_are_text(site: tuple[str, Path], browser: Browse
         browser.click("#views button", view)
         browser.until(f"[...document.querySelectorAll('#view h3, #view th')].some(n => n.textContent.includes({EVIL[:9]!r}))")
         assert not browser.run("return document.querySelectorAll('#page img, #page script, #page b, [href^=javascript]').length")
+
+
+def test_what_is_said_of_unreadable_runs_is_text(tmp_path: Path, browser: Browser) -> None:
+    """Folders and errors of SQLite hold what a stranger has written."""
+    evil = ["<img src=x onerror=pwned=1>", "\"onerror=\"pwned=2", "a\u2028pwned=3", "javascript:pwned=4",
+            "<script>pwned=5<|script>"]
+    for name in evil:
+        make(tmp_path / name)
+        with closing(sqlite3.connect(tmp_path / name / "run.db")) as database:
+            database.execute("PRAGMA writable_schema=ON")
+            database.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'notes'", (f"CREATE TABLE notes ({name}",))
+            database.commit()
+    with serving(tmp_path) as address:
+        browser.open(address)
+        browser.until("document.body.innerText.split('unreadable').length === 6")
+        assert all(name in browser.run("return document.body.textContent") for name in evil)
+        assert browser.run("return window.pwned === undefined")
+        assert not browser.run("return document.querySelectorAll('[onerror], #page img, [href^=javascript]').length")
+        with pytest.raises(HTTPError, match="404") as refused:
+            urlopen(f"{address}api/run?{urlencode({'run': evil[0]})}")
+        assert evil[0] in json.load(refused.value)["error"]
+        assert refused.value.headers["Content-Type"] == "application/json"
+        browser.open("about:blank")
 
 
 def test_an_empty_store_says_what_to_do(tmp_path: Path, browser: Browser) -> None:

@@ -15,7 +15,9 @@ import torch
 from starlette.testclient import TestClient
 
 import richter
-from richter.core import Row, SelectionError, likeness
+from richter.core import Row, SelectionError, StoreError, likeness
+from richter.core.likeness import GRAM
+from richter.instrument import keepsakes
 from richter.measures.features import analyse
 from richter.models import mlp
 from richter.report import comparison, features
@@ -113,6 +115,35 @@ def test_how_far_layers_have_gone_from_their_first_features(run: Run) -> None:
         K, L = (likeness.centred(gram(2, s, 0).astype(float)) for s in (0, step))
         assert curves["outputs"][i] == pytest.approx(richter.kernels.cka(K, L, debiased=True), abs=1e-6)
     assert abs(curves["outputs"][2]) < 0.9
+
+
+def test_how_far_they_have_gone_takes_no_eigenfunctions_and_few_large_matrices(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = comparison.drift(run)[1]
+    monkeypatch.setattr(likeness, "leading", None)
+    monkeypatch.setattr(comparison, "MOST", 3 * N * N + 1)  # the matrices of one step
+    steps, curves = comparison.drift(run)
+    assert steps == [STEPS[0], STEPS[-1]]
+    assert curves["outputs"].tolist() == whole["outputs"][[0, -1]].tolist()
+
+
+def test_features_of_very_many_examples_are_not_compared_while_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eigenfunctions of a Gram matrix of 4,096 took half a minute of a core; an Observer keeps at most 1,024."""
+    assert comparison.ROWS == keepsakes.MOST
+    with create(tmp_path / "wide") as w:
+        for step in (0, 1):
+            w.array(GRAM, np.eye(comparison.ROWS + 1, dtype=np.float32), layer="in", step=step)
+    monkeypatch.setattr(Run, "array", None)  # it is known before it is read
+    with pytest.raises(StoreError, match=r"arrays of shape \(1025, 1025\); square ones of up to 1,024 rows are compared"):
+        comparison.between(w.run, w.run, (0, 1))
+    with pytest.raises(StoreError, match=r"up to 1,024 rows"):
+        comparison.drift(w.run)
+
+
+def test_of_very_many_steps_some_are_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "TIMES", 2)
+    steps, table = features.through_time(run)
+    assert steps == [STEPS[0], STEPS[-1]]
+    assert table["quality"].shape[0] == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

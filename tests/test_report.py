@@ -19,6 +19,8 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
@@ -38,7 +40,7 @@ from richter.report.claims import KEYS, told
 from richter.report.html import Album, card, report
 from richter.report.markup import Markup, table, tag
 from richter.report.svg import svg_text
-from richter.report.thin import thin
+from richter.report.thin import shrink, thin
 from richter.runs import Run
 
 if TYPE_CHECKING:
@@ -397,6 +399,10 @@ def test_matrices_with_their_cosines(run: Run) -> None:
 
 
 def test_a_cosine_of_what_has_none() -> None:
+    large = np.random.default_rng(0).standard_normal((2, 300, 1000)).astype(np.float32)  # in several blocks
+    double = large.astype(np.float64)
+    norms = np.linalg.norm(double[0]) * np.linalg.norm(double[1])
+    assert cosine(*large) == pytest.approx((double[0] * double[1]).sum() / norms, rel=1e-12)
     A = np.arange(4.0).reshape(2, 2)
     assert cosine(A, -2 * A) == pytest.approx(-1)
     assert math.isnan(cosine(A, 0 * A))
@@ -411,6 +417,88 @@ def test_of_a_wide_matrix_the_largest_entry_of_each_block_is_seen() -> None:
     assert shown.shape == (100, 100)
     assert (shown[99, 7], shown[0, 0]) == (-5.0, 1.0)
     assert ax.get_aspect() == 3.0  # as tall as the matrix is
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
+    """What a method of Run is asked from now on."""
+    asked, real = list[tuple[Any, ...]](), getattr(Run, name)
+
+    def method(self: Run, *given: Any) -> Any:
+        asked.append(given)
+        return real(self, *given)
+
+    monkeypatch.setattr(Run, name, method)
+    return asked
+
+
+def test_of_wide_matrices_few_are_read_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty of 4096 x 4096 take seconds, not minutes. Here two layers' worth of the six that are shown of small ones."""
+    run = make(tmp_path / "run", tuple(f"fc{i}" for i in range(9)), (0, 5, 10))
+    monkeypatch.setattr(plotdata, "SPECTRUM", 5)  # wider ones have no spectra
+    read = counted(monkeypatch, "array")
+    report([run], tmp_path / "report.html")
+    assert len({layer for _, layer, _ in read} - {"*"}) == 6
+    assert len(read) == len(set(read)) + 1 == 6 * 2 * 2 + 2  # first and last step of NFM and AGOP, and the EGOP beside both
+    read.clear()
+    monkeypatch.setattr("richter.report.html.ENTRIES", 2 * 2 * 2 * 36)
+    assert "2 of 9 layers are shown" in report([run], tmp_path / "report.html").read_text()
+    assert [layer for _, layer, _ in read] == ["fc0", "fc0", "*"] * 2 + ["fc8"] * 4
+
+
+def test_spectra_go_by_the_widest_matrix_that_is_drawn(tmp_path: Path) -> None:
+    with runs.create(tmp_path / "run") as w:
+        w.rows([Row(0, "0", "nfc", 0.5)])
+        w.array("kernel", np.eye(plotdata.SPECTRUM + 1, dtype=np.float32), step=0)
+        w.array("kernel", np.eye(2), step=1)
+    assert "wider than 1024" in report([w.run], tmp_path / "report.html").read_text()
+    with runs.create(tmp_path / "many") as w:
+        w.rows([Row(0, "0", "nfc", 0.5)])
+        w.arrays({f"kernel{i}": np.eye(3) for i in range(25)})
+    assert "of more than 24 of a layer" in report([w.run], tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "bool", "int8", "float16", "longdouble"])
+def test_arrays_of_any_numbers_are_drawn(tmp_path: Path, dtype: str) -> None:
+    values = np.where(np.eye(200, dtype=bool), 3, 0).astype(dtype)
+    with runs.create(tmp_path / "run") as w:
+        w.rows([Row(0, "0", "nfc", 0.5)])
+        for step in (0, 1):
+            w.arrays(dict.fromkeys(("nfm", "agop", "ksm", "feature_gram"), values), layer="0", step=step)
+    report([w.run], tmp_path / "report.html")
+    image = figures.matrices(w.run, "0", 0).axes[0].get_images()[0]
+    assert float(np.asarray(image.get_array())[0, 0]) == abs(complex(values[0, 0]))
+
+
+def test_only_what_is_drawn_of_many_arrays_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty thousand of them took minutes: each look went through all."""
+    layers = tuple(f"fc{i}" for i in range(9))
+    run = make(tmp_path / "run", layers, arrays=False)
+    with runs.create(run.path, resume=True) as w:
+        for step in range(50):
+            for k in (*layers, "*"):
+                w.array("ksm", np.eye(3) + step, layer=k, step=step)
+    asked, read = counted(monkeypatch, "shape"), counted(monkeypatch, "array")
+    report([w.run], tmp_path / "report.html")
+    assert {step for _, _, step in (*asked, *read)} == {0, 49}
+    assert len(asked) < 100
+    assert sorted({layer for _, layer, _ in read}) == ["*", "fc0", "fc2", "fc4", "fc6", "fc8"]
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 9), st.integers(0, 99), st.sampled_from(["f4", "f8", "i1", "?"]))
+def test_a_block_shows_its_largest_entry(rows: int, columns: int, size: int, seed: int, dtype: str) -> None:
+    """What is no number is shown where a block has nothing else."""
+    random = np.random.default_rng(seed)
+    a = random.integers(-128, 128, (rows, columns)).astype(dtype)
+    if dtype.startswith("f"):
+        a[random.random(a.shape) < 0.3] = np.nan
+        a[random.random(a.shape) < 0.05] = -np.inf
+    small = shrink(a, size)
+    assert small.dtype == a.dtype
+    tall, wide = -(-rows // size), -(-columns // size)
+    for (i, j), v in np.ndenumerate(small.astype(float)):
+        sizes = np.abs(a[i * tall:(i + 1) * tall, j * wide:(j + 1) * wide].astype(float))
+        largest = np.nan if np.isnan(sizes).all() else np.nanmax(sizes)
+        assert np.array_equal(np.abs(v), largest, equal_nan=True)
 
 
 def test_many_layers_are_coloured_along_depth() -> None:

@@ -60,8 +60,10 @@ def angles(cosines: Numbers) -> Numbers:
 def leading(gram: Numbers, features: int, noise: float = NOISE) -> tuple[Numbers, Numbers]:
     """The largest eigenvalues [r] of a centred Gram matrix and their eigenfunctions on its examples [n, r]; an eigenvalue below
     ``noise`` of the largest is rounding."""
-    values, functions = np.linalg.eigh(gram)
-    values, functions = values[::-1][:features], functions[:, ::-1][:, :features]
+    from scipy.linalg import eigh
+    n = len(gram)
+    values, functions = eigh(gram, subset_by_index=(max(0, n - features), n - 1))
+    values, functions = values[::-1], functions[:, ::-1]
     keep = values > noise * max(values[:1].sum(), 0.0)
     return values[keep], functions[:, keep]
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
-MOST = 4 * plotdata.ENTRIES  # entries of all Gram matrices of one step, which a small file may unpack to
+MOST = 2 * plotdata.ENTRIES  # entries of all Gram matrices of one step, which a small file may unpack to
+ROWS = 1024  # of a Gram matrix, as many as an Observer keeps: its eigenfunctions are computed while somebody waits
 FEATURES = 10  # leading eigenfunctions that are compared
 
 
@@ -156,11 +157,16 @@ def grams(run: Run, step: int) -> dict[str, Numbers]:
     order = {k: i for i, k in enumerate(depth(run))}
     layers = [k for k, name, s in run.arrays if name == GRAM and s == step]
     layers.sort(key=lambda k: order.get(k, len(order)))
-    if (entries := sum(math.prod(run.shape(GRAM, k, step)) for k in layers)) > MOST:
+    shapes = [run.shape(GRAM, k, step) for k in layers]
+    if wide := [shape for shape in shapes if len(shape) != 2 or shape[0] != shape[1] or not 0 < shape[0] <= ROWS]:
+        raise StoreError(f"the run {run.name} has kept features of step {step} in arrays of shape {wide[0]}; square ones of up "
+                         f"to {ROWS:,} rows are compared. Read others with Run.array.")
+    if (entries := sum(map(math.prod, shapes))) > MOST:
         raise StoreError(f"the run {run.name} has kept features of step {step} in matrices of {entries:,} entries together; up "
-                         f"to {MOST:,} are compared. Read them one by one with Run.array, if there is memory for them.")
-    stored = {k: plotdata.shown(run, GRAM, k, step).astype(np.float64) for k in layers}
-    return {k: likeness.centred(K) for k, K in stored.items() if np.isfinite(K).all()}  # what is stored is rounded
+                         f"to {MOST:,} are compared. Keep features of fewer examples (keep_features=), or read them one by one "
+                         f"with Run.array.")
+    stored = ((k, plotdata.shown(run, GRAM, k, step).astype(np.float64)) for k in layers)
+    return {k: likeness.centred(K) for k, K in stored if np.isfinite(K).all()}  # what is stored is rounded
 
 
 class Kept(NamedTuple):
@@ -214,17 +220,17 @@ def of_kept(a: Kept, b: Kept, *, debiased: bool = False, features: int = FEATURE
 
 def drift(run: Run, most: int = 40) -> tuple[list[int], dict[str, Numbers]]:
     """How far each layer has gone from its features of the first kept step: the debiased CKA with these, at no more than so many
-    steps; the steps, and a curve for each layer."""
-    steps = plotdata.chosen(steps_of(run), most)
+    steps, and at fewer where the matrices of all these would be many; the steps, and a curve for each layer."""
+    steps = steps_of(run)
     if len(steps) < 2:
         return steps, {}
     first = grams(run, steps[0])
+    steps = plotdata.chosen(steps, max(2, min(most, MOST // max(1, sum(K.size for K in first.values())))))
     curves: dict[str, list[float]] = {k: [] for k in first}
     for step in steps:
         here = grams(run, step)
         for k, values in curves.items():
-            values.append(float(of_grams({k: first[k]}, {k: here[k]}, ("", ""), debiased=True, features=1).cka[0, 0])
-                          if k in here else np.nan)
+            values.append(float(_alike({k: first[k]}, {k: here[k]}, debiased=True)[0, 0]) if k in here else np.nan)
     return steps, {k: np.array(values) for k, values in curves.items()}
 
 
@@ -244,21 +250,26 @@ def last_kept(run: Run, step: int | None = None) -> int:
 def of_grams(a: Mapping[str, Numbers], b: Mapping[str, Numbers], names: tuple[str, str], *, debiased: bool = False,
              features: int = FEATURES, noise: float = likeness.NOISE) -> Comparison:
     """From centred Gram matrices of the same rows."""
-    sizes = {len(K) for K in (*a.values(), *b.values())}
-    if not a or not b or len(sizes) != 1:
-        raise SelectionError(f"Gram matrices of {', '.join(map(str, sorted(sizes))) or 'no'} examples cannot be compared: the "
-                             f"same examples are needed for all.")
+    values = _alike(a, b, debiased)
     if features < 1:
         raise SelectionError(f"features={features}: how many leading eigenfunctions are compared, at least one.")
-    n = sizes.pop()
-    if debiased and n < likeness.FEWEST:
-        raise SelectionError(f"{n} examples have no debiased alignment: it takes {likeness.FEWEST}.")
-    flat = [np.stack([K.ravel() for K in mine.values()]) for mine in (a, b)]
-    squares = [np.stack([K.diagonal() for K in mine.values()]) for mine in (a, b)]
-    values = likeness.cka(flat[0] @ flat[1].T, (flat[0] ** 2).sum(1), (flat[1] ** 2).sum(1), squares[0], squares[1], debiased)
     pairs = [[likeness.leading(K, features, noise) for K in mine.values()] for mine in (a, b)]
     shares = [[v / max(np.trace(K), 1e-300) for (v, _), K in zip(mine, Ks.values(), strict=True)]
               for mine, Ks in zip(pairs, (a, b), strict=True)]
     cosines = [[u.T @ w for _, w in pairs[1]] for _, u in pairs[0]]
     return Comparison(names, (tuple(a), tuple(b)), values, likeness.padded(cosines, features),
-                      (likeness.padded_rows(shares[0], features), likeness.padded_rows(shares[1], features)), n, debiased)
+                      (likeness.padded_rows(shares[0], features), likeness.padded_rows(shares[1], features)),
+                      len(next(iter(a.values()))), debiased)
+
+
+def _alike(a: Mapping[str, Numbers], b: Mapping[str, Numbers], debiased: bool) -> Numbers:
+    """CKA of every pair of layers."""
+    sizes = {len(K) for K in (*a.values(), *b.values())}
+    if not a or not b or len(sizes) != 1:
+        raise SelectionError(f"Gram matrices of {', '.join(map(str, sorted(sizes))) or 'no'} examples cannot be compared: the "
+                             f"same examples are needed for all.")
+    if debiased and max(sizes) < likeness.FEWEST:
+        raise SelectionError(f"{max(sizes)} examples have no debiased alignment: it takes {likeness.FEWEST}.")
+    flat = [np.stack([K.ravel() for K in mine.values()]) for mine in (a, b)]
+    squares = [np.stack([K.diagonal() for K in mine.values()]) for mine in (a, b)]
+    return likeness.cka(flat[0] @ flat[1].T, (flat[0] ** 2).sum(1), (flat[1] ** 2).sum(1), squares[0], squares[1], debiased)

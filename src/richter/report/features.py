@@ -30,6 +30,7 @@ Numbers = NDArray[np.float64]
 NAMES = ("intensity", "quality", "utilisation")  # the rows of the array
 WIDEST = 2 ** 16  # features of a layer that are shown
 FIRST = 20  # features whose evolution is shown
+TIMES = 400  # steps of it that are read
 FAINTEST = 1e-6  # of the largest intensity: what is below is not drawn
 SHOWN, EXAMPLES = 8, 10  # features whose most exciting inputs are shown, and how many of these
 GAP = 2  # pixels between them
@@ -55,13 +56,13 @@ def of_step(run: Run, layer: str, step: int) -> dict[str, Numbers]:
     if len(shape) != 2 or shape[0] != len(NAMES) or shape[1] > WIDEST:
         raise SelectionError(f"the array {FEATURES!r} of the run {run.name} has shape {shape}: {len(NAMES)} rows are needed, "
                              f"{', '.join(NAMES)}, of up to {WIDEST:,} features.")
-    return dict(zip(NAMES, run.array(FEATURES, layer, step).astype(np.float64), strict=True))
+    return dict(zip(NAMES, plotdata.shown(run, FEATURES, layer, step).astype(np.float64), strict=True))
 
 
 def through_time(run: Run, layer: str = WHOLE, first: int = FIRST) -> tuple[list[int], dict[str, Numbers]]:
-    """The steps, and by name the numbers of the first features at each of them, [step, feature]; intensity is relative to the
-    strongest feature of its step."""
-    known = steps(run, layer)
+    """The steps (of very many some, evenly), and by name the numbers of the first features at each of them, [step, feature];
+    intensity is relative to the strongest feature of its step."""
+    known = plotdata.chosen(steps(run, layer), TIMES)
     parts = [{name: values[:first].copy() for name, values in of_step(run, layer, s).items()} for s in known]  # not the rest
     width = min([first, *(len(p[NAMES[0]]) for p in parts)])
     table = {name: np.array([p[name][:width] for p in parts]).reshape(len(known), width) for name in NAMES}

@@ -22,11 +22,12 @@ from richter.measures.cards import SHOWN_FIRST, card
 from richter.report import plotdata
 from richter.report.axes import decade_ticks, grid_of_panels, key, layer_key, plain_ticks, same_height, same_width, say_why
 from richter.report.cards import cards_of, cards_of_all
-from richter.report.images import heat_panels, limits_of, matrix_panel
+from richter.report.images import BLOCKS, heat_panels, limits_of, matrix_panel
 from richter.report.looks import COLOURS, Look, depth_looks, run_looks, styled
 from richter.report.names import short_names, shortened
 from richter.report.panels import measure_panel, profile_panel, scalar_panel, stage_marks
 from richter.report.plotdata import Framed
+from richter.report.thin import shrink
 from richter.runs import Run
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def spectra(run: Run, layer: str = WHOLE, across: int = 3) -> Figure:
 def matrices(run: Run, layer: str, step: int | None = None) -> Figure:
     """NFM, AGOP and EGOP side by side with their cosines: at one step, or (None) at the first and at the last."""
     steps = [step] if step is not None else plotdata.matrix_steps(run, layer) or [0]
-    rows = {s: plotdata.matrices(run, layer, s) for s in steps}
+    rows = {s: _pictured(plotdata.matrices(run, layer, s)) for s in steps}
     names = [n for n in plotdata.MATRICES if any(n in mine for mine in rows.values())]
     width = min(2.2, 5.4 / max(1, len(names)))
     figure, axes = grid_of_panels(len(rows) * len(names), across=max(1, len(names)), width=width, height=width + 0.3)
@@ -211,13 +212,20 @@ def matrices(run: Run, layer: str, step: int | None = None) -> Figure:
             if name not in mine:
                 ax.set_axis_off()
                 continue
-            top = matrix_panel(ax, mine[name])
-            ax.set_title(f"{name.upper()}, {len(mine[name])} x {len(mine[name])}" if i == 0 else "")
+            wide, blocks, cosines = mine[name]
+            top = matrix_panel(ax, blocks)
+            ax.set_title(f"{name.upper()}, {wide} x {wide}" if i == 0 else "")
             ax.set_ylabel(f"step {s}" if j == 0 else "")
-            cosines = {other: cosine(mine[other], mine[name]) for other in names[:j] if other in mine}
             words = [f"±{top:.2g}", *(f"cosine with {k.upper()}: {v:.3f}" for k, v in cosines.items())]
             ax.set_xlabel("\n".join(words))
     return figure
+
+
+def _pictured(matrices: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, tuple[int, np.ndarray[Any, Any], dict[str, float]]]:
+    """What is drawn of square matrices, which are not held longer: width, blocks, and cosines with those before."""
+    names = list(matrices)
+    return {n: (len(A), shrink(A, BLOCKS), {other: cosine(matrices[other], A) for other in names[:j]})
+            for j, (n, A) in enumerate(matrices.items())}
 
 
 @styled
@@ -232,8 +240,8 @@ def specialisation(run: Run, most: int = 5) -> Figure:
     rows = max(len(every[k]) for k in shown)
     figure, axes = grid_of_panels(rows * len(shown), across=len(shown), width=1.9, height=2.2)
     for j, k in enumerate(shown):
-        for i, (step, KSM) in enumerate(every[k].items()):
-            ax = axes[i * len(shown) + j]
+        for i, step in enumerate(every[k]):
+            ax, KSM = axes[i * len(shown) + j], plotdata.shown(run, plotdata.KSM, k, step).astype(np.float64)
             ax.set_xlabel(f"labels (1 ± {matrix_panel(ax, KSM - 1):.2g})")
             ax.set_ylabel(f"kernels, step {step}" if j == 0 else "")
             ax.set_title(names[k] if i == 0 else "")

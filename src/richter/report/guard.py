@@ -70,10 +70,14 @@ class Guard:
         await (refusal or self.app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope, given: dict[str, str]) -> PlainTextResponse | None:
-        host = _host(Headers(scope=scope).get("host", ""))
+        headers = Headers(scope=scope)
+        host = _host(headers.get("host", ""))
         if host not in self.hosts and not (self.everywhere and _address(host) is not None):
             return PlainTextResponse("This dashboard does not answer to this host name: a page elsewhere may have made it up. "
                                      "Use the address that richter serve printed.", 403)
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+            return PlainTextResponse("A page elsewhere has asked for this, which could not read the answer, but see how long it "
+                                     "takes. Open the address that richter serve printed.", 403)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("This dashboard only reads: GET and HEAD.", 405, {"Allow": "GET, HEAD"})
         if self.token is not None and not any(self._same(g) for g in given.values()):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LAYERS = 6  # whose matrices are shown
+ENTRIES = 2 ** 27  # of the matrices of a report that are read for it: of wide ones fewer layers are shown
+SPECTRA = 24  # arrays of a layer whose spectra are shown
 
 
 @dataclass(frozen=True)
@@ -213,14 +215,16 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
     """Those of a few layers, evenly over depth; with several runs fewer, and not the read-out, whose NFM is its AGOP."""
     from richter.report import figures
     run, layers = s.run, plotdata.with_matrices(s.run)
-    drawn = plotdata.chosen(layers if runs == 1 else layers[:-1] or layers, max(1, LAYERS // runs))
+    few = plotdata.chosen(layers if runs == 1 else layers[:-1] or layers, max(1, LAYERS // runs))
+    widest = max((plotdata.matrix_entries(run, k) for k in few), default=0)
+    drawn = plotdata.chosen(few, max(1, ENTRIES // max(1, runs * widest)))
     owner = f"{s.name}: " if runs > 1 else ""
     for i, k in enumerate(drawn):
         steps = plotdata.matrix_steps(run, k)
         when = f"at the first and the last step ({steps[0]}, {steps[-1]})" if len(steps) > 1 else f"at step {steps[0]}"
-        few = f" {len(drawn)} of {len(layers)} layers are shown." if i == 0 and len(drawn) < len(layers) else ""
+        some = f" {len(drawn)} of {len(layers)} layers are shown." if i == 0 and len(drawn) < len(layers) else ""
         yield tag("h3", f"{owner}layer {k}")
-        pictures = album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{few}")  # type: ignore[misc]
+        pictures = album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{some}")  # type: ignore[misc]
         yield tag("div", pictures, _spectra(s, k, album, owner), class_="pair")
     if plotdata.specialisations(run):
         yield tag("h3", f"{owner}specialisation of the outputs' kernels")
@@ -236,12 +240,12 @@ def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
     from richter.report import figures
     try:
         names = plotdata.stored(s.run, layer)
-        width = max(max(s.run.shape(n, layer, steps[-1]), default=0) for n, steps in names.items())
+        width = max(max(s.run.shape(n, layer, step), default=0) for n, steps in names.items() for step in (steps[0], steps[-1]))
     except RichterError as why:
         return tag("p", f"No spectra: {why}", class_="soft")
-    if width > plotdata.SPECTRUM:
-        return tag("p", f"Spectra of matrices wider than {plotdata.SPECTRUM} are not part of a report; they are drawn by "
-                        f"richter.report.figures.spectra(run, {layer!r}).", class_="soft")
+    if width > plotdata.SPECTRUM or len(names) > SPECTRA:
+        return tag("p", f"Spectra of matrices wider than {plotdata.SPECTRUM}, and of more than {SPECTRA} of a layer, are not "
+                        f"part of a report; they are drawn by richter.report.figures.spectra(run, {layer!r}).", class_="soft")
     return album.page(f"spectra-{owner}{layer}", lambda: figures.spectra(s.run, layer, across=1),
                       "Eigenvalues before and after; stored are the leading ones.")
 

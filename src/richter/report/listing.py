@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from richter.core import RichterError, StoreError
 from richter.instrument.verdict import diagnose
-from richter.runs.format import DATABASE, LOCK
+from richter.runs.format import DATABASE, LOCK, Stamp, is_lasting, stamp
 from richter.runs.lock import held
 from richter.runs.reader import paths
 
@@ -96,14 +95,14 @@ class Listing:
         unread = []
         lines = dict[str, Summary]()
         for name, path in there.items():
-            facts, before = facts_of(path), self.lines.get(name)
-            mark = mark_of(facts)
+            files, before = stamp(path / DATABASE), self.lines.get(name)
+            mark = mark_of(files)
             same = before is not None and before.mark == mark and before.status != UNREAD
             if before is not None and same and (before.status != "running" or held(path / LOCK)):
                 lines[name] = before
             else:
                 unread.append(name)
-                lines[name] = before or Summary(name, "", UNREAD, updated=facts[0])
+                lines[name] = before or Summary(name, "", UNREAD, updated=_updated(files))
         if self.lines.keys() != lines.keys():
             self._publish(lines)
         for name in sorted(unread, key=lambda name: -(lines[name].updated or 0.0)):
@@ -130,16 +129,17 @@ class Listing:
         return self._paths
 
     def _read(self, name: str, path: Path) -> Summary:
+        files = stamp(path / DATABASE)  # before it is read: what is written meanwhile is seen at the next look
         try:
-            facts = facts_of(path)
             with self.shelf.open(name) as run:
                 status, _, reason = run.status.partition(": ")
                 last = run.last
                 if not isinstance(last, int | None):
                     raise StoreError(f"the run {name!r} is damaged: its last step is {last!r}.")
-                return Summary(name, mark_of(facts), status, reason, last, facts[0], _share(run) if status == "running" else None)
-        except (StoreError, OSError) as why:
-            return Summary(name, "unreadable", "unreadable", str(why))
+                share = _share(run) if status == "running" else None
+                return Summary(name, mark_of(files), status, reason, last, _updated(files), share)
+        except (StoreError, OSError) as why:  # read again when its files have changed, or at once if it may be the moment
+            return Summary(name, mark_of(files) if is_lasting(why) else "", "unreadable", str(why))
 
     def _judged(self, s: Summary) -> Summary:
         """With its verdict: the word and the magnitude, or nothing, if it has none."""
@@ -162,23 +162,15 @@ def _share(run: Run) -> float | None:
 # --------------------------------------------------------------------------------------------------- has it changed?
 
 SETTLED = 2.0  # seconds; a file that changed more recently may change again without a new time of change
-Facts = tuple[float, str]  # when something was last written, and what the file system says of the files
 
 
-def facts_of(path: Path) -> Facts:
-    files = []
-    for name in (DATABASE, f"{DATABASE}-wal"):
-        try:
-            s = os.stat(path / name)
-        except OSError:
-            continue
-        if s.st_size:  # a reader may leave an empty log behind
-            files.append((s.st_mtime_ns, s.st_size, s.st_ino))
-    return (max(files)[0] / 1e9 if files else 0.0), repr(files)
-
-
-def mark_of(facts: Facts) -> str:
+def mark_of(files: Stamp) -> str:
     """Something short that differs when the run has changed."""
-    updated, files = facts
+    updated = _updated(files)
     fresh = time.monotonic() if abs(time.time() - updated) < SETTLED else None  # later: of another clock, or it was set back
     return hashlib.sha256(repr((files, fresh)).encode()).hexdigest()[:16]
+
+
+def _updated(files: Stamp) -> float:
+    """When something was last written."""
+    return max(files)[0] / 1e9 if files else 0.0

@@ -156,21 +156,26 @@ def with_matrices(run: Run) -> list[str]:
 
 
 def shown(run: Run, name: str, layer: str, step: int | None = None) -> NDArray[Any]:
-    """A stored array, if it is of a size to be shown; that is known before it is unpacked."""
+    """A stored array, if it is of a size to be shown, as real numbers: complex ones by their magnitude."""
+    fitting(run, name, layer, step)
+    stored = run.array(name, layer, step)
+    return stored.astype(np.uint8) if stored.dtype == bool else np.abs(stored) if np.iscomplexobj(stored) else stored
+
+
+def fitting(run: Run, name: str, layer: str, step: int | None = None) -> tuple[int, ...]:
+    """The shape of a stored array of a size to be shown, which is known before it is unpacked."""
     shape = run.shape(name, layer, step)
     if math.prod(shape) > ENTRIES:
         raise StoreError(f"the array {name!r} of layer {layer!r} has shape {shape}; arrays of up to {ENTRIES:,} entries are "
                          f"shown. Read it with Run.array, if there is memory for it.")
-    return run.array(name, layer, step)
+    return shape
 
 
 def spectrum(run: Run, name: str, layer: str, step: int) -> Numbers:
     """Eigenvalues of a stored matrix, largest first, those that stand above rounding. A stored vector is a spectrum."""
-    array = shown(run, name, layer, step)
-    if array.ndim == 1:
-        values = np.sort(array.astype(np.float64))[::-1]
-    else:
-        values = np.sort(run.eigenpairs(name, layer, step)[0].astype(np.float64))[::-1]
+    shape = fitting(run, name, layer, step)
+    values = run.array(name, layer, step) if len(shape) == 1 else run.eigenpairs(name, layer, step)[0]
+    values = np.sort(values.astype(np.float64))[::-1]
     values = values[np.isfinite(values)]
     return values[values > FLOOR * values[0]] if len(values) and values[0] > 0 else values[:0]
 
@@ -212,15 +217,22 @@ def matrix_steps(run: Run, layer: str) -> list[int]:
     return list(dict.fromkeys(steps[:1] + steps[-1:]))
 
 
-def specialisations(run: Run) -> dict[str, dict[int, Numbers]]:
-    """Layer -> {first step: KSM, last step: KSM}, by depth, the whole model last."""
+def matrix_entries(run: Run, layer: str) -> int:
+    """Of all matrices of a layer that are drawn: the work of reading them."""
+    steps, have = matrix_steps(run, layer), stored(run, layer)
+    return sum(math.prod(run.shape(name, layer, s)) for name in MATRICES for s in steps if s in have.get(name, ()))
+
+
+def specialisations(run: Run) -> dict[str, list[int]]:
+    """Layer -> the first and the last step of its KSM, by depth, the whole model last; what is too wide to draw is left out."""
     steps: dict[str, list[int]] = {}
     for k, name, step in run.arrays:
-        if name == KSM and len(shape := run.shape(name, k, step)) == 2 and shape[0] == shape[1] <= SPECTRUM:
+        if name == KSM:
             steps.setdefault(k, []).append(step)
-    layers = [k for k in (*run.layers, WHOLE) if k in steps]
-    return {k: {s: shown(run, KSM, k, s).astype(np.float64) for s in dict.fromkeys((min(steps[k]), max(steps[k])))}
-            for k in dict.fromkeys(layers)}
+    ends = {k: dict.fromkeys((min(steps[k]), max(steps[k]))) for k in (*run.layers, WHOLE) if k in steps}
+    drawn = {k: [s for s in mine if len(shape := run.shape(KSM, k, s)) == 2 and shape[0] == shape[1] <= SPECTRUM]
+             for k, mine in ends.items()}
+    return {k: mine for k, mine in drawn.items() if mine}
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -4,69 +4,91 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import sqlite3
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TypeVar
 
 from richter.core import RichterError, SelectionError, StoreError
-from richter.report.listing import Listing, Summary, facts_of, mark_of
+from richter.report.listing import Listing, Summary, mark_of
 from richter.runs import Run, inside
-from richter.runs.format import DATABASE
+from richter.runs.format import DATABASE, stamp
 
 Answer = TypeVar("Answer")
-PATIENCE = 10.0  # seconds that one waits for a run to open
+PATIENCE = 10.0  # seconds that one waits for the file system of a run
 # in which reading a file that somebody has damaged can end
 DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, OSError,
           sqlite3.Error)
 
 
 class _Entry:
-    """A run that is open, or about to be: whoever comes first opens it, the others wait for that."""
+    """A run that is open, or about to be."""
 
-    def __init__(self, path: Path, file: tuple[int, int]) -> None:
-        self.path, self.file = path, file
+    def __init__(self) -> None:
         self.users, self.retired = 0, False
-        self._run: Run | None = None
-        self._opening = threading.Lock()
-
-    @property
-    def run(self) -> Run:
-        if not self._opening.acquire(timeout=PATIENCE):
-            raise StoreError(f"the run {self.path} does not open: somebody else has been waiting for it for {PATIENCE:.0f} s.")
-        try:
-            if self._run is None:
-                self._run = in_time(lambda: Run(self.path), f"the run {self.path} does not open")
-            return self._run
-        finally:
-            self._opening.release()
+        self.run: Run | None = None
 
     def close(self) -> None:
-        if self._run is not None:
-            self._run.close()
+        if self.run is not None:
+            self.run.close()
 
 
-def in_time(work: Callable[[], Answer], what: str) -> Answer:
-    """What is worked out, in a thread of its own: a file system that does not answer keeps nobody else waiting for ever."""
-    results: queue.SimpleQueue[tuple[Answer | None, BaseException | None]] = queue.SimpleQueue()
+class Turns:
+    """Who asks the file system about a run, one at a time: where it does not answer, nobody else is sent after the first."""
 
-    def go() -> None:
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._taken: dict[str, tuple[threading.Event, float]] = {}  # set when the turn has ended, and when it began
+
+    def __call__(self, name: str, work: Callable[[], Answer], apart: bool = False) -> Answer:
+        """``apart``: in a thread of its own, for which nobody waits for ever. Others have been answered before; to start a thread
+        would take longer than what they ask."""
+        self._take(name)
+        if not apart:
+            try:
+                return work()
+            finally:
+                self._give_back(name)
+        result: Future[Answer] = Future()
         try:
-            results.put((work(), None))
-        except BaseException as why:
-            results.put((None, why))
+            threading.Thread(target=self._go, args=(name, work, result), daemon=True, name="richter look").start()
+        except BaseException:
+            self._give_back(name)
+            raise
+        if not wait([result], PATIENCE).done:
+            raise self._refusal(name)
+        return result.result()
 
-    threading.Thread(target=go, daemon=True, name="richter open").start()
-    try:
-        answer, why = results.get(timeout=PATIENCE)
-    except queue.Empty:
-        raise StoreError(f"{what}: its file system has not answered for {PATIENCE:.0f} seconds.") from None
-    if why is not None:
-        raise why
-    return answer  # type: ignore[return-value]
+    def _go(self, name: str, work: Callable[[], Answer], result: Future[Answer]) -> None:
+        try:
+            result.set_result(work())
+        except BaseException as why:
+            result.set_exception(why)
+        finally:
+            self._give_back(name)
+
+    def _take(self, name: str) -> None:
+        while True:
+            with self._guard:
+                if name not in self._taken:
+                    self._taken[name] = threading.Event(), time.monotonic()
+                    return
+                ended, begun = self._taken[name]
+            if not ended.wait(max(0.0, begun + PATIENCE - time.monotonic())):
+                raise self._refusal(name)
+
+    def _give_back(self, name: str) -> None:
+        with self._guard:
+            self._taken.pop(name)[0].set()
+
+    def _refusal(self, name: str) -> StoreError:
+        why = StoreError(f"the run {name!r} cannot be looked at: its file system has not answered for {PATIENCE:.0f} seconds.")
+        why.__cause__ = TimeoutError()
+        return why
 
 
 class Shelf:
@@ -75,7 +97,8 @@ class Shelf:
     def __init__(self, store: str | os.PathLike[str], most: int = 64) -> None:
         self.given, self.store, self.most = os.fspath(store), Path(store).resolve(), most
         self._guard = threading.Lock()
-        self._open: OrderedDict[Path, _Entry] = OrderedDict()
+        self._open: OrderedDict[str, _Entry] = OrderedDict()
+        self._turns = Turns()
         self.listing = Listing(self)
 
     # ------------------------------------------------------------------------------------------------------ one run
@@ -83,13 +106,18 @@ class Shelf:
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[Run]:
         """A run of the store by its name; whatever is wrong with it is a StoreError."""
-        with understood(name):
-            entry = self._take(self.path(name))
+        entry = self._take(name)
         try:
             with understood(name):
-                yield entry.run  # opened here, and not while others wait for the shelf
+                yield self._turns(name, lambda: self._opened(name, entry), apart=entry.run is None)
         finally:
-            self._give_back(entry)
+            self._give_back(name, entry)
+
+    def _opened(self, name: str, entry: _Entry) -> Run:
+        path = self.path(name)
+        if entry.run is None or entry.run.path != path:
+            entry.run = Run(path)
+        return entry.run
 
     def path(self, name: str) -> Path:
         """Its folder, which lies in the store: names do not lead out. That the files in it are no links, the reader sees to."""
@@ -106,42 +134,40 @@ class Shelf:
 
     def mark(self, name: str) -> str:
         """Something short that differs when the run has changed; asks the file system only."""
-        return mark_of(facts_of(self.path(name)))
+        with understood(name):
+            return mark_of(self._turns(name, lambda: stamp(self.path(name) / DATABASE)))
 
-    def _take(self, path: Path) -> _Entry:
-        status = os.stat(path / DATABASE)
-        file = status.st_dev, status.st_ino
+    def _take(self, name: str) -> _Entry:
         with self._guard:
-            entry = self._open.get(path)
-            if entry is not None and entry.file != file:  # deleted, and another one made in its place
-                self._retire(path)
-                entry = None
-            if entry is None:
-                entry = self._open[path] = _Entry(path, file)
-            self._open.move_to_end(path)
+            entry = self._open.setdefault(name, _Entry())
+            self._open.move_to_end(name)
             entry.users += 1
-            idle = [p for p, e in self._open.items() if not e.users]
+            idle = [n for n, e in self._open.items() if not e.users]
             for old in idle[:max(0, len(self._open) - self.most)]:
                 self._retire(old)
             return entry
 
-    def _retire(self, path: Path) -> None:
-        entry = self._open.pop(path)
+    def _retire(self, name: str) -> None:
+        entry = self._open.pop(name)
         entry.retired = True
         if not entry.users:
             entry.close()
 
-    def _give_back(self, entry: _Entry) -> None:
+    def _give_back(self, name: str, entry: _Entry) -> None:
         with self._guard:
             entry.users -= 1
-            if entry.retired and not entry.users:
+            if entry.users:
+                return
+            if entry.retired:
                 entry.close()
+            elif entry.run is None:  # there is no such run, or it does not open
+                self._retire(name)
 
     def close(self) -> None:
         self.listing.close()
         with self._guard:
-            for path in list(self._open):
-                self._retire(path)
+            for name in list(self._open):
+                self._retire(name)
 
     def summaries(self) -> list[Summary]:
         """Every run of the store, also those that cannot be read."""

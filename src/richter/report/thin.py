@@ -68,9 +68,7 @@ def shrink(matrix: NDArray[Any], size: int) -> NDArray[Any]:
     for axis in (0, 1):
         block = -(-matrix.shape[axis] // size)
         if block > 1:
-            rest = -matrix.shape[axis] % block
-            padded = np.pad(matrix, [(0, rest if a == axis else 0) for a in (0, 1)], mode="edge")
-            parts = np.moveaxis(padded, axis, 0).reshape(-1, block, matrix.shape[1 - axis])
-            best = np.abs(np.nan_to_num(parts)).argmax(1)[:, None]
-            matrix = np.moveaxis(np.take_along_axis(parts, best, 1)[:, 0], 0, axis)
+            parts = [np.moveaxis(matrix, axis, 0)[i:i + block] for i in range(0, matrix.shape[axis], block)]
+            low, high = (np.stack([extreme.reduce(part) for part in parts], axis) for extreme in (np.fmin, np.fmax))
+            matrix = np.where(np.abs(low.astype(np.float64)) > np.abs(high.astype(np.float64)), low, high)
     return matrix

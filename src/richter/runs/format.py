@@ -23,7 +23,8 @@ DATABASE, LOCK, OBJECTS = "run.db", "writer.lock", "objects"
 NAMING = bytes.fromhex("d9d505f920a163d7")  # the end of a journal that belongs to a write to several databases
 HOLLOW = 2 ** 26  # bytes of holes that any file may have
 HINTS = {"disk is full": "The disk is full. Free some space and continue with resume=True",
-         "disk I/O": "The disk refused to write (is it full, or gone?). Continue with resume=True when it is back",
+         "disk I/O": "The disk refused (is it full, or gone?), or a file was cut while it was open. Continue with resume=True "
+                     "when it is back",
          "readonly": "The folder is read-only. Choose another place for runs",
          "unable to open": "The folder cannot be written or does not exist. Choose another place for runs",
          "interrupted": "It asks for more work than a file of its size can: it is damaged, or was made to do harm",
@@ -73,8 +74,8 @@ def end_log(connection: sqlite3.Connection) -> None:
     connection.close()
 
 
-def to_read(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """Read-only, and whether it is a copy: a write-ahead log in a folder that may not be written is read from one."""
+def to_read(path: Path) -> sqlite3.Connection:
+    """Read-only; to a copy, where a write-ahead log lies in a folder that may not be written."""
     try:
         connection = guarded(connection_to(f"{own(path).resolve().as_uri()}?mode=ro", uri=True))
         try:
@@ -82,11 +83,11 @@ def to_read(path: Path) -> tuple[sqlite3.Connection, bool]:
         except BaseException:
             connection.close()
             raise
-        return connection, False
+        return connection
     except sqlite3.OperationalError as why:
         if "unable to open" not in str(why) and "readonly" not in str(why):
             raise
-    return guarded(_copy_in_memory(path)), True
+    return guarded(_copy_in_memory(path))
 
 
 def _copy_in_memory(path: Path) -> sqlite3.Connection:
@@ -168,13 +169,19 @@ def _hollow(path: Path, facts: os.stat_result) -> bool:
     return False
 
 
-def stamp(path: Path) -> list[tuple[int, int, int]]:
-    """Differs when something was written to a database."""
-    files = []
-    for part in (path, *beside(path)):
+Stamp = list[tuple[int, ...]]
+
+
+def stamp(path: Path) -> Stamp:
+    """What the file system says of a database and of what is read with it: differs when something was written, or done to them
+    in any other way. When each was written comes first."""
+    files: Stamp = []
+    for end in ("", "-wal", "-journal", "-shm"):
         with contextlib.suppress(OSError, ValueError):
-            facts = os.stat(part)
-            files.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
+            facts = os.lstat(f"{path}{end}")
+            if stat.S_ISREG(facts.st_mode) and (not facts.st_size or end == "-shm"):
+                continue  # a reader leaves an empty log behind, and writes to the index of one
+            files.append((facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_ctime_ns))
     return files
 
 
@@ -212,3 +219,8 @@ def refused_by_disk(why: BaseException) -> bool:
     from safetensors import SafetensorError
     return isinstance(why, StoreError) and isinstance(why.__cause__, (sqlite3.Error, OSError, SafetensorError)) \
         and not isinstance(why.__cause__, StoreError)
+
+
+def is_lasting(why: BaseException) -> bool:
+    """Is a run refused for what its files are, and not for what may pass by: a disk, a lock, memory, a limit of time?"""
+    return isinstance(why, StoreError) and not isinstance(why.__cause__, (OSError, sqlite3.OperationalError, MemoryError))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from richter.core import SelectionError, StoreError
-from richter.runs.format import DATABASE, bound, explained, stamp
+from richter.runs.format import DATABASE, Stamp, bound, explained, stamp
 
 ROW = 8  # bytes of a row at least
 OFTEN = 2  # times that a page may be read in one state of a file: only the ledger is, more than once
@@ -46,28 +46,38 @@ class Account:
 
 
 class Questions:
-    """``opened(folder)`` gives the connection, and whether it is to a copy, which is made anew when the file has changed. It is
-    opened at once, so that an error comes where it belongs, and again by the first question after ``close``."""
+    """``opened(folder)`` gives the connection. It is opened at once, so that an error comes where it belongs, and again by the
+    first question after ``close``, or after the file has changed in a way that SQLite does not see."""
 
-    def __init__(self, folder: Path, opened: Callable[[Path], tuple[sqlite3.Connection, bool]]) -> None:
+    def __init__(self, folder: Path, opened: Callable[[Path], sqlite3.Connection]) -> None:
         self.folder, self.guard, self._opened = folder, threading.RLock(), opened
         self._connection: sqlite3.Connection | None = None
         self.times = 0  # that it was opened
         self._account = Account()
-        self._copied: list[tuple[int, int, int]] | None = None  # which state of the file, if it is a copy
+        self._stamp: Stamp = []
+        self._version = 0
         self._connected()
 
     def _connected(self) -> sqlite3.Connection:
-        if self._copied is not None and self._connection is not None and not self._connection.in_transaction \
-                and self._copied != stamp(self.folder / DATABASE):
-            self.close()  # somebody went on with what is read from a copy
         if self._connection is None:
             with explained(self.folder, "read"):
-                state = stamp(self.folder / DATABASE)
-                self._connection, copied = self._opened(self.folder)
-            self._copied = state if copied else None
+                self._stamp = stamp(self.folder / DATABASE)
+                connection = self._opened(self.folder)
+                self._connection, self._version = connection, _version(connection)
             self.times += 1
         return self._connection
+
+    def look(self) -> None:
+        """Before a transaction. SQLite sees what its own writers do. What else is done to the file (cut, replaced, written by
+        other programs) would be hidden by what is known of it already, so that it is opened anew; so is a copy that others went
+        on behind."""
+        with self.guard, explained(self.folder, "read"):
+            now = stamp(self.folder / DATABASE)
+            if self._connection is not None and now != self._stamp:
+                version = _version(self._connection)
+                if version == self._version:
+                    self.close()
+                self._stamp, self._version = now, version
 
     @property
     def asking(self) -> bool:
@@ -92,3 +102,8 @@ class Questions:
             except (OverflowError, UnicodeEncodeError) as why:
                 raise SelectionError(f"no run can hold what was asked for ({', '.join(map(repr, values))}): {why}.") from why
         return typed(self.folder, rows, kinds)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """Differs when another connection has written to the file."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])

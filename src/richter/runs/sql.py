@@ -185,6 +185,7 @@ class Reader:
             try:
                 self._current = mine
                 self._end()  # what an interrupt has left open
+                self._questions.look()
                 self._ask("BEGIN")
                 state = self._questions.times, self._ask("PRAGMA data_version")[0][0]
                 if state != self._state:
@@ -286,8 +287,7 @@ class Reader:
 
     def array(self, layer: str, name: str, step: int | None, data: bool = True) -> tuple[Any, Any, Any, Any, Any] | None:
         with self.moment():
-            rows = [row[:-1] for row in self._contents.table("arrays")
-                    if row[1:3] == (layer, name) and (step is None or row[3] == step)]
+            rows = [row for row in self._contents.arrays(layer, name) if step is None or row[3] == step]
             if not rows:
                 return None
             number, _, _, _, *facts, stored, body = max(rows, key=operator.itemgetter(3))

@@ -54,12 +54,13 @@ class Contents:
         self.folder, self._ask = folder, ask
         self._tables: dict[str, list[Any]] = {}  # as they are in this state of the file
         self._curves: list[Curve] | None = None
+        self._arrays: dict[tuple[str, str], list[Any]] | None = None
         self._pending: tuple[Tail, list[bytes]] | None = None
         self._read: dict[int, Columns] | None = None
 
     def changed(self) -> None:
         """The file may be in another state."""
-        self._tables, self._curves, self._pending, self._read = {}, None, None, None
+        self._tables, self._curves, self._arrays, self._pending, self._read = {}, None, None, None, None
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
@@ -109,6 +110,14 @@ class Contents:
                 raise StoreError(f"the run {self.folder} has curves with numbers that none has. It is damaged.")
             self._curves = curves
         return self._curves
+
+    def arrays(self, layer: str, name: str) -> list[Any]:
+        """The rows of the arrays of this name, without their sums; a run may have tens of thousands of others."""
+        if self._arrays is None:
+            self._arrays = {}
+            for row in self.table("arrays"):
+                self._arrays.setdefault(row[1:3], []).append(row[:-1])
+        return self._arrays.get((layer, name), [])
 
     # ----------------------------------------------------------------------------------------------------------- rows
 

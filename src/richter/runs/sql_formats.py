@@ -190,7 +190,7 @@ def begun(folder: Path) -> bool:
     with explained(folder, "read"):
         if not (folder / DATABASE).is_file():
             return False
-        with contextlib.closing(to_read(folder / DATABASE)[0]) as connection:
+        with contextlib.closing(to_read(folder / DATABASE)) as connection:
             return _has_tables(connection)
 
 
@@ -221,12 +221,11 @@ def to_write(folder: Path) -> sqlite3.Connection:
     return connection
 
 
-def opened(folder: Path) -> tuple[sqlite3.Connection, bool]:
-    """The database of a run in today's format, and whether it is a copy: an old file is brought up to date in memory, and stays
-    as it is."""
+def opened(folder: Path) -> sqlite3.Connection:
+    """The database of a run in today's format: an old file is brought up to date in a copy in memory, and stays as it is."""
     if not (folder / DATABASE).is_file():
         raise StoreError(f"{folder} holds no run (there is no {DATABASE} in it). `richter runs FOLDER` lists those of a store.")
-    connection, copied = to_read(folder / DATABASE)
+    connection = to_read(folder / DATABASE)
     try:
         if not _has_tables(connection):
             raise StoreError(f"the run {folder} is just being made. Wait a moment." if lock.held(folder / LOCK) else
@@ -234,7 +233,7 @@ def opened(folder: Path) -> tuple[sqlite3.Connection, bool]:
         _check(connection, folder)
         if _version(connection) < FORMAT:
             with contextlib.closing(connection) as old:
-                connection, copied = guarded(connection_to(":memory:")), True
+                connection = guarded(connection_to(":memory:"))
                 old.backup(connection)
             migrate(connection)
             _check(connection, folder)
@@ -242,4 +241,4 @@ def opened(folder: Path) -> tuple[sqlite3.Connection, bool]:
     except BaseException:
         connection.close()
         raise
-    return connection, copied
+    return connection

@@ -4,15 +4,15 @@
 import { address } from "./dashboard-api.js";
 import { byId, download, el, layerName, measured } from "./dashboard-dom.js";
 import { ink, looks, swatch, theme } from "./dashboard-look.js";
-import { change, state } from "./dashboard-state.js";
+import { change, note, state } from "./dashboard-state.js";
 
 const panels = new Map();
 export const FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif';
 export const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
 const BANDS = 8; // curves in a panel up to which errors are drawn
 const TIP = 14; // lines of a tooltip
-const MANY = 40; // curves in a panel above which neighbours are drawn as one, in so many shades: plotly takes its time for every trace
-const SHADES = 24;
+const MANY = 40; // curves in a panel above which neighbours are drawn as one: plotly takes its time for every trace
+const TRACES = 24; // which are then about so many
 
 /** A name as plotly shows it literally. */
 export const literal = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
@@ -67,7 +67,10 @@ function enqueue(panel) {
 function work() {
   const [panel] = queue;
   queue.delete(panel);
-  if (panel.stale && panels.get(panel.key) === panel) drawPanel(panel);
+  if (panels.get(panel.key) === panel) {
+    if (panel.stale) drawPanel(panel);
+    else move(panel);
+  }
   if (queue.size) setTimeout(work);
 }
 
@@ -104,7 +107,7 @@ function drawPanel(panel) {
   if (panel.ready) return;
   panel.ready = true;
   panel.plot.on("plotly_relayout", (e) => panel.axis || zoomed(e));
-  panel.plot.on("plotly_doubleclick", () => change({ x: null }));
+  panel.plot.on("plotly_doubleclick", () => zoom(null));
   panel.plot.on("plotly_hover", (e) => tip(panel, e));
   panel.plot.on("plotly_unhover", () => { byId("tip").hidden = true; });
 }
@@ -128,8 +131,10 @@ function traces(panel, look) {
 /** Neighbours of one look, or nearly so, behind each other, with a gap after each. */
 function together(lines) {
   const groups = new Map();
+  const style = (line) => [line.line.dash, line.opacity].join();
+  const shades = Math.max(4, Math.round(TRACES / new Set(lines.map(style)).size));
   lines.forEach((line, i) => {
-    const key = [Math.floor((i * SHADES) / lines.length), line.line.dash, line.opacity].join();
+    const key = [Math.floor((i * shades) / lines.length), style(line)].join();
     groups.set(key, [...(groups.get(key) ?? []), line]);
   });
   return [...groups.values()].map((mine) => ({ ...mine[Math.floor(mine.length / 2)], mode: "lines",
@@ -212,8 +217,25 @@ function named({ curves, ticks }) {
 
 function zoomed(event) {
   const ends = [event["xaxis.range[0]"], event["xaxis.range[1]"]];
-  if (ends.every((v) => v !== undefined)) change({ x: ends.map(offAxis) });
-  else if (event["xaxis.autorange"]) change({ x: null });
+  if (ends.every((v) => v !== undefined)) zoom(ends.map(offAxis));
+  else if (event["xaxis.autorange"]) zoom(null);
+}
+
+/** All panels show these steps. Nothing is asked of the server for it, and no curve is made anew. */
+function zoom(x) {
+  note({ x });
+  for (const panel of panels.values()) {
+    if (panel.axis) continue;
+    if (panel.near) enqueue(panel);
+    else panel.stale = true;
+  }
+}
+
+function move({ axis, ready, plot, curves }) {
+  if (axis || !ready) return;
+  const { range, tickvals, ticktext } = steps(curves);
+  if (range.every((v, i) => v === plot.layout.xaxis.range[i])) return; // by hand, or it was so before
+  Plotly.relayout(plot, { "xaxis.range": range, ...(tickvals ? { "xaxis.tickvals": tickvals, "xaxis.ticktext": ticktext } : {}) });
 }
 
 function onKey(event, key) {
@@ -221,7 +243,7 @@ function onKey(event, key) {
   if (!ready) return;
   const [low, high] = plot.layout.xaxis.range;
   const [width, middle] = [high - low, (high + low) / 2];
-  const to = (a, b) => change({ x: [offAxis(a), offAxis(b)] });
+  const to = (a, b) => zoom([offAxis(a), offAxis(b)]);
   const act = {
     ArrowLeft: () => to(low - width / 10, high - width / 10), ArrowRight: () => to(low + width / 10, high + width / 10),
     "+": () => to(middle - width / 3, middle + width / 3), "=": () => to(middle - width / 3, middle + width / 3),
@@ -234,7 +256,7 @@ function onKey(event, key) {
 
 export function resetZoom() {
   for (const panel of panels.values()) if (panel.ready) Plotly.relayout(panel.plot, { "yaxis.autorange": true });
-  change({ x: null });
+  zoom(null);
 }
 
 function widen(node) {

@@ -9,10 +9,15 @@ const listeners = [];
 export const onChange = (listener) => listeners.push(listener);
 
 export function change(part) {
+  note(part);
+  for (const listener of listeners) listener();
+}
+
+/** A change that is shown already. */
+export function note(part) {
   Object.assign(state, part);
   const hash = written(state);
   if (hash !== location.hash) history.replaceState(null, "", hash || location.pathname + location.search);
-  for (const listener of listeners) listener();
 }
 
 addEventListener("hashchange", () => change(read()));

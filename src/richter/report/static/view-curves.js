@@ -9,7 +9,8 @@ import { loadVerdicts, verdictLines } from "./view-verdict.js";
 export const choices = true; // measures, layers and scalars are chosen at the side
 export const forget = forgetPanels;
 
-const POINTS = 6000; // of all curves of a panel together
+const POINTS = 6000; // of all curves of a panel together,
+const LEAST = 30; // and of one of very many
 let kept = new Map(); // run -> {mark, wanted, curves}
 
 export function tools(s) {
@@ -44,7 +45,7 @@ const stages = (s, name, curves) => curves.filter((c) => c.measure === name && c
 
 /** In one question those of the runs that have something new, or of which other curves were chosen. */
 async function loadCurves(s) {
-  const points = Math.max(60, Math.min(600, Math.floor(POINTS / Math.max(1, s.runs.length * s.chosen.layers.length))));
+  const points = Math.max(LEAST, Math.min(600, Math.floor(POINTS / Math.max(1, s.runs.length * s.chosen.layers.length))));
   const wanted = JSON.stringify([s.chosen, points]);
   const stale = s.runs.filter((r) => kept.get(r)?.mark !== s.marks.get(r) || kept.get(r)?.wanted !== wanted);
   if (stale.length) {

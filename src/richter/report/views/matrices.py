@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from richter.core import SelectionError, StoreError
 from richter.core.likeness import INPUTS
+from richter.report import plotdata
 from richter.report.plotdata import ENTRIES, SPECTRUM
 from richter.report.query import Query
 from richter.report.shelf import Chosen
@@ -44,7 +45,7 @@ def matrix(runs: Chosen, query: Query) -> Any:
 def matrix_csv(runs: Chosen, query: Query) -> Sheet:
     """All entries of one array."""
     a = np.atleast_2d(_array(runs.one()[1], query))
-    return Sheet("matrix", range(a.shape[1]), a.tolist())
+    return Sheet("matrix", range(a.shape[1]), (row.tolist() for row in a))
 
 
 def _place(query: Query) -> tuple[str, str, int | None]:
@@ -57,8 +58,7 @@ def _array(run: Run, query: Query) -> NDArray[np.float64]:
     if len(shape) not in (1, 2) or not 0 < np.prod([float(k) for k in shape]) <= ENTRIES:
         raise SelectionError(f"the array {query.one('name')!r} has shape {shape}. Vectors and matrices of up to {ENTRIES:,} "
                              f"entries can be shown; read others with Run.array.")
-    stored = run.array(*_place(query))
-    return (np.abs(stored) if np.iscomplexobj(stored) else stored).astype(np.float64)
+    return plotdata.shown(run, *_place(query)).astype(np.float64)
 
 
 def _spectrum(run: Run, query: Query, a: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
