@@ -15,9 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import richter
 from richter.core import MemoryBudgetError, freed, parse_bytes
-from richter.instrument import foreseen, matrices
+from richter.instrument import captures, foreseen, matrices
 from richter.instrument import subject as subjects
+from richter.instrument.capture import quiet
 from richter.instrument.cotangents import random_outputs
+from richter.instrument.measurement import Measurement
 from richter.instrument.statistics import bases, journey, moments, outputs, pushing, sizes, stages, weights
 from richter.instrument.survey import audit
 from richter.kernels import planning, shared
@@ -124,6 +126,23 @@ def test_the_audit_of_a_tied_matrix_sees_what_is_wrong_without_its_gradient(monk
     richter.measure(model, probe, ["nfc"])
     assert len(wrong) >= 2
     assert min(wrong) > 1e-3
+
+
+def test_examples_are_put_into_another_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a measurement of several passes: all maps are looked at there, whichever are asked for."""
+    model, probe, _ = language_model(monkeypatch)
+    measurement, seen, real = Measurement(model, probe), [], captures._turned
+
+    def turned(bench: Any, survey: Any, parts: Any, seed: int) -> Any:
+        seen.append(seed)
+        return real(bench, survey, parts, seed)
+    monkeypatch.setattr(captures, "_turned", turned)
+    with quiet(measurement.model):
+        measurement.subject.renew()
+        seen.clear()
+        for rows, name in ((slice(0, 4), "up"), (slice(0, 4), "down"), (slice(4, 8), "up")):
+            measurement.subject.source.record(probe.x[rows], rows, [name])
+    assert seen == [0, 4]
 
 
 def test_factors_in_tiles_are_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
