@@ -230,7 +230,7 @@ def test_a_kill_at_every_thirtieth_call(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_kill_at_every_call(tmp_path: Path) -> None:
-    ended(child(die_at_each_call, str(tmp_path / "run"), 1, 1), 3600)  # some 4,500 kills, a third of a second each on a busy machine
+    ended(child(die_at_each_call, str(tmp_path / "run"), 1, 1), 3600)  # some 4,500 kills
 
 
 # ------------------------------------------------------------------------------------------------------------- interrupts
