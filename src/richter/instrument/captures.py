@@ -166,7 +166,7 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     groups = grouped(run.calls)
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []
-    for name in _with_siblings(survey, names) if examined else names:
+    for name in with_siblings(survey, names) if examined else names:
         own = groups.get(name, [])
         if n == 1 and not own:
             continue
@@ -226,7 +226,7 @@ def _turned(bench: Bench, survey: Survey, parts: Sequence[Tensor], seed: int) ->
     return joined(after), torch.cat(outputs)
 
 
-def _with_siblings(survey: Survey, names: Sequence[str]) -> list[str]:
+def with_siblings(survey: Survey, names: Sequence[str]) -> list[str]:
     """These maps, and the other uses of the same parameters: together they make a gradient."""
     weights = {survey.maps[k].weight for k in names} - {None}
     return [*names, *(k for k, info in survey.maps.items() if info.weight in weights and k not in names)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from richter.core import MemoryBudgetError, show_bytes
 from richter.core.freed import give_back
 from richter.instrument.capture import weight_bytes
-from richter.instrument.captures import LayerCapture, Recording
+from richter.instrument.captures import LayerCapture, Recording, with_siblings
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import Gathering, Remembered, Statistic, Wants
 from richter.instrument.statistics.sizes import audit_bytes, survey_bytes
@@ -186,14 +186,16 @@ class Pass:
         """Bytes of all that is held, of one example's graph and of what is made of its outputs, and of one cotangent of one
         example. Where captures are audited, the gradients of a large model's weights are held too."""
         survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
-        names = dict.fromkeys([*self.subject.maps, *self.maps])
+        names = list(dict.fromkeys([*self.subject.maps, *self.maps]))
+        names = names if self.subject.audit is None else with_siblings(survey, names)
         optional = {k for w in self.wants if w.optional for k in w.maps}
         reads = any(w.reads for w in self.wants if not w.optional)
         audit, n = self.subject.audit, self.subject.probe.n
         again = audit.together(n) / n if audit is not None else 0.0  # of the examples go once more
         unfolded = sum(survey.maps[k].unfolded for k in names if reads or k in optional)
         outputs = (OUTPUTS if audit is None else AUDITED) * survey.outputs
-        graph = item * (survey.graph + int(again * survey.graph) + unfolded + outputs)
+        compared = sum(survey.maps[k].reads + survey.maps[k].width for k in names)
+        graph = item * (survey.graph + int(again * (survey.graph + compared)) + unfolded + outputs)
         held = sum(w.held for w in self.wants) + audit_bytes(self.subject, self.maps)
         return held, graph, item * (3 * sum(survey.maps[k].width for k in names) + 2 * survey.outputs)
 

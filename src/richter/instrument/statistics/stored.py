@@ -34,8 +34,7 @@ def kept_bytes(t: Tangents, units: Sequence[Unit], outputs: int) -> int:
     """Of all kernel examples: what these maps read, and what so many outputs ask of them."""
     maps, item = t.subject.survey.maps, t.subject.itemsize
     names = dict.fromkeys(k for u in units for k in u.maps)
-    numbers = sum(outputs * maps[k].width + maps[k].positions * (1 if maps[k].kind == "lookup" else maps[k].shape[-1])
-                  for k in names if k not in t.subject.survey.readouts)
+    numbers = sum(outputs * maps[k].width + maps[k].reads for k in names if k not in t.subject.survey.readouts)
     last = sum(maps[k].width * outputs // maps[k].positions for k in names if k in t.subject.survey.readouts)  # one position
     return t.n * item * (numbers + last)
 

@@ -48,6 +48,11 @@ class MapInfo:
         return max(1, self.width // (self.shape[0] if self.kind == "diagonal" else torch.Size(self.shape[:-1]).numel()))
 
     @property
+    def reads(self) -> int:
+        """Numbers of one example that it reads; a lookup one at each position."""
+        return self.positions * (1 if self.kind == "lookup" else self.shape[-1])
+
+    @property
     def silent(self) -> bool:
         """Is no output reached from most positions?"""
         return 0 < 2 * self.live <= self.positions
