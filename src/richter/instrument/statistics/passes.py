@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -182,6 +183,7 @@ class Pass:
     def initial(self) -> bool:
         return any(w.initial for w in self.wants) and self.subject.then is not None
 
+    @cached_property
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of all that is held, of one example's graph and of what is made of its outputs, and of one cotangent of one
         example. Where captures are audited, the gradients of a large model's weights are held too."""
@@ -203,16 +205,16 @@ class Pass:
     def least(self) -> int:
         """Bytes of one example of it, with all that is held, and of what is done with that afterwards."""
         held = sum(w.held for w in self.wants)
-        return max(sum(self.sizes()) if self.wants else 0, held + max((w.alone for w in self.wants), default=0))
+        return max(sum(self.sizes) if self.wants else 0, held + max((w.alone for w in self.wants), default=0))
 
     def chunk(self) -> int:
-        held, graph, each = self.sizes()
+        held, graph, each = self.sizes
         subject = self.subject
         return fitting(subject.memory - held, graph + each, min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
 
     def block(self, number: int, chunk: int) -> int:
         """Cotangents at a time, so that what is captured stays within memory."""
-        held, graph, each = self.sizes()
+        held, graph, each = self.sizes
         room = (self.subject.memory - held) // chunk
         return int(max(1, min(number, (room - graph) // each, BLOCK_BYTES // (chunk * each))))
 
@@ -302,7 +304,7 @@ def planned(subject: Subject, keys: Iterable[Key], every: Mapping[Key, Wants] | 
     for key, w in every.items():
         more = Pass(subject, (*due.values(), w))
         streamed = key[1] in {c for _, c in due} or subject.kernel_rows.numel() == subject.probe.n
-        if w.takes_part and w.optional and streamed and sum(more.sizes()) + w.alone <= subject.memory:
+        if w.takes_part and w.optional and streamed and sum(more.sizes) + w.alone <= subject.memory:
             due[key] = w
             break
     return StatisticsPlan(tuple(every), tuple(due.items()))
@@ -326,7 +328,7 @@ def check_memory(subject: Subject, stages: Sequence[tuple[Subject, Mapping[Key, 
     pieces = list(dict.fromkeys(w.what for w in alone))
     if gathered:
         sums = " and ".join(dict.fromkeys(w.what for p in gathered for w in p.wants if w.what))
-        pieces.insert(0, f"{sums} ({show_bytes(max(p.sizes()[0] for p in gathered))}) and one example")
+        pieces.insert(0, f"{sums} ({show_bytes(max(p.sizes[0] for p in gathered))}) and one example")
     raise MemoryBudgetError(
         f"memory={show_bytes(subject.allowed)} cannot hold {', then '.join(pieces)}. The smallest that works here is "
         f"memory='{show_bytes(need + subject.fixed)}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or "
