@@ -13,6 +13,7 @@ from richter.core import SelectionError
 AHEAD = 20.0  # seconds of training, whose share may be spent before it is earned where nobody knows how long the training will be
 RECENT = 5  # measurements from which the cost of the next is told
 DECADES = 4  # of steps over which they are spread
+SURE = 0.9  # of what a training will earn, as far as one can tell: its later steps may be quicker
 FEW = 8  # measurements: where no more can be paid for, all are spread over the logarithm of the step
 
 
@@ -100,7 +101,7 @@ class Budget:
         if not done:
             return 0.0, math.inf
         training = self._pace(done, elapsed - self.spent) * (done + left)
-        in_all = training * self.share / (1 - self.share) if self.share < 1 else math.inf
+        in_all = SURE * training * self.share / (1 - self.share) if self.share < 1 else math.inf
         evenly = max(0.0, 1 - FEW * cost / in_all) / 2 if in_all else 0.0
         part = (1 - evenly) * math.log1p(done) / math.log1p(done + left) + evenly * done / (done + left)
         return in_all * part, in_all
