@@ -154,8 +154,9 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     looked at: a Doubt, if this is not what the survey says."""
     n = bench.n
     examined = audit is not None and bool(names) and audit.due(bench.state, rows, names)
-    turned = examined and audit is not None and n > 1 and audit.turns(bench.state, rows)
-    odd = _out_of_order(bench, survey, audit, rows) if turned and audit is not None else None
+    odd = None  # says which examples lie elsewhere in another order
+    if examined and audit is not None and n > 1 and audit.turns(bench.state, rows):
+        odd = _out_of_order(bench, survey, audit, rows)
     with timed(device_of(bench.model)) as seconds:
         run = passed(bench, survey, rows.start, survey.silent)
     if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped
