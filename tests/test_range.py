@@ -74,7 +74,7 @@ def test_no_size_of_weights_is_an_error(scale: float, activation: type[nn.Module
 
 
 def test_a_matrix_without_eigenvalues_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(K: Tensor, centred: bool) -> float:
+    def fail(K: Tensor, centred: bool, **_: object) -> float:
         raise torch.linalg.LinAlgError("did not converge")
 
     monkeypatch.setattr("richter.instrument.statistics.centred.leading", fail)

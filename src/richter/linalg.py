@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-DENSE = 256  # rows up to which all eigenvalues of a matrix are as quick as one
+DENSE = 64  # rows up to which all eigenvalues of a matrix are as quick as one
+MANY = 512  # rows up to which all eigenvectors are as quick as many of them
 
 # ------------------------------------------------------------------------------------------------ largest eigenvalues
 
@@ -38,45 +39,56 @@ class Lanczos(NamedTuple):
     of the largest eigenvalue last."""
 
     value: float
-    vector: Float[Tensor, " n"]
-    basis: Float[Tensor, "n k"]
-    turns: Float[Tensor, "k k"]
+    vector: NDArray[Any]  # "n"
+    basis: NDArray[Any]  # "k n"
+    turns: NDArray[Any]  # "k k"
 
 
-def lanczos(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], tolerance: float = 1e-12,
-            of_value: float = 0.0) -> Lanczos:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix given by its products: Lanczos with full
-    re-orthogonalisation, until the residual (which bounds the error) is below ``tolerance`` of it; or, where the value alone is
-    wanted, until its error, the residual's square over the gap to the next eigenvalue, is below ``of_value`` of it."""
-    most, often = min(len(start), 300), 2 if start.dtype == torch.float64 else 1
-    V = start.new_empty(most + 1, len(start))  # pages that are not written to take no memory
-    torch.div(start, start.norm(), out=V[0])
+def lanczos(times: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any], tolerance: float = 1e-12, of_value: float = 0.0,
+            centred: bool = False) -> Lanczos:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix A given by its products, or of C A C with
+    C = I - 11^T/n where it is ``centred``: Lanczos with full re-orthogonalisation (and against 1), until the residual (which
+    bounds the error) is below ``tolerance`` of it; or, where the value alone is wanted, until its error, the residual's square
+    over the gap to the next eigenvalue, is below ``of_value`` of it. In numpy, whose small operations cost a fraction of torch's."""
+    n, first = len(start), int(centred)
+    most, again = min(n, 300), start.dtype == np.float64  # orthogonalised twice, where rounding would show
+    V = np.empty((first + most + 1, n), start.dtype)  # pages that are not written to take no memory
+    V[:first] = n ** -0.5
+    w = start - (V[:first] @ start) @ V[:first]
+    np.divide(w, _length(w), out=V[first])
     alpha: list[float] = []
     beta: list[float] = []
     for step in range(1, most + 1):
-        w, basis = times(V[step - 1]), V[:step]
-        alpha.append((w @ V[step - 1]).item())
-        for _ in range(often):
-            w = torch.addmv(w, basis.T, basis @ w, alpha=-1)
-        size = w.norm().item()
+        basis = V[:first + step]
+        w = times(basis[-1])
+        along = basis @ w
+        alpha.append(float(along[-1]))
+        w = w - along @ basis
+        if again:
+            w -= (basis @ w) @ basis
+        size = _length(w)
         if step < 3 or step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):  # looking costs as much as a product
-            T = torch.diag(torch.tensor(alpha, dtype=torch.float64))
-            T.diagonal(1)[:] = T.diagonal(-1)[:] = torch.tensor(beta, dtype=torch.float64)
-            values, turns = torch.linalg.eigh(T)
-            top, residual = values[-1].item(), size * abs(turns[-1, -1].item())
-            error = _error_of(residual, top - values[-2].item() if step > 1 else 0.0)
+            values, turns = np.linalg.eigh(np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1) if beta else np.diag(alpha))
+            top, residual = float(values[-1]), size * abs(float(turns[-1, -1]))
+            error = _error_of(residual, top - float(values[-2]) if step > 1 else 0.0)
             if residual <= max(tolerance, 1e-14) * abs(top) or error <= of_value * abs(top):
                 break
         beta.append(size)
-        torch.div(w, size, out=V[step])
-    turns = turns.to(start)
-    return Lanczos(top, turns[:, -1] @ basis, basis.T, turns)
+        np.divide(w, size, out=V[first + step])
+    turns = turns.astype(start.dtype)
+    return Lanczos(top, turns[:, -1] @ basis[first:], basis[first:], turns)
+
+
+def _length(w: NDArray[Any]) -> float:
+    return math.sqrt(float(w @ w))
 
 
 def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"],
                   tolerance: float = 1e-12) -> tuple[float, Tensor, Tensor]:
     """The largest eigenvalue, its vector, and the basis in which it was found."""
-    return lanczos(times, start, tolerance)[:3]
+    found = lanczos(lambda q: times(torch.from_numpy(q).to(start)).cpu().numpy(), start.cpu().numpy(), tolerance)
+    vector, basis = (torch.from_numpy(z).to(start) for z in (found.vector, found.basis))
+    return found.value, vector, basis.T
 
 
 def _error_of(residual: float, gap: float) -> float:
@@ -92,36 +104,46 @@ def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
 VALUE = 1e-12  # the error of a largest eigenvalue by Lanczos, relative to it
 
 
+class Rough(NamedTuple):
+    """A matrix divided by ``scale``, in single precision."""
+
+    matrix: NDArray[np.float32]  # "n n"
+    scale: float
+
+
+def rough(K: Float[Tensor, "n n"]) -> Rough | None:
+    """A symmetric positive semi-definite matrix; None for nothing, or nothing that one can compute with."""
+    scale = K.diagonal().max().item()
+    if not 0 < scale < math.inf:
+        return None
+    scale = scale if not 1e-20 < scale < 1e20 else 1.0
+    return Rough((K if scale == 1 else K / scale).float().cpu().numpy(), scale)
+
+
 class Leading(NamedTuple):
-    """The largest eigenvalue of a symmetric matrix, and what the way to it has found of the vectors of the largest ones."""
+    """The largest eigenvalue of a symmetric matrix, what the way to it has found of the vectors of the largest ones "m n", and
+    the matrix roughly; None where it has no rows that count."""
 
     value: float
-    vectors: Float[Tensor, "n m"]
+    vectors: NDArray[np.float32] | None = None
+    rough: Rough | None = None
 
 
-def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6) -> Leading:
+def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6, roughly: Rough | None = None) -> Leading:
     """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos,
-    first in single precision and from what that finds in double. The value is right to VALUE; of the vectors at most so many are
-    kept, as single precision has them."""
+    first in single precision (``roughly``, where somebody has it) and from what that finds in double. The value is right to
+    VALUE; of the vectors at most so many are kept, as single precision has them."""
     if len(K) <= DENSE:
         rows = K.mean(0, keepdim=True) * centred
         values, vectors = eigh(K - rows - rows.T + rows.mean())
-        return Leading(values[-1].item(), vectors[:, -most:])
-
-    def times(A: Tensor) -> Callable[[Tensor], Tensor]:
-        return (lambda q: without_mean(A @ q)) if centred else lambda q: A @ q
-
-    scale = K.diagonal().max().item()
-    if not 0 < scale < math.inf:  # nothing, or nothing that one can compute with
-        return Leading(scale, K[:, :most] * 0)
-    rough = (K / scale).float()
-    found = lanczos(times(rough), without_mean(anywhere(len(K), rough)), tolerance=1e-5)
-    vectors = found.basis @ found.turns[:, -most:]
-    return Leading(lanczos(times(K), without_mean(found.vector.to(K)), of_value=VALUE).value, vectors.to(K))
-
-
-def without_mean(q: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    return q - q.mean()
+        return Leading(values[-1].item(), vectors[:, -most:].T.float().cpu().numpy(), roughly or rough(K))
+    roughly = roughly or rough(K)
+    if roughly is None:
+        return Leading(K.diagonal().max().item())
+    found = lanczos(roughly.matrix.__matmul__, anywhere(len(K), torch.empty(0, dtype=torch.float64)).float().numpy(), 1e-5,
+                    centred=centred)
+    exact = lanczos(K.cpu().numpy().__matmul__, found.vector.astype(np.float64), of_value=VALUE, centred=centred)
+    return Leading(exact.value, found.turns[:, -most:].T @ found.basis, roughly)
 
 
 def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
@@ -133,7 +155,7 @@ def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,
                        noise: float = 1e-12) -> tuple[Float[Tensor, " r"], Float[Tensor, "n r"]]:
     """The largest eigenvalues of a symmetric positive semi-definite matrix and their vectors: at most so many, and those that
     stand above ``noise`` times the largest. Of a large matrix few are found by Lanczos."""
-    if len(K) <= 2 * DENSE or most > len(K) // 8 or not K.any():  # Lanczos has nothing to begin with
+    if len(K) <= MANY or most > len(K) // 8 or not K.any():  # Lanczos has nothing to begin with
         values, vectors = eigh(K)
     else:
         from scipy.sparse.linalg import eigsh
@@ -227,64 +249,84 @@ def without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
 
 
 EACH = 3e-2  # of how far largest eigenvalues with groups left out lie apart: what they may be off, each for a standard error
+APART = 1e-4  # of an eigenvalue: what lies closer together is not told apart in single precision
 EXACT = 128  # rows of which all eigenvalues of every set are as quick
 AT_LAST = 1024  # rows of which all eigenvalues of every set are had where the largest will not be found
 
 
 def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], whole: Leading | None = None, centred: bool = True,
-                steps: int = 50) -> Float[Tensor, " g"]:
+                steps: int = 50) -> list[float]:
     """The largest eigenvalue of C K C on each set of rows (``keep`` is 1 on its rows and 0 elsewhere; C removes their mean, or
     nothing where they are not ``centred``). For standard errors, which need few digits: by Rayleigh and Ritz on what the sets
     have of the ``whole`` matrix's leading vectors, and where that is not close enough (EACH), on their residuals too, which are
-    added until it is, or for so many steps: then a small matrix has all its eigenvalues computed."""
-    means = keep / keep.sum(1, keepdim=True) * centred  # set, row
+    added until it is, or for so many steps: then a small matrix has all its eigenvalues computed. In single precision, unless
+    they are too close together for it."""
+    if len(K) > EXACT:
+        whole = leading(K, centred) if whole is None else whole
+        if whole.vectors is None or whole.rough is None:
+            return [whole.value] * len(keep)
+        of_sets = keep.cpu().numpy()
+        roughly = _ritz_on_sets(whole.rough.matrix, of_sets, whole.vectors, centred, steps)
+        if roughly is not None and max(roughly) - min(roughly) > APART * max(roughly):
+            return [value * whole.rough.scale for value in roughly]
+        exactly = _ritz_on_sets(K.cpu().numpy(), of_sets, whole.vectors, centred, steps)
+        if exactly is not None:
+            return exactly
+    return [_top_of_set(K, rows, centred, sure=len(K) <= AT_LAST) for rows in keep.bool()]
 
-    def exact(some: slice) -> Float[Tensor, " g"]:
-        P = torch.diag_embed(keep[some]) - keep[some, :, None] * means[some, None]
-        return torch.linalg.eigvalsh(P @ K @ P.mT)[:, -1]
 
-    if len(K) <= EXACT:
-        return exact(slice(None))
-    vectors = leading(K, centred).vectors if whole is None else whole.vectors
+def _top_of_set(K: Float[Tensor, "r r"], rows: Tensor, centred: bool, sure: bool) -> float:
+    """All eigenvalues of a set, or, where these take too long, the largest."""
+    part = K[rows][:, rows]
+    if not sure:
+        return leading(part, centred, most=1).value
+    mean = part.mean(0, keepdim=True) * centred
+    return torch.linalg.eigvalsh(part - mean - mean.T + mean.mean())[-1].item() if len(part) else 0.0
 
-    def on_sets(X: Float[Tensor, "r g p"]) -> Float[Tensor, "r g p"]:
-        return (X - torch.einsum("gr,rgp->gp", means, X)) * keep.T[:, :, None]
 
-    def times(X: Float[Tensor, "r g p"]) -> Float[Tensor, "r g p"]:
-        return on_sets((K @ X.flatten(1)).view_as(X))
+def _ritz_on_sets(K: NDArray[Any], keep: NDArray[Any], vectors: NDArray[Any], centred: bool, steps: int) -> list[float] | None:
+    """None where so many steps are not enough."""
+    keep = keep.astype(K.dtype)
+    means = (keep / keep.sum(1, keepdims=True))[:, :, None]
 
-    Z = on_sets(vectors[:, None].expand(-1, len(keep), -1))
+    def on_sets(X: NDArray[Any]) -> NDArray[Any]:
+        """"g p r"."""
+        return (X - X @ means if centred else X) * keep[:, None]
+
+    def times(X: NDArray[Any]) -> NDArray[Any]:
+        return on_sets((X.reshape(-1, len(K)) @ K).reshape(X.shape))
+
+    Z = on_sets(vectors.astype(K.dtype)[None])
     KZ = times(Z)
-    for step in range(steps):
+    for _ in range(steps):
         values, y = _ritz_of_each(Z, KZ)
-        R = torch.einsum("rgp,gp->rg", KZ, y) - torch.einsum("rgp,gp->rg", Z, y) * values[:, -1]
-        size = R.norm(dim=0)
+        R = y @ KZ - y @ Z * values[:, -1:, None].astype(K.dtype)
+        size = np.sqrt(np.einsum("gpr,gpr->g", R, R)).astype(float)
         if _close(values, size):
-            break
-        if step + 1 == steps:
-            return torch.cat([exact(slice(g, g + 1)) for g in range(len(keep))]) if len(K) <= AT_LAST else values[:, -1]
-        R = on_sets((R / torch.where(size > 0, size, 1.0))[:, :, None])
-        Z, KZ = torch.cat([Z, R], 2), torch.cat([KZ, times(R)], 2)
-    return values[:, -1]
+            return values[:, -1].tolist()  # type: ignore[no-any-return]
+        R = on_sets(R / np.where(size > 0, size, 1.0)[:, None, None].astype(K.dtype))
+        Z, KZ = np.concatenate([Z, R], 1), np.concatenate([KZ, times(R)], 1)
+    return None
 
 
-def _ritz_of_each(Z: Float[Tensor, "r g p"], KZ: Float[Tensor, "r g p"]) -> tuple[Float[Tensor, "g p"], Float[Tensor, "g p"]]:
-    """The eigenvalues of a matrix on the span of each set's vectors, and the combination of these that has the largest."""
-    Z, KZ = Z.permute(1, 2, 0), KZ.permute(1, 0, 2)
-    squares, turns = torch.linalg.eigh(Z @ Z.mT)
-    there = squares > 1e-12 * squares[:, -1:]
-    basis = turns * torch.where(there, squares, 1.0).rsqrt()[:, None] * there[:, None]
-    M = basis.mT @ (Z @ KZ) @ basis
-    values, vectors = torch.linalg.eigh((M + M.mT) / 2)
-    return values, (basis @ vectors[:, :, -1:])[:, :, 0]
+def _ritz_of_each(Z: NDArray[Any], KZ: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The eigenvalues of a matrix on the span of each set's vectors "g p r", and the combination "g 1 p" of these that has the
+    largest."""
+    rounding = 1e-12 if Z.dtype == np.float64 else 1e-6
+    squares, turns = np.linalg.eigh((Z @ Z.swapaxes(1, 2)).astype(float))
+    there = squares > rounding * squares[:, -1:]
+    basis = turns * (there / np.sqrt(np.where(there, squares, 1.0)))[:, None]
+    M = basis.swapaxes(1, 2) @ (Z @ KZ.swapaxes(1, 2)).astype(float) @ basis
+    values, vectors = np.linalg.eigh((M + M.swapaxes(1, 2)) / 2)
+    return values, (basis @ vectors[:, :, -1:]).swapaxes(1, 2).astype(Z.dtype)
 
 
-def _close(values: Float[Tensor, "g p"], residuals: Float[Tensor, " g"]) -> bool:
-    """Are largest eigenvalues known well enough for how far they lie apart?"""
-    tops, gaps = values[:, -1], values[:, -1] - values[:, -2] if values.shape[1] > 1 else torch.zeros_like(residuals)
-    errors = torch.where(gaps > residuals, residuals.square() / gaps.clamp(min=1e-300), residuals)
-    apart = EACH * (tops - tops.mean()).abs().max()
-    return bool((errors <= apart.clamp(min=1e-12 * tops.abs().max())).all())
+def _close(values: NDArray[Any], residuals: NDArray[Any]) -> bool:
+    """Are largest eigenvalues "g p" known well enough for how far they lie apart?"""
+    tops, gaps = values[:, -1], values[:, -1] - values[:, -2] if values.shape[1] > 1 else np.zeros_like(residuals)
+    errors = np.where(gaps > residuals, residuals ** 2 / np.maximum(gaps, 1e-300), residuals)
+    apart = EACH * np.abs(tops - tops.mean()).max()
+    return bool((errors <= max(apart, 1e-12 * np.abs(tops).max())).all())
 
 
 # ------------------------------------------------------------------------------------------------ rows that come in parts

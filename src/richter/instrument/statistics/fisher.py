@@ -183,8 +183,7 @@ def fisher_kernel_leaving(whole: FisherKernel, K: Float[Tensor, "n v n v"], labe
     tops = linalg.top_of_each(K, keep, whole.leading, centred=False)
     Y = (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
     quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
-    values = torch.stack([norms, tops, quadratics, energies], 1).tolist()
-    return [FisherKernel(norm, top, quadratic, energy) for norm, top, quadratic, energy in values]
+    return [FisherKernel(*values) for values in zip(norms.tolist(), tops, quadratics.tolist(), energies.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,7 +112,7 @@ def decomposed() -> Iterator[None]:
     """A matrix without eigenvalues is a row that says so, not the end of the measurement."""
     try:
         yield
-    except torch.linalg.LinAlgError as why:
+    except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as why:
         raise Missing(f"the eigenvalues of a matrix could not be computed ({why})", Mark.FAILED) from why
 
 

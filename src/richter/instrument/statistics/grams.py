@@ -265,7 +265,7 @@ class _Gram(Simple):
 
     def _vanished(self, place: str) -> bool:
         """Is something read and asked that its products do not show? Known where captures were kept."""
-        if not self.kept.captures or self.K.any():
+        if not self.kept.captures or self.K.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).any():  # no larger entry than there
             return False
         captures = [self.kept.captures[k] for u in self.t.by_module.get(place, []) for k in u.maps]
         return any(bool(c.g.any()) and bool(c.h.any()) for c in captures)
