@@ -254,9 +254,9 @@ EXACT = 128  # rows of which all eigenvalues of every set are as quick
 AT_LAST = 1024  # rows of which all eigenvalues of every set are had where the largest will not be found
 
 
-def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], whole: Leading | None = None, centred: bool = True,
+def top_of_each(K: Float[Tensor, "r r"], keep: NDArray[np.float64], whole: Leading | None = None, centred: bool = True,
                 steps: int = 50) -> list[float]:
-    """The largest eigenvalue of C K C on each set of rows (``keep`` is 1 on its rows and 0 elsewhere; C removes their mean, or
+    """The largest eigenvalue of C K C on each set of rows (``keep`` "g r" is 1 on its rows and 0 elsewhere; C removes their mean, or
     nothing where they are not ``centred``). For standard errors, which need few digits: by Rayleigh and Ritz on what the sets
     have of the ``whole`` matrix's leading vectors, and where that is not close enough (EACH), on their residuals too, which are
     added until it is, or for so many steps: then a small matrix has all its eigenvalues computed. In single precision, unless
@@ -265,14 +265,13 @@ def top_of_each(K: Float[Tensor, "r r"], keep: Float[Tensor, "g r"], whole: Lead
         whole = leading(K, centred) if whole is None else whole
         if whole.vectors is None or whole.rough is None:
             return [whole.value] * len(keep)
-        of_sets = keep.cpu().numpy()
-        roughly = _ritz_on_sets(whole.rough.matrix, of_sets, whole.vectors, centred, steps)
+        roughly = _ritz_on_sets(whole.rough.matrix, keep, whole.vectors, centred, steps)
         if roughly is not None and max(roughly) - min(roughly) > APART * max(roughly):
             return [value * whole.rough.scale for value in roughly]
-        exactly = _ritz_on_sets(K.cpu().numpy(), of_sets, whole.vectors, centred, steps)
+        exactly = _ritz_on_sets(K.cpu().numpy(), keep, whole.vectors, centred, steps)
         if exactly is not None:
             return exactly
-    return [_top_of_set(K, rows, centred, sure=len(K) <= AT_LAST) for rows in keep.bool()]
+    return [_top_of_set(K, rows, centred, sure=len(K) <= AT_LAST) for rows in torch.from_numpy(keep > 0).to(K.device)]
 
 
 def _top_of_set(K: Float[Tensor, "r r"], rows: Tensor, centred: bool, sure: bool) -> float:

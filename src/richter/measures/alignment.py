@@ -18,8 +18,9 @@ from richter.measures.measure import Measure
 def tangent_alignment(c: SameOutput) -> float:
     """Mean over outputs c of y_c^T K^cc y_c / (|K^cc|_F |y_c|^2), uncentred, over outputs whose labels are not all 0.
     [rapid, Sec. 2]"""
-    A = c.quadratic / (c.norm * c.energy)
-    return A[(c.energy > 0) & (c.norm > 0)].mean().item()
+    quadratic, norm, energy = (t.cpu().numpy() for t in (c.quadratic, c.norm, c.energy))  # few numbers: numpy's overhead is less
+    there = (energy > 0) & (norm > 0)
+    return float((quadratic[there] / (norm[there] * energy[there])).mean()) if there.any() else math.nan
 
 
 def tangent_cka(c: CentredKernel) -> float:

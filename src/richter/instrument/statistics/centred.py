@@ -87,14 +87,13 @@ def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: Labels) -> CentredK
     """From sums over rows, where they keep enough digits: then no centred copy is made."""
     K, y, _ = flat(kernel, labels)
     y = None if y is None else y - y.mean()
-    sums = K @ torch.stack([torch.ones_like(K[0]), *([] if y is None else [y])], 1)
-    whole, means = K.norm().item(), sums[:, 0] / len(K)
+    whole, means = K.norm().item(), K.mean(0)
     square = whole ** 2 - 2 * len(K) * (means @ means).item() + (means.sum() ** 2).item()
     C = K if square > REMAINING * whole ** 2 else centre(K)
     size = math.sqrt(square) if C is K else C.norm().item()
     if size <= 1e-13 * whole:  # a constant kernel: what is left is rounding
         return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0, matrix=C)
-    labelled = None if y is None else ((y @ (sums[:, 1] if C is K else C @ y)).item(), (y @ y).item())
+    labelled = None if y is None else ((y @ (C @ y)).item(), (y @ y).item())
     roughly = cache(partial(rough, C))
     return CentredKernel(frame.finite(size), labelled, lambda: leading(C, centred=True, roughly=roughly()), matrix=C,
                          roughly=roughly)
@@ -111,13 +110,13 @@ def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"
     y, example = rows(labels, *kernel.shape[:2], kernel.device)
     C = whole.matrix
     assert C is not None
-    keep = 1 - torch.nn.functional.one_hot(example % groups, groups).T.to(torch.float64)  # group, row
-    Y = None if y is None else ((y - ((keep @ y) / keep.sum(1))[:, None]) * keep).cpu().numpy()
+    keep = np.not_equal.outer(np.arange(groups), example.cpu().numpy() % groups).astype(np.float64)  # group, row
+    Y = None if y is None else (y := y.cpu().numpy()) * keep - ((keep @ y) / keep.sum(1))[:, None] * keep
     sizes = None
     if len(C) > FEW and whole.roughly is not None and (known := whole.roughly()) is not None:
-        sizes = _sizes_without_each(known.matrix, keep.cpu().numpy(), Y) * [[known.scale], [known.scale]]
+        sizes = known.scale * _sizes_without_each(known.matrix, keep, Y)
         sizes = sizes if all(np.ptp(size) > TOLD * np.abs(size).max() for size in sizes) else None
-    norms, quadratics = _sizes_without_each(C.cpu().numpy(), keep.cpu().numpy(), Y) if sizes is None else sizes
+    norms, quadratics = _sizes_without_each(C.cpu().numpy(), keep, Y) if sizes is None else sizes
     labelled: list[tuple[float, float] | None] = [None] * groups
     if Y is not None:
         labelled = [*zip(quadratics.tolist(), np.square(Y).sum(1).tolist(), strict=True)]
@@ -136,6 +135,6 @@ def _sizes_without_each(K: NDArray[Any], keep: NDArray[Any], Y: NDArray[Any] | N
     groups, number, products = len(keep), keep.sum(1), (factors @ K).astype(np.float64)
     inside, K1 = factors[:groups], products[:groups]  # of one group each
     K1 = (K1.sum(0) - K1) * keep
-    squares = without_each(torch.from_numpy((inside @ (K * K) @ inside.T).astype(np.float64))[None])[0].numpy()
+    squares = without_each(torch.from_numpy((inside @ np.square(K) @ inside.T).astype(np.float64))[None])[0].numpy()
     square = squares - 2 * np.square(K1).sum(1) / number + (K1.sum(1) / number) ** 2
     return np.stack([np.sqrt(np.maximum(square, 0)), number if Y is None else (Y * products[groups:]).sum(1)])

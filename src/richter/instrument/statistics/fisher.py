@@ -180,7 +180,7 @@ def fisher_kernel_leaving(whole: FisherKernel, K: Float[Tensor, "n v n v"], labe
     inside = torch.nn.functional.one_hot(example % groups, groups).to(K)
     keep = 1 - inside.T
     norms = linalg.without_each((inside.T @ (K * K) @ inside)[None])[0].clamp(min=0).sqrt()
-    tops = linalg.top_of_each(K, keep, whole.leading, centred=False)
+    tops = linalg.top_of_each(K, keep.cpu().numpy(), whole.leading, centred=False)
     Y = (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
     quadratics, energies = (Y * (Y @ K)).sum(1), Y.square().sum(1)
     return [FisherKernel(*values) for values in zip(norms.tolist(), tops, quadratics.tolist(), energies.tolist(), strict=True)]

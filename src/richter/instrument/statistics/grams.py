@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -325,11 +326,15 @@ class SameOutput:
 
 
 def same_output(K: Float[Tensor, "n v n v"], labels: Labels) -> SameOutput:
-    return of_diagonal(K.diagonal(dim1=1, dim2=3).permute(2, 0, 1), labels.Y)
+    return of_diagonal(_same(K), labels.Y)
 
 
 def same_output_leaving(_: SameOutput, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[SameOutput]:
-    return of_diagonal_leaving(K.diagonal(dim1=1, dim2=3).permute(2, 0, 1), labels.Y, groups)
+    return of_diagonal_leaving(_same(K), labels.Y, groups)
+
+
+def _same(K: Float[Tensor, "n v n v"]) -> Float[Tensor, "v n n"]:
+    return K.diagonal(dim1=1, dim2=3).permute(2, 0, 1).contiguous()
 
 
 def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutput:
@@ -344,10 +349,14 @@ TOGETHER = 2 ** 20  # numbers that are squared at a time
 
 def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
     """The same with each group of examples left out, from sums over blocks: no submatrix is copied."""
-    inside = torch.nn.functional.one_hot(torch.arange(len(Y)) % groups, groups).to(Y)  # row, group
-    mine = inside * Y.T[:, :, None]
-    quadratic = without_each(mine.mT @ K @ mine)
-    few = max(1, TOGETHER // len(Y) ** 2)
-    square = without_each(torch.cat([inside.T @ (part * part) @ inside for part in K.split(few)]))
-    energy = (mine * mine).sum(1)
-    return [SameOutput(quadratic[:, g], square[:, g].clamp(min=0).sqrt(), energy.sum(1) - energy[:, g]) for g in range(groups)]
+    n = len(Y)
+    inside = np.equal.outer(np.arange(groups), np.arange(n) % groups).astype(np.float64)  # group, row
+    mine = Y.T.cpu().numpy()[:, None] * inside  # output, group, row
+    matrices = K.cpu().numpy()
+    quadratic = without_each(torch.from_numpy(mine @ matrices @ mine.swapaxes(1, 2)))
+    few = max(1, TOGETHER // n ** 2)
+    squares = [inside @ np.square(matrices[i:i + few]) @ inside.T for i in range(0, len(matrices), few)]
+    norm = without_each(torch.from_numpy(np.concatenate(squares))).clamp(min=0).sqrt()
+    energies = np.square(mine).sum(2)
+    sizes = quadratic, norm, torch.from_numpy(energies.sum(1, keepdims=True) - energies)
+    return [SameOutput(*without) for without in zip(*(size.to(K).unbind(1) for size in sizes), strict=True)]
