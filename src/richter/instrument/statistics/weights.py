@@ -46,7 +46,7 @@ PRODUCTS = 12  # of a matrix with itself and with moments, that are held side by
 
 
 class Factor:
-    """A weight matrix W [r, d_in], or the change W - W0 of one, and what is asked of it again and again: M = W W^T and M^2. A
+    """A weight matrix W [r, d_in], or the change W - W0 of one, and what is asked of it again and again: M = W W^T. A
     large one (a vocabulary's) is read where it lies, and comes in double precision some columns at a time."""
 
     def __init__(self, W: Float[Tensor, "r d_in"], W0: Float[Tensor, "r d_in"] | None = None) -> None:
@@ -82,10 +82,6 @@ class Factor:
     @cached_property
     def M(self) -> Float[Tensor, "r r"]:
         return self.times(self)
-
-    @cached_property
-    def M2(self) -> Float[Tensor, "r r"]:
-        return self.M @ self.M
 
     @cached_property
     def square(self) -> float:
@@ -204,17 +200,20 @@ class FeatureMatrix:
         """<A, B> = Tr(A^T B) by cyclic permutation, on the side of the outputs."""
         return finite(self._inner(other))
 
+    @cached_property
+    def KM(self) -> Float[Tensor, "r r"]:
+        """K M."""
+        return self.factor.M if self.K is None else self.K @ self.factor.M
+
     def _inner(self, other: FeatureMatrix) -> float:
         A, B = self.K, other.K
         if self.factor is not other.factor:
             N = self.factor.times(other.factor)
             left = N if A is None else A @ N
             return (left * (N if B is None else N @ B)).sum().item()
-        if A is None or B is None:
-            K = A if B is None else B
-            return self.factor.square if K is None else (K * self.factor.M2).sum().item()
-        left = A @ self.factor.M
-        return (left * (left if B is A else B @ self.factor.M).T).sum().item()
+        if A is None and B is None:
+            return self.factor.square
+        return (self.KM * other.KM.T).sum().item()
 
     def cosine(self, other: FeatureMatrix) -> float:
         """<A, B> / (|A| |B|); NaN if one is zero.  [nfa, Eq. NFC]"""
@@ -231,8 +230,12 @@ class FeatureMatrix:
 
     @property
     def isotropic(self) -> bool:
-        """Is K a multiple of the identity?"""
-        return self.K is not None and _multiple(self.K, torch.eye(len(self.K), dtype=self.K.dtype, device=self.K.device))
+        """Is K a multiple of the identity? Most are not, as their first rows show."""
+        if self.K is None:
+            return False
+        row, size = self.K[0, 1:], ISOTROPIC * len(self.K) ** 0.5 * self.K.diagonal().abs().max()  # at least that of the multiple
+        return not bool((row.abs() > size).any()) and _multiple(self.K, torch.eye(len(self.K), dtype=self.K.dtype,
+                                                                                  device=self.K.device))
 
 
 def _multiple(K: Tensor, other: Tensor) -> bool:
@@ -325,32 +328,49 @@ def formed_without_each(factor: Seen, parts: Sequence[tuple[Tensor, Tensor, int]
 
 SINGLE = 128  # rows up to which double precision costs nothing
 REMAINING = 1e-6  # of |G|^2: where leaving a group out leaves less, too many digits are lost
+TOLD = 1e-4  # of <F, G> / (|F| |G|): groups whose leaving out changes it by less are not told apart in single precision
 
 
 def without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]] | None:
-    """<F, G> and |F| |G| with each group left out of K = (sum of all groups) / (positions), by what it takes away: <F, G> is
-    linear in K, and |G|^2 = Tr(K M K M), of which a group's own share is of second order, so that single precision is enough for
-    it. The two halves of a sketch stand for the two K. None where a group is nearly all there is."""
-    M, M2, halved = factor.M, factor.M2.flatten(), parts[0][0] is not parts[0][1]
-    single = M.float() if len(M) > SINGLE else M
-    first = total([A for A, _, _ in parts]).to(M)
-    second = total([B for _, B, _ in parts]).to(M) if halved else first
-    MAM = M @ first @ M
-    MBM = (M @ second @ M if halved else MAM).flatten()
-    MAM = MAM.flatten()
-    inner, square = (first + second).flatten().dot(M2).item() / 2, second.flatten().dot(MAM).item()
-    number, norm = sum(n for _, _, n in parts), factor.square ** 0.5
+    """<F, G> and |F| |G| with each group left out of K = (sum of all groups) / (positions). Standard errors need few digits: single
+    precision, if it tells the groups apart. None where a group is nearly all there is."""
+    single = factor.M.dtype == torch.float64 and len(factor.M) > SINGLE
+    known = _without_each_group(factor, parts, torch.float32) if single else None
+    if known is not None:
+        cosines = [inner / size for inner, size in known]
+        known = known if max(cosines) - min(cosines) > TOLD * max(map(abs, cosines)) else None
+    return known or _without_each_group(factor, parts, factor.M.dtype)
+
+
+def _without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]],
+                        dtype: torch.dtype) -> list[tuple[float, float]] | None:
+    """From K_g M of every group g: <F, G> = <K M, M>, and |G|^2 = Tr(K M K M). The two halves of a sketch stand for the two K."""
+    M, halved = factor.M, parts[0][0] is not parts[0][1]
+    by = math.sqrt(factor.square)  # |M| = |F|
+    scale = max(A.abs().max().item() for A, _, _ in parts)
+    if not (0 < by < math.inf and 0 < scale < math.inf):
+        return None
+    unit = (M / by).to(dtype)
+
+    def products(half: int) -> tuple[list[Tensor], Tensor]:
+        mine = [(part[half].to(M) / scale).to(dtype) @ unit for part in parts]
+        return mine, total(mine)
+
+    first, whole = products(0)
+    second, other = products(1) if halved else (first, whole)
+    square = whole.flatten().dot(other.T.flatten()).item()
+    number, flat = sum(n for _, _, n in parts), unit.flatten()
     known = []
-    for A, B, n in parts:
-        A, B = A.to(M), B.to(M)
-        left = A.to(single) @ single
-        right = B.to(single) @ single if halved else left
-        own, a, b = left.flatten().dot(right.T.flatten()).item(), A.flatten(), B.flatten()
-        rest = square - a.dot(MBM).item() - b.dot(MAM).item() + own
+    for a, b, (_, _, n) in zip(first, second, parts, strict=True):
+        left = whole - a
+        right = other - b if halved else left
+        rest = left.flatten().dot(right.T.flatten()).item()
         if rest <= REMAINING * abs(square):
             return None
-        mine = (a.dot(M2) + b.dot(M2)).item() / 2
-        known.append(((inner - mine) / (number - n), norm * rest ** 0.5 / (number - n)))
+        inner = left.flatten().dot(flat).item()
+        inner = (inner + right.flatten().dot(flat).item()) / 2 if halved else inner
+        size = by * by * scale / (number - n)
+        known.append((inner * size, rest ** 0.5 * size))
     return known
 
 
