@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import Mark, ProbeError, Remark, show_bytes
@@ -53,35 +55,37 @@ class Spread(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of some examples: of each output how many count and their mean; of all, squares about the mean, and squares."""
+    """Of some examples: of each output how many count and their mean; of all, squares about the mean, and squares. In numpy, whose
+    overhead is less: with groups left out these are added up many times."""
 
-    numbers: Float[Tensor, " k"] | Float[Tensor, ""]  # one for all outputs where all count
-    mean: Float[Tensor, " k"]
-    scatter: Float[Tensor, ""]
-    squares: Float[Tensor, ""]
+    numbers: NDArray[np.float64]  # "k", or one for all outputs where all count
+    mean: NDArray[np.float64]  # "k"
+    scatter: float
+    squares: float
     examples: int
 
     @classmethod
     def of(cls, f: Float[Tensor, "n k"], real: Float[Tensor, "n k"] | None) -> Moments:
         if real is None:
             mean = f.mean(0)
-            return cls(f.new_tensor(len(f)), mean, (f - mean).square().sum(), f.square().sum(), len(f))
-        numbers, kept = real.sum(0), f * real
-        mean = kept.sum(0) / numbers.clamp(min=1)
-        squares = kept.square_().sum()
-        scatter = torch.sub(f, mean, out=kept).mul_(real).square_().sum()
-        return cls(numbers, mean, scatter, squares, len(f))
+            numbers, scatter, squares = f.new_tensor(len(f)), (f - mean).square().sum(), f.square().sum()
+        else:
+            numbers, kept = real.sum(0), f * real
+            mean = kept.sum(0) / numbers.clamp(min=1)
+            squares = kept.square_().sum()
+            scatter = torch.sub(f, mean, out=kept).mul_(real).square_().sum()
+        return cls(numbers.cpu().numpy(), mean.cpu().numpy(), scatter.item(), squares.item(), len(f))
 
     @property
     def counted(self) -> float:
         """Of all outputs."""
-        return self.numbers.expand(self.mean.shape).sum().item()
+        return float(np.broadcast_to(self.numbers, self.mean.shape).sum())
 
     def __add__(self, other: Moments) -> Moments:
         """Without subtracting large sums from each other: outputs that are nearly the same have a small scatter."""
-        numbers = self.numbers + other.numbers
-        step = (other.mean - self.mean) * other.numbers / numbers.clamp(min=1)
-        scatter = self.scatter + other.scatter + ((other.mean - self.mean) * self.numbers * step).sum()
+        numbers, apart = self.numbers + other.numbers, other.mean - self.mean
+        step = apart * other.numbers / np.maximum(numbers, 1)
+        scatter = self.scatter + other.scatter + float((apart * self.numbers * step).sum())
         return Moments(numbers, self.mean + step, scatter, self.squares + other.squares, self.examples + other.examples)
 
 
@@ -111,7 +115,7 @@ class _Spread(Gathering):
     def value(self, place: str, without: Group | None = None) -> Sizes:
         first, *others = (part for g, part in sorted(self.parts.items()) if without is None or g != without[1])
         whole = sum(others, start=first)
-        return Sizes(whole.scatter.item() / whole.examples, whole.squares.item() / whole.counted)
+        return Sizes(whole.scatter / whole.examples, whole.squares / whole.counted)
 
 
 @dataclass(frozen=True)

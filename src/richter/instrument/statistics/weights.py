@@ -347,13 +347,15 @@ def _without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, in
     """From K_g M of every group g: <F, G> = <K M, M>, and |G|^2 = Tr(K M K M). The two halves of a sketch stand for the two K."""
     M, halved = factor.M, parts[0][0] is not parts[0][1]
     by = math.sqrt(factor.square)  # |M| = |F|
-    scale = max(A.abs().max().item() for A, _, _ in parts)
+    scale = max(A.diagonal().max().item() for A, _, _ in parts)  # no entry is larger
     if not (0 < by < math.inf and 0 < scale < math.inf):
         return None
+    scale = scale if not 1e-20 < scale < 1e20 else 1.0
     unit = (M / by).to(dtype)
 
     def products(half: int) -> tuple[list[Tensor], Tensor]:
-        mine = [(part[half].to(M) / scale).to(dtype) @ unit for part in parts]
+        sums = [part[half] if scale == 1 else part[half].to(M) / scale for part in parts]
+        mine = [A.to(unit) @ unit for A in sums]
         return mine, total(mine)
 
     first, whole = products(0)
