@@ -13,15 +13,14 @@ from torch import Tensor
 
 from richter import linalg
 from richter.instrument.evaluate import jackknife
+from richter.instrument.statistics.scatter import Scatter, scatter_without_each
 from richter.linalg import (
     EXACT,
-    Scatter,
     Sketch,
     anywhere,
     haar,
     largest_eigenpairs,
     leading,
-    scatter_without_each,
     sketch,
     span_and_rest,
     top_eigenpair,

@@ -1,13 +1,12 @@
 """Linear algebra that several parts share: largest eigenvalues by Lanczos, traces and norms by Hutch++, sums with groups of rows
-left out, means and products of rows that come in parts, random rotations. Symmetric matrices may be given by their products
+left out, random rotations. Symmetric matrices may be given by their products
 alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +48,7 @@ def lanczos(times: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any], 
     """The largest eigenvalue of a symmetric positive semi-definite matrix A given by its products, or of C A C with
     C = I - 11^T/n where it is ``centred``: Lanczos with full re-orthogonalisation (and against 1), until the residual (which
     bounds the error) is below ``tolerance`` of it; or, where the value alone is wanted, until its error, the residual's square
-    over the gap to the next eigenvalue, is below ``of_value`` of it. In numpy, whose small operations cost a fraction of torch's."""
+    over the gap to the next eigenvalue, is below ``of_value`` of it. In numpy, whose small operations cost less than torch's."""
     n, first = len(start), int(centred)
     most, again = min(n, 300), start.dtype == np.float64  # orthogonalised twice, where rounding would show
     V = np.empty((first + most + 1, n), start.dtype)  # pages that are not written to take no memory
@@ -101,6 +100,7 @@ def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
     return torch.arange(1, n + 1, dtype=like.dtype, device=like.device).square().sin()
 
 
+MODEST = 1e6  # numbers up to this size, and down to its inverse, are squared and summed in single precision as they are
 VALUE = 1e-12  # the error of a largest eigenvalue by Lanczos, relative to it
 
 
@@ -116,7 +116,7 @@ def rough(K: Float[Tensor, "n n"]) -> Rough | None:
     scale = K.diagonal().max().item()
     if not 0 < scale < math.inf:
         return None
-    scale = scale if not 1e-20 < scale < 1e20 else 1.0
+    scale = scale if not 1 / MODEST < scale < MODEST else 1.0
     return Rough((K if scale == 1 else K / scale).float().cpu().numpy(), scale)
 
 
@@ -256,8 +256,8 @@ AT_LAST = 1024  # rows of which all eigenvalues of every set are had where the l
 
 def top_of_each(K: Float[Tensor, "r r"], keep: NDArray[np.float64], whole: Leading | None = None, centred: bool = True,
                 steps: int = 50) -> list[float]:
-    """The largest eigenvalue of C K C on each set of rows (``keep`` "g r" is 1 on its rows and 0 elsewhere; C removes their mean, or
-    nothing where they are not ``centred``). For standard errors, which need few digits: by Rayleigh and Ritz on what the sets
+    """The largest eigenvalue of C K C on each set of rows (``keep`` "g r" is 1 on its rows and 0 elsewhere; C removes their mean,
+    or nothing where they are not ``centred``). For standard errors, which need few digits: by Rayleigh and Ritz on what the sets
     have of the ``whole`` matrix's leading vectors, and where that is not close enough (EACH), on their residuals too, which are
     added until it is, or for so many steps: then a small matrix has all its eigenvalues computed. In single precision, unless
     they are too close together for it."""
@@ -326,60 +326,6 @@ def _close(values: NDArray[Any], residuals: NDArray[Any]) -> bool:
     errors = np.where(gaps > residuals, residuals ** 2 / np.maximum(gaps, 1e-300), residuals)
     apart = EACH * np.abs(tops - tops.mean()).max()
     return bool((errors <= max(apart, 1e-12 * np.abs(tops).max())).all())
-
-
-# ------------------------------------------------------------------------------------------------ rows that come in parts
-
-
-REMAINING = 1e-3  # of a sum of squares: where less is left by a subtraction, too many digits are lost
-
-
-@dataclass(frozen=True, eq=False)
-class Scatter:
-    """Rows Z as their number, their mean and the sum of products about it. Parts add up without subtracting large sums from each
-    other, so that rows which hardly differ have a small scatter that is right."""
-
-    n: int
-    mean: Float[Tensor, " d"]
-    about: Float[Tensor, "d d"]
-
-    @classmethod
-    def of(cls, Z: Float[Tensor, "n d"]) -> Scatter:
-        Z = Z.double()
-        mean = Z.mean(0)
-        Z = Z - mean
-        return cls(len(Z), mean, Z.T @ Z)
-
-    def __add__(self, other: Scatter) -> Scatter:
-        n, step = self.n + other.n, other.mean - self.mean
-        return Scatter(n, self.mean + step * (other.n / n),
-                       self.about + other.about + torch.outer(step, step) * (self.n * other.n / n))
-
-    def __sub__(self, part: Scatter) -> Scatter:
-        """Of the other rows; to be used where what is left is no small share."""
-        n, step = self.n - part.n, part.mean - self.mean
-        about = torch.addr(self.about - part.about, step, step, alpha=-part.n * self.n / n)
-        return Scatter(n, self.mean - step * (part.n / n), about)
-
-    @cached_property
-    def covariance(self) -> Float[Tensor, "d d"]:
-        """The mean of (z - mean)(z - mean)^T."""
-        return self.about / self.n
-
-    @cached_property
-    def second(self) -> Float[Tensor, "d d"]:
-        """The mean of z z^T."""
-        return self.covariance + torch.outer(self.mean, self.mean)
-
-
-def scatter_without_each(parts: Sequence[Scatter]) -> list[Scatter]:
-    """Of all rows but those of each part, of which there are two at least: from all of them by one subtraction; added up anew
-    where so little is left that it would cost digits."""
-    first, *others = parts
-    whole = sum(others, start=first)
-    least = REMAINING * whole.about.trace()
-    return [rest if (rest := whole - part).about.trace() > least else sum(others[1:], start=others[0])
-            for i, part in enumerate(parts) for others in [[*parts[:i], *parts[i + 1:]]]]
 
 
 # ------------------------------------------------------------------------------------------------ traces and norms by Hutch++

@@ -22,6 +22,7 @@ from richter.instrument.statistics.movement import (
 from richter.instrument.statistics.operators import Operator, Products, Trace
 from richter.instrument.statistics.outputs import OUTPUTS, SPREAD, Answers, Outputs, Spread
 from richter.instrument.statistics.own import CROSS_OUTPUT, OWN_KERNELS, SINCE_INITIAL, SINCE_PREVIOUS, STEP, CrossOutput, Evolved
+from richter.instrument.statistics.pairs import CENTRED_PAIR, DOUBLE_CENTRED_PAIR, NFM_AND_AGOP, PTK_CENTRED_PAIR, Pair
 from richter.instrument.statistics.passes import Reading
 from richter.instrument.statistics.probes import WEIGHT_DECAY, OfProbe
 from richter.instrument.statistics.samples import SAMPLE, OfLayer, Rows, Sample
@@ -29,21 +30,16 @@ from richter.instrument.statistics.weights import (
     AGOP,
     CENTRED_AGOP,
     CENTRED_NFM,
-    CENTRED_PAIR,
     CHANGE,
-    DOUBLE_CENTRED_PAIR,
     INITIAL_WEIGHT,
     MATRIX,
     NFM,
-    NFM_AND_AGOP,
     OWN_CHANGE,
     OWN_WEIGHT,
-    PTK_CENTRED_PAIR,
     WEIGHT,
     Factor,
     FeatureMatrix,
     OfWeight,
-    Pair,
     block_diagonal,
     egop,
     feature_matrix,

@@ -107,12 +107,14 @@ def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"
                            groups: int) -> list[CentredKernel]:
     """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied. Standard
     errors need few digits: single precision, if it tells the groups apart."""
-    y, example = rows(labels, *kernel.shape[:2], kernel.device)
+    targets, example = rows(labels, len(kernel), kernel.shape[1], kernel.device)
     C = whole.matrix
     assert C is not None
     keep = np.not_equal.outer(np.arange(groups), example.cpu().numpy() % groups).astype(np.float64)  # group, row
-    Y = None if y is None else (y := y.cpu().numpy()) * keep - ((keep @ y) / keep.sum(1))[:, None] * keep
-    sizes = None
+    Y = sizes = None
+    if targets is not None:
+        y = targets.cpu().numpy()
+        Y = (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
     if len(C) > FEW and whole.roughly is not None and (known := whole.roughly()) is not None:
         sizes = known.scale * _sizes_without_each(known.matrix, keep, Y)
         sizes = sizes if all(np.ptp(size) > TOLD * np.abs(size).max() for size in sizes) else None

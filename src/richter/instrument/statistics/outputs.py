@@ -55,8 +55,8 @@ class Spread(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of some examples: of each output how many count and their mean; of all, squares about the mean, and squares. In numpy, whose
-    overhead is less: with groups left out these are added up many times."""
+    """Of some examples: of each output how many count and their mean; of all, squares about the mean, and squares. In numpy,
+    whose overhead is less: with groups left out these are added up many times."""
 
     numbers: NDArray[np.float64]  # "k", or one for all outputs where all count
     mean: NDArray[np.float64]  # "k"

@@ -18,7 +18,8 @@ from richter.instrument.statistics.elsewhere import HeldOut
 from richter.instrument.statistics.frame import Derived, Gathering, Group, Missing, Place, Remembered, Simple, Statistic, Wants
 from richter.instrument.statistics.norms import settling
 from richter.instrument.statistics.rows import NOT_FINITE, UNREACHED, Layers, lacking
-from richter.linalg import Scatter, eigh, scatter_without_each
+from richter.instrument.statistics.scatter import Scatter, scatter_without_each
+from richter.linalg import eigh
 
 if TYPE_CHECKING:
     from richter.instrument.statistics.passes import Reading

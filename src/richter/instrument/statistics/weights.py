@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,17 +21,15 @@ from richter.instrument.statistics.frame import (
     APART,
     NO_INITIAL,
     Derived,
-    DerivedGathering,
     Gathering,
     Group,
     Missing,
-    Remembered,
     Simple,
     Statistic,
     Wants,
     finite,
 )
-from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, MomentGathering, Sketched, total
+from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, Sketched
 from richter.instrument.stream import steps
 
 if TYPE_CHECKING:
@@ -277,113 +275,10 @@ def feature_matrix(factor: Factor | Seen, K: Tensor | Sketched | None = None) ->
     return kind(factor, None if K is None else factor.like(K))
 
 
-class Pair:
-    """The neural feature matrix F = W^T W and the gradient outer product G = W^T K W of one W, and how they stand to each other:
-    what several measures ask is computed once. ``known``: <F, G> and |F| |G|, where somebody has them already."""
-
-    def __init__(self, factor: Factor | Seen, K: Tensor | Sketched | Callable[[], Any],
-                 known: tuple[float, float] | None = None) -> None:
-        self.F, self._factor, self._K = feature_matrix(factor), factor, K
-        inner, size = known or (self.F.inner(self.G), self.F.norm * self.G.norm)
-        self.inner = finite(inner)  # <F, G>
-        self.size = finite(size)  # |F| |G|
-
-    @cached_property
-    def G(self) -> FeatureMatrix:
-        return feature_matrix(self._factor, self._K() if callable(self._K) else self._K)
-
-
-@dataclass(frozen=True)
-class OfPair(Derived):
-    """A pair of a factor and a moment."""
-
-    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _OfPair(self, needs)
-
-
-class _OfPair(DerivedGathering):
-    def leaving(self, place: str, kind: str) -> Sequence[Any]:
-        factor, moment = self.needs
-        made = moment.gathering if isinstance(moment, Remembered) else moment
-        parts = made.parts(place) if kind == "examples" and isinstance(made, MomentGathering) else None
-        if parts is None or len(parts) < 2:
-            return super().leaving(place, kind)
-        of = factor.value(place)
-        known = formed_without_each(of, parts) if isinstance(of, Seen) else without_each_group(of, parts)
-        if known is None:
-            return super().leaving(place, kind)
-        return [Pair(of, partial(moment.value, place, (kind, g)), sizes) for g, sizes in enumerate(known)]
-
-
-def formed_without_each(factor: Seen, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
-    """<F, G> and |F| |G| with each group left out, from the inner products of the groups' own matrices."""
-    F, halved = factor.formed(None).flatten(), parts[0][0] is not parts[0][1]
-    first = torch.stack([factor.formed(A.to(F)).flatten() for A, _, _ in parts])
-    second = torch.stack([factor.formed(B.to(F)).flatten() for _, B, _ in parts]) if halved else first
-    inner, squares, norm = ((first + second) @ F / 2 if halved else first @ F).cpu(), (first @ second.T).cpu(), F.norm().item()
-    number, left = sum(n for _, _, n in parts), 1 - torch.eye(len(parts), dtype=squares.dtype)
-    return [((keep @ inner).item() / (number - n), norm * max((keep @ squares @ keep).item(), 0.0) ** 0.5 / (number - n))
-            for keep, (_, _, n) in zip(left, parts, strict=True)]
-
-
-SINGLE = 128  # rows up to which double precision costs nothing
-REMAINING = 1e-6  # of |G|^2: where leaving a group out leaves less, too many digits are lost
-TOLD = 1e-4  # of <F, G> / (|F| |G|): groups whose leaving out changes it by less are not told apart in single precision
-
-
-def without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]] | None:
-    """<F, G> and |F| |G| with each group left out of K = (sum of all groups) / (positions). Standard errors need few digits: single
-    precision, if it tells the groups apart. None where a group is nearly all there is."""
-    single = factor.M.dtype == torch.float64 and len(factor.M) > SINGLE
-    known = _without_each_group(factor, parts, torch.float32) if single else None
-    if known is not None:
-        cosines = [inner / size for inner, size in known]
-        known = known if max(cosines) - min(cosines) > TOLD * max(map(abs, cosines)) else None
-    return known or _without_each_group(factor, parts, factor.M.dtype)
-
-
-def _without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]],
-                        dtype: torch.dtype) -> list[tuple[float, float]] | None:
-    """From K_g M of every group g: <F, G> = <K M, M>, and |G|^2 = Tr(K M K M). The two halves of a sketch stand for the two K."""
-    M, halved = factor.M, parts[0][0] is not parts[0][1]
-    by = math.sqrt(factor.square)  # |M| = |F|
-    scale = max(A.diagonal().max().item() for A, _, _ in parts)  # no entry is larger
-    if not (0 < by < math.inf and 0 < scale < math.inf):
-        return None
-    scale = scale if not 1e-20 < scale < 1e20 else 1.0
-    unit = (M / by).to(dtype)
-
-    def products(half: int) -> tuple[list[Tensor], Tensor]:
-        sums = [part[half] if scale == 1 else part[half].to(M) / scale for part in parts]
-        mine = [A.to(unit) @ unit for A in sums]
-        return mine, total(mine)
-
-    first, whole = products(0)
-    second, other = products(1) if halved else (first, whole)
-    square = whole.flatten().dot(other.T.flatten()).item()
-    number, flat = sum(n for _, _, n in parts), unit.flatten()
-    known = []
-    for a, b, (_, _, n) in zip(first, second, parts, strict=True):
-        left = whole - a
-        right = other - b if halved else left
-        rest = left.flatten().dot(right.T.flatten()).item()
-        if rest <= REMAINING * abs(square):
-            return None
-        inner = left.flatten().dot(flat).item()
-        inner = (inner + right.flatten().dot(flat).item()) / 2 if halved else inner
-        size = by * by * scale / (number - n)
-        known.append((inner * size, rest ** 0.5 * size))
-    return known
-
-
 NFM = Derived("nfm", feature_matrix, (WEIGHT,))
 AGOP = Derived("agop", feature_matrix, (WEIGHT, PROJECTED_PTK_COVARIANCE))
 CENTRED_NFM = Derived("centred_nfm", feature_matrix, (CHANGE,))
 CENTRED_AGOP = Derived("centred_agop", feature_matrix, (CHANGE, PROJECTED_PTK_COVARIANCE))
-NFM_AND_AGOP = OfPair("nfm_and_agop", Pair, (WEIGHT, PROJECTED_PTK_COVARIANCE))
-CENTRED_PAIR = OfPair("centred_nfm_and_agop", Pair, (CHANGE, PROJECTED_PTK_COVARIANCE))
-DOUBLE_CENTRED_PAIR = OfPair("double_centred_nfm_and_agop", Pair, (CHANGE, PTK_CHANGE))
-PTK_CENTRED_PAIR = OfPair("ptk_centred_nfm_and_agop", Pair, (INITIAL_WEIGHT, PTK_CHANGE))
 
 
 def egop(target: Callable[[Tensor], Tensor], x: Float[Tensor, "n d"]) -> Float[Tensor, "d d"]:
