@@ -96,8 +96,8 @@ def wide(scale: float, n: int = 64) -> tuple[torch.nn.Module, dict[str, torch.Te
     """Layers and kernels of more rows than are computed in double precision throughout; outputs of this size."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(5, 160), torch.nn.Tanh(), torch.nn.Linear(160, 160), torch.nn.Tanh(),
-                                    torch.nn.Linear(160, 3)).double()
+        model = torch.nn.Sequential(torch.nn.Linear(5, 170), torch.nn.Tanh(), torch.nn.Linear(170, 150), torch.nn.Tanh(),
+                                    torch.nn.Linear(150, 3)).double()
     start = state(model)
     moved(model)
     with torch.no_grad():
@@ -107,17 +107,22 @@ def wide(scale: float, n: int = 64) -> tuple[torch.nn.Module, dict[str, torch.Te
     return model, start, *examples(n)
 
 
-@pytest.mark.parametrize("scale", [1e-60, 1e-15, 1e-5, 1.0, 1e5, 1e15])
-def test_errors_of_wide_layers_at_any_scale(scale: float) -> None:
-    """Single precision has neither the range nor the digits to be trusted blindly."""
-    measures = ["nfc", "cnfc", "c_uc_ratio", "tangent_cka", "tangent_alignment", "tangent_stable_rank", "tangent_correlation"]
-    model, start, x, y = wide(scale)
+def assert_as_measured_again(model: torch.nn.Module, start: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor,
+                             measures: list[str], rel: float) -> richter.Snapshot:
     snap = richter.measure(model, richter.Probe(x, y), measures, initial=start)
     without = [richter.measure(model, richter.Probe(x[rows], y[rows]), measures, initial=start)
                for rows in (torch.arange(len(x)) % 8 != g for g in range(8))]
     for r in snap.rows:
         expected = left_out([s.value(r.measure, r.layer) for s in without])
-        assert r.error == pytest.approx(expected, rel=0.01, abs=1e-12), r
+        assert r.error == pytest.approx(expected, rel=rel, abs=1e-12), r
+    return snap
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e-15, 1e-10, 1e-5, 1.0, 1e5, 1e15])
+def test_errors_of_wide_layers_at_any_scale(scale: float) -> None:
+    """Single precision has neither the range nor the digits to be trusted blindly."""
+    assert_as_measured_again(*wide(scale), ["nfc", "cnfc", "c_uc_ratio", "tangent_cka", "tangent_alignment",
+                                            "tangent_stable_rank", "tangent_correlation"], rel=0.01)
 
 
 def test_errors_that_are_tiny() -> None:
@@ -125,11 +130,5 @@ def test_errors_that_are_tiny() -> None:
     model, start, x, y = wide(1.0)
     x, y = (t[:8].repeat_interleave(8, 0) for t in (x, y))
     x = x + 1e-7 * torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=x.dtype)
-    measures = ["nfc", "cnfc", "tangent_cka", "tangent_stable_rank"]
-    snap = richter.measure(model, richter.Probe(x, y), measures, initial=start)
-    without = [richter.measure(model, richter.Probe(x[rows], y[rows]), measures, initial=start)
-               for rows in (torch.arange(len(x)) % 8 != g for g in range(8))]
-    for r in snap.rows:
-        expected = left_out([s.value(r.measure, r.layer) for s in without])
-        assert r.error == pytest.approx(expected, rel=0.05, abs=1e-13), r
-        assert r.error < 1e-6
+    snap = assert_as_measured_again(model, start, x, y, ["nfc", "cnfc", "tangent_cka", "tangent_stable_rank"], rel=0.05)
+    assert all(r.error < 1e-6 for r in snap.rows)

@@ -109,7 +109,7 @@ class Tangents:
 
     def bytes(self) -> int:
         """Of one module's kernel and of what is made of it."""
-        return (32 + self.subject.itemsize) * (self.n * self.v) ** 2
+        return (40 + self.subject.itemsize) * (self.n * self.v) ** 2
 
     def least(self, outputs: Outputs = "full", v: int | None = None) -> int:
         """The smallest memory in which every module's kernel can be had, beside the kernel itself."""

@@ -40,7 +40,7 @@ NOT_MOVED = "0/0: the weights (or what is asked of them) have not moved from the
 
 TILE = 2 ** 22  # entries of a matrix in double precision at a time
 ISOTROPIC = 1e-6  # of a moment: what is nearer to a multiple of the identity is one
-PRODUCTS = 12  # of a matrix with itself and with moments, that are held side by side
+SIDE_BY_SIDE = 12  # of a matrix with itself and with moments, that are held side by side
 
 
 class Factor:
@@ -137,7 +137,7 @@ class OfWeight(Statistic):
         """Of a map's matrices in double precision, now, then and their difference, or of some columns of them; and of products
         with themselves."""
         rows, entries = rank(subject, name) if self.seen else 0, subject.survey.maps[name].entries
-        need = 8 * (3 * (min(entries, TILE) if self.seen or self.lying else entries) + PRODUCTS * rows * rows)
+        need = 8 * (3 * (min(entries, TILE) if self.seen or self.lying else entries) + SIDE_BY_SIDE * rows * rows)
         return need if need > SMALL else 0
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
