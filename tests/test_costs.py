@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -574,6 +575,9 @@ def test_random_signs_are_their_examples_own() -> None:
     correlations = (rows @ rows.T / 70)[~torch.eye(640, dtype=torch.bool)]
     assert correlations.mean().abs() < 4 / 70 ** 0.5 / 640  # independent, across examples, outputs and neighbouring seeds
     assert correlations.square().mean() == pytest.approx(1 / 70, rel=0.02)
+    for k in (1, 7, 70, 1041):
+        stream = np.random.Generator(np.random.Philox(key=np.array([3, 31 << 24 | 5], dtype=np.uint64)))
+        assert R.signs([7, 31], k, [2, 5])[1, 1].tolist() == (2 * stream.integers(0, 2, k, dtype=np.int8) - 1).tolist()
     other = random_outputs(16, 4).signs(range(40), 70, range(16)).double().flatten(0, 1)
     assert (rows * other).mean().abs() < 4 / (640 * 70) ** 0.5
 
