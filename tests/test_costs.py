@@ -121,6 +121,29 @@ def test_every_contraction_is_the_product_of_gradients(outputs: str, same: bool,
     close(mirror(K, outputs) if same else K, expected)
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["one batch", "two batches"])
+@pytest.mark.parametrize("kind", ["dense", "lookup"])
+@pytest.mark.parametrize("way", ["pairs", "gradients"])
+def test_kernels_of_single_outputs_leave_silent_positions_out(same: bool, kind: str, way: str,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each output and of each batch its own; an output that asks nothing has a kernel of zeros."""
+    sizes = []
+    monkeypatch.setattr(contract, "cheapest", lambda z, o: sizes.append((o, z.s, z.t)) or way)
+    a = capture(kind, 5, 6, 4, seed=0)
+    b = a if same else capture(kind, 3, 6, 4, seed=7)
+    for c, shift in ((a, 0), (b, 0 if same else 1)):
+        c.g[0, :, 2 + shift:] = 0
+        c.g[1] = 0
+        c.g[2, 1:, :3] = 0  # one example is heard there
+    expected = torch.einsum(SHAPES["diagonal"], by_definition(a, True, True), by_definition(b, True, True))
+    K = torch.zeros(expected.shape, dtype=torch.float64)
+    Sum(K, "diagonal", True, True, 4, contract.Room()).add(a, b)
+    close(mirror(K, "diagonal") if same else K, expected)
+    assert expected[0].any()
+    assert not expected[1].any()
+    assert sizes == [("trace", 2, 2 if same else 3), ("trace", 1, 1), ("trace", 6, 6), ("trace", 6, 6)]
+
+
 def pooled(activation: nn.Module = nn.ReLU()) -> nn.Module:  # noqa: B008
     """Convolutions before a pooled linear read-out: all outputs ask the same of the last one, up to a weight."""
     torch.manual_seed(0)
@@ -262,6 +285,17 @@ def test_derivatives_of_activations_are_computed_once(activation: nn.Module, mon
         kernels.ntk(model, x)
     curved = [n for name, n in count.seen.items() if "_backward" in name and "threshold" not in name]
     assert curved == [1]  # with four outputs
+
+
+def test_derivatives_of_activations_are_computed_once_for_all_vectors_of_a_sketch() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 4)).double(), draw(12, 3)
+    found = {}
+    for v in (8, 64):  # 4 and 32 vectors
+        with Operations() as count:
+            richter.measure(model, richter.Probe(x, torch.arange(12) % 4), ["tangent_cka"], cotangents=random_outputs(v))
+        found[v] = sum(n for name, n in count.seen.items() if "gelu_backward" in name)
+    assert found[8] == found[64] > 0
 
 
 class Added(nn.Module):

@@ -161,8 +161,8 @@ class RandomOutputs(Cotangents):
         return max(4, self.v // 2)
 
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
-        """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing. They are
-        those of Generator.integers(0, 2): the first bit of every octet of a stream."""
+        """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing. Those
+        of Generator.integers(0, 2): the first bit of every octet of a stream."""
         signs = np.empty((len(drawn), len(examples), k), dtype=np.int8)
         draw = np.random.Philox(key=0)  # counter-based streams: those of a Mersenne twister with near seeds are alike
         fresh = draw.state

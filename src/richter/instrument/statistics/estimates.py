@@ -184,7 +184,7 @@ def _pull(t: Tangents, vectors: Vectors, gradients: Whole | Compressed) -> None:
     size = fitting(room + each, each, min(subject.probe.chunk, t.n), subject.survey.drawn)
     for chunk in chunks(subject.source, t.x, size, title="kernels"):
         with timed(subject.device) as seconds:
-            run = recorded(subject, chunk.x, chunk.rows.start, gradients.maps) if gradients.maps else chunk.graph
+            run = recorded(subject, chunk.x, chunk.rows.start, gradients.maps)
         subject.forwards.append((chunk.n, seconds()))
         check_finite(run.f)
         for v in range(len(vectors)):
