@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ import richter.instrument.survey.memo
 import richter.kernels.planning
 import zoo
 from richter import kernels
-from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, parse_bytes
+from richter.core import WHOLE, DivergedError, Mark, MemoryBudgetError, Remark, parse_bytes
+from richter.instrument.capture import check_finite, forward, quiet, state_of
 from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.evaluate import RichterWarning
@@ -296,6 +298,31 @@ def test_derivatives_of_activations_are_computed_once_for_all_vectors_of_a_sketc
             richter.measure(model, richter.Probe(x, torch.arange(12) % 4), ["tangent_cka"], cotangents=random_outputs(v))
         found[v] = sum(n for name, n in count.seen.items() if "gelu_backward" in name)
     assert found[8] == found[64] > 0
+
+
+def test_what_is_asked_of_the_read_out_is_no_view_of_the_cotangents() -> None:
+    """And outputs are multiplied by nothing on the way."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 4).double(), draw(6, 3)
+    with quiet(model):
+        run = forward(model, x, state_of(model))
+        V = draw(6, 4, seed=1)
+        with Operations() as count:
+            (g,), _ = run.backward(V)
+        close(g, V)
+        g.zero_()
+        assert V.any()
+        weights = [run.state["weight"], run.state["bias"]]
+        close(replace(run, calls=[]).backward(V, weights)[1][0], V.T @ x)
+        close(run.backward(V, weights)[1][1], V.sum(0))
+    assert count.seen["aten::mul"] == 1
+
+
+def test_outputs_whose_sum_overflows_are_finite() -> None:
+    check_finite(torch.full((4,), 3e38))
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(DivergedError, match="NaN or Inf"):
+            check_finite(torch.tensor([1.0, wrong, -wrong]))
 
 
 class Added(nn.Module):

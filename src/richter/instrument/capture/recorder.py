@@ -77,6 +77,20 @@ class Product(NamedTuple):
     operands: tuple[Tensor, ...]
 
 
+class Asked(torch.autograd.Function):
+    """A number whose gradient in the outputs is V: what grad_outputs= is for, which would have torch import sympy."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, V: Tensor, as_it_is: bool) -> Tensor:
+        ctx.V, ctx.as_it_is = V, as_it_is
+        return f.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None, None]:
+        """A copy where it may be captured: nobody then writes into V."""
+        return ctx.V if ctx.as_it_is else ctx.V * one, None, None
+
+
 @dataclass(frozen=True)
 class Pass:
     """One forward pass: outputs ``f`` with their graph, and every call of every linear map in it."""
@@ -135,8 +149,8 @@ class Pass:
         if also:
             places += self._hidden
         with self.state.in_place(), checkpoints_called():
-            combined = (self.f * V.to(self.f.dtype).reshape(self.f.shape)).sum()  # grad_outputs= would have torch import sympy
-            gradients = torch.autograd.grad(combined, places, retain_graph=True, allow_unused=True)
+            asked = Asked.apply(self.f, V.to(self.f.dtype).reshape(self.f.shape), not self.calls)
+            gradients = torch.autograd.grad(asked, places, retain_graph=True, allow_unused=True)
         added = self.state.accumulated()
         self.adds.update(added)
         g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]

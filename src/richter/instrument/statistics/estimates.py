@@ -301,10 +301,7 @@ class Diagonal(Statistic):
         v = t.v if cotangents.exact else SAMPLED
         least = t.least("diagonal", v)
         least = min(least, stored.least(t)) if not cotangents.exact and stored.can_be_kept(t) else least
-        if not cotangents.exact and stored.fewer_passes(t, v):
-            passes = len(stored.turns(t)) * v * 2 / 3
-        else:
-            passes = (1 + v) / 3
+        passes = stored.passes(t, v) if not cotangents.exact and stored.fewer_passes(t, v) else (1 + v) / 3
         return Wants(alone=8 * v * t.n ** 2 + least + t.audited, passes=passes * t.n / subject.probe.n,
                      what=f"estimates of kernels over {t.n} examples")
 
