@@ -21,7 +21,7 @@ from richter.core import CaptureError
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
 from richter.instrument.capture.gate import wait_at
 from richter.instrument.capture.quiet import seeded
-from richter.instrument.capture.shortcuts import Shortcuts, ours
+from richter.instrument.capture.shortcuts import Asked, Shortcuts, ours
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
 from richter.layers import LinearMap, View
@@ -75,20 +75,6 @@ class Product(NamedTuple):
 
     after: int
     operands: tuple[Tensor, ...]
-
-
-class Asked(torch.autograd.Function):
-    """A number whose gradient in the outputs is V: what grad_outputs= is for, which would have torch import sympy."""
-
-    @staticmethod
-    def forward(ctx: Any, f: Tensor, V: Tensor, as_it_is: bool) -> Tensor:
-        ctx.V, ctx.as_it_is = V, as_it_is
-        return f.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None, None]:
-        """A copy where it may be captured: nobody then writes into V."""
-        return ctx.V if ctx.as_it_is else ctx.V * one, None, None
 
 
 @dataclass(frozen=True)
@@ -156,7 +142,6 @@ class Pass:
         g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
         exact = [_dense(torch.zeros_like(t) if d is None else d) for t, d in zip(also, gradients[cut:end], strict=True)]
         return g, [d + added[id(t)] if id(t) in added else d for t, d in zip(also, exact, strict=True)] if added else exact
-
 
     def in_turns(self, V: Tensor, also: Sequence[Tensor]) -> Iterator[Tensor]:
         """d <V, f> in each of these tensors, one after another: of a large model in several backward passes, so that not all are

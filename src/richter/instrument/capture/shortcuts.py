@@ -82,6 +82,20 @@ class Silent(torch.autograd.Function):
         return to_input.view(*g.shape[:-1], weight.shape[1]), None, None  # no gradients of parameters: see Pass.backward
 
 
+class Asked(torch.autograd.Function):
+    """A number whose gradient in the outputs is V: what grad_outputs= is for, which would have torch import sympy."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, V: Tensor, as_it_is: bool) -> Tensor:
+        ctx.V, ctx.as_it_is = V, as_it_is
+        return f.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None, None]:
+        """A copy where it may be captured: nobody then writes into V."""
+        return ctx.V if ctx.as_it_is else ctx.V * one, None, None
+
+
 def ours(node: Any) -> bool:
     """Is this step of a backward pass one of these?"""
     return isinstance(node, (Curved._backward_cls, Silent._backward_cls))  # type: ignore[attr-defined]
