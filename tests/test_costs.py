@@ -13,10 +13,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,7 +33,8 @@ import richter.instrument.survey.memo
 import richter.kernels.planning
 import zoo
 from richter import kernels
-from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, parse_bytes
+from richter.core import WHOLE, DivergedError, Mark, MemoryBudgetError, Remark, parse_bytes
+from richter.instrument.capture import check_finite, forward, quiet, state_of
 from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.evaluate import RichterWarning
@@ -118,6 +121,29 @@ def test_every_contraction_is_the_product_of_gradients(outputs: str, same: bool,
         total.add(mine, mine if same else LayerCapture(b.kind, b.W, b.h, b.g[block]))
     total.close()
     close(mirror(K, outputs) if same else K, expected)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one batch", "two batches"])
+@pytest.mark.parametrize("kind", ["dense", "lookup"])
+@pytest.mark.parametrize("way", ["pairs", "gradients"])
+def test_kernels_of_single_outputs_leave_silent_positions_out(same: bool, kind: str, way: str,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each output and of each batch its own; an output that asks nothing has a kernel of zeros."""
+    sizes = []
+    monkeypatch.setattr(contract, "cheapest", lambda z, o: sizes.append((o, z.s, z.t)) or way)
+    a = capture(kind, 5, 6, 4, seed=0)
+    b = a if same else capture(kind, 3, 6, 4, seed=7)
+    for c, shift in ((a, 0), (b, 0 if same else 1)):
+        c.g[0, :, 2 + shift:] = 0
+        c.g[1] = 0
+        c.g[2, 1:, :3] = 0  # one example is heard there
+    expected = torch.einsum(SHAPES["diagonal"], by_definition(a, True, True), by_definition(b, True, True))
+    K = torch.zeros(expected.shape, dtype=torch.float64)
+    Sum(K, "diagonal", True, True, 4, contract.Room()).add(a, b)
+    close(mirror(K, "diagonal") if same else K, expected)
+    assert expected[0].any()
+    assert not expected[1].any()
+    assert sizes == [("trace", 2, 2 if same else 3), ("trace", 1, 1), ("trace", 6, 6), ("trace", 6, 6)]
 
 
 def pooled(activation: nn.Module = nn.ReLU()) -> nn.Module:  # noqa: B008
@@ -261,6 +287,42 @@ def test_derivatives_of_activations_are_computed_once(activation: nn.Module, mon
         kernels.ntk(model, x)
     curved = [n for name, n in count.seen.items() if "_backward" in name and "threshold" not in name]
     assert curved == [1]  # with four outputs
+
+
+def test_derivatives_of_activations_are_computed_once_for_all_vectors_of_a_sketch() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 4)).double(), draw(12, 3)
+    found = {}
+    for v in (8, 64):  # 4 and 32 vectors
+        with Operations() as count:
+            richter.measure(model, richter.Probe(x, torch.arange(12) % 4), ["tangent_cka"], cotangents=random_outputs(v))
+        found[v] = sum(n for name, n in count.seen.items() if "gelu_backward" in name)
+    assert found[8] == found[64] > 0
+
+
+def test_what_is_asked_of_the_read_out_is_no_view_of_the_cotangents() -> None:
+    """And outputs are multiplied by nothing on the way."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 4).double(), draw(6, 3)
+    with quiet(model):
+        run = forward(model, x, state_of(model))
+        V = draw(6, 4, seed=1)
+        with Operations() as count:
+            (g,), _ = run.backward(V)
+        close(g, V)
+        g.zero_()
+        assert V.any()
+        weights = [run.state["weight"], run.state["bias"]]
+        close(replace(run, calls=[]).backward(V, weights)[1][0], V.T @ x)
+        close(run.backward(V, weights)[1][1], V.sum(0))
+    assert count.seen["aten::mul"] == 1
+
+
+def test_outputs_whose_sum_overflows_are_finite() -> None:
+    check_finite(torch.full((4,), 3e38))
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(DivergedError, match="NaN or Inf"):
+            check_finite(torch.tensor([1.0, wrong, -wrong]))
 
 
 class Added(nn.Module):
@@ -574,6 +636,9 @@ def test_random_signs_are_their_examples_own() -> None:
     correlations = (rows @ rows.T / 70)[~torch.eye(640, dtype=torch.bool)]
     assert correlations.mean().abs() < 4 / 70 ** 0.5 / 640  # independent, across examples, outputs and neighbouring seeds
     assert correlations.square().mean() == pytest.approx(1 / 70, rel=0.02)
+    for k in (1, 7, 70, 1041):
+        stream = np.random.Generator(np.random.Philox(key=np.array([3, 31 << 24 | 5], dtype=np.uint64)))
+        assert R.signs([7, 31], k, [2, 5])[1, 1].tolist() == (2 * stream.integers(0, 2, k, dtype=np.int8) - 1).tolist()
     other = random_outputs(16, 4).signs(range(40), 70, range(16)).double().flatten(0, 1)
     assert (rows * other).mean().abs() < 4 / (640 * 70) ** 0.5
 

@@ -19,6 +19,8 @@ from richter.instrument import probe as probes
 from richter.instrument.capture import kept_for_backward, quiet, recorder, state_of
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.statistics import bases, compressed, stored, tables, weights
+from richter.instrument.statistics.grams import Tangents
+from richter.instrument.subject import Subject
 from richter.instrument.survey import audit, examine, verify
 from richter.instrument.targets import OneHot
 from richter.kernels import shared
@@ -91,12 +93,32 @@ def test_what_is_not_written_down_is_the_same(plenty: richter.Snapshot, monkeypa
     agree(plenty, measured(), 1e-8)
 
 
-def test_kernels_of_single_outputs_from_kept_captures_are_the_same(plenty: richter.Snapshot,
+@pytest.mark.parametrize("at_once", [8, 3, 1])
+def test_kernels_of_single_outputs_from_kept_captures_are_the_same(plenty: richter.Snapshot, at_once: int,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    """However many outputs one forward pass serves; chunks of examples in which outputs are reached from other positions."""
+    seen, forwards, real = [], [], stored.chunks
     monkeypatch.setattr(stored, "fewer_passes", lambda t, outputs: seen.append(outputs) or True)
+    monkeypatch.setattr(stored, "together", lambda t, units, outputs: at_once)
+    monkeypatch.setattr(stored, "fitting", lambda *a: 3)
+    monkeypatch.setattr(stored, "chunks", lambda *a, **k: forwards.append(1) or real(*a, **k))
     agree(plenty, measured(), 1e-8)
-    assert seen
+    assert set(seen) == {8}
+    assert len(forwards) == math.ceil(8 / at_once)
+
+
+def test_captures_of_as_many_outputs_are_kept_as_have_room() -> None:
+    model, probe, _ = subject()
+    with quiet(model):
+        found = {}
+        for memory in ("2GiB", "400KiB", "1KiB"):
+            s = Subject(model, probe, None, None, parse_bytes(memory), None)
+            s.renew()
+            t = Tangents(s, random_outputs(64))
+            found[memory] = stored.together(t, t.units, 8)
+            held = stored.kept_bytes(t, t.units, found[memory]) + stored.chunk_bytes(t) + stored.products_bytes(t)
+            assert held <= s.memory or found[memory] == 1
+    assert found["2GiB"] == 8 > found["400KiB"] > found["1KiB"] == 1, found
 
 
 @pytest.mark.parametrize("outputs", ["trace", "diagonal"])

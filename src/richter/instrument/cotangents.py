@@ -161,12 +161,17 @@ class RandomOutputs(Cotangents):
         return max(4, self.v // 2)
 
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
-        """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing."""
+        """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing. Those
+        of Generator.integers(0, 2): the first bit of every octet of a stream."""
         signs = np.empty((len(drawn), len(examples), k), dtype=np.int8)
+        draw = np.random.Philox(key=0)  # counter-based streams: those of a Mersenne twister with near seeds are alike
+        fresh = draw.state
         for j, v in enumerate(drawn):
-            for n, i in enumerate(examples):  # counter-based streams: those of a Mersenne twister with near seeds are alike
-                draw = np.random.Generator(np.random.Philox(key=[self.seed % 2 ** 64, i << 24 | v]))
-                signs[j, n] = draw.integers(0, 2, k, dtype=np.int8)
+            for n, i in enumerate(examples):
+                fresh["state"]["key"][:] = self.seed % 2 ** 64, i << 24 | v
+                draw.state = fresh
+                octets = draw.random_raw(-(-k // 8)).astype("<u8", copy=False).view(np.uint8)
+                np.right_shift(octets[:k], 7, out=signs[j, n].view(np.uint8))
         return torch.from_numpy(signs).mul_(2).sub_(1)
 
     def own(self, f: Float[Tensor, "n k"], examples: Sequence[int], block: slice = slice(None)) -> Float[Tensor, "v n k"]:

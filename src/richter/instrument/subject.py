@@ -28,7 +28,7 @@ from richter.instrument.statistics.bases import Bases
 from richter.instrument.statistics.frame import GROUPS
 from richter.instrument.statistics.journey import Journey
 from richter.instrument.statistics.norms import understood
-from richter.instrument.statistics.sizes import fixed_bytes
+from richter.instrument.statistics.sizes import copied_bytes, fixed_bytes
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
 from richter.instrument.survey import SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed
@@ -64,9 +64,13 @@ class Subject:
         self.moved = ""  # what is to be said of token labels
         self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
 
+    @cached_property
+    def _copied_bytes(self) -> int:
+        return copied_bytes(self.model)
+
     @property
     def fixed(self) -> int:
-        return fixed_bytes(self.model, [self.counted, self.__dict__.get("Y"), self._initial_outputs])
+        return fixed_bytes(self._copied_bytes, [self.counted, self.__dict__.get("Y"), self._initial_outputs])
 
     @property
     def memory(self) -> int:
@@ -77,7 +81,7 @@ class Subject:
         """The model as it is now. Is anything but its numbers other than the last time? A survey of a plain model is taken as it
         was, because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by
         itself."""
-        self._forget("bases", "drift", "drifted", "journey", "loss_gradient", "then")  # what is computed once of the weights
+        self._forget("_copied_bytes", "bases", "drift", "drifted", "journey", "loss_gradient", "then")  # computed once
         self.forwards, self.carried = [], {}
         self.measured += 1
         self.audit = Audit(n=self.probe.n) if self.errors or self.measured % UNTRUSTED == 1 else None

@@ -105,6 +105,20 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
         K[..., rows, columns] += P
 
 
+# ------------------------------------------------------------------------------------------------------ positions
+
+
+def places(c: LayerCapture) -> Tensor:
+    """The positions at which each cotangent asks something of some example, "v s"."""
+    return (c.g != 0).flatten(3).any(3).any(1)
+
+
+def at_places(c: LayerCapture, k: int, live: Tensor) -> LayerCapture:
+    """One cotangent at some of the positions; one of them at least."""
+    chosen = live.nonzero()[:, 0] if bool(live.any()) else torch.zeros(1, dtype=torch.int64, device=live.device)
+    return replace(c, h=c.h[:, chosen], g=c.g[k:k + 1, :, chosen])
+
+
 # ------------------------------------------------------------------------------------------------------ gradients
 
 
@@ -278,6 +292,8 @@ class Sum:
         self.looked = False  # is it known whether cotangents are multiples of the first?
 
     def add(self, a: LayerCapture, b: LayerCapture) -> None:
+        if self.outputs == "diagonal" and self._add_live(a, b):
+            return
         way = cheapest(size_of(a, b, self.v), self.outputs) if self.weight else "features"
         if self.weight and a.kind == "dense" and (way == "gradients" or self.outputs == "full") and self._add_pooled(a, b):
             return
@@ -290,6 +306,20 @@ class Sum:
                 self.close()
             return
         self._add_gradients(a, b)
+
+    def _add_live(self, a: LayerCapture, b: LayerCapture) -> bool:
+        """Each output by itself, from the positions that it is reached from (those up to its token, say), if some are silent."""
+        if a.kind not in ("dense", "lookup") or not self.weight or a.g.shape[2] == 1:
+            return False
+        reached = [places(c) for c in ((a,) if b is a else (a, b))]
+        if all(bool(live.all()) for live in reached):
+            return False
+        for k, K in enumerate(self.K):
+            mine, *others = (at_places(c, k, live[k]) for c, live in zip((a, b), reached, strict=False))
+            own = Sum(K, "trace", self.weight, self.bias, 1, self.room)
+            own.add(mine, others[0] if others else mine)
+            own.close()
+        return True
 
     def _add_pooled(self, a: LayerCapture, b: LayerCapture) -> bool:
         """Put off, or add at once, what is a multiple of one cotangent; False when it is not."""

@@ -21,7 +21,7 @@ from richter.core import CaptureError
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
 from richter.instrument.capture.gate import wait_at
 from richter.instrument.capture.quiet import seeded
-from richter.instrument.capture.shortcuts import Shortcuts
+from richter.instrument.capture.shortcuts import Asked, Shortcuts, ours
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
 from richter.layers import LinearMap, View
@@ -103,7 +103,7 @@ class Pass:
     def _hidden(self) -> list[Tensor]:
         """All leaves, if an autograd.Function of the model's own is among the outputs' graph: it may add to .grad in its backward
         pass, and only when all leaves are asked for, all of a backward pass runs."""
-        return self.leaves() if any(isinstance(node, BackwardCFunction) for node in self._nodes()) else []
+        return self.leaves() if any(isinstance(node, BackwardCFunction) and not ours(node) for node in self._nodes()) else []
 
     @cached_property
     def accumulates(self) -> bool:
@@ -135,14 +135,13 @@ class Pass:
         if also:
             places += self._hidden
         with self.state.in_place(), checkpoints_called():
-            combined = (self.f * V.to(self.f.dtype).reshape(self.f.shape)).sum()  # grad_outputs= would have torch import sympy
-            gradients = torch.autograd.grad(combined, places, retain_graph=True, allow_unused=True)
+            asked = Asked.apply(self.f, V.to(self.f.dtype).reshape(self.f.shape), not self.calls)
+            gradients = torch.autograd.grad(asked, places, retain_graph=True, allow_unused=True)
         added = self.state.accumulated()
         self.adds.update(added)
         g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
         exact = [_dense(torch.zeros_like(t) if d is None else d) for t, d in zip(also, gradients[cut:end], strict=True)]
         return g, [d + added[id(t)] if id(t) in added else d for t, d in zip(also, exact, strict=True)] if added else exact
-
 
     def in_turns(self, V: Tensor, also: Sequence[Tensor]) -> Iterator[Tensor]:
         """d <V, f> in each of these tensors, one after another: of a large model in several backward passes, so that not all are
@@ -169,8 +168,8 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
     the output is given an example axis, so that each example gets a gradient of its own. ``silent`` makes many backward
-    passes cheaper, where only gradients toward the calls are wanted: derivatives of activations are computed once, and in the
-    named linear layers the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
+    passes cheaper: derivatives of activations are computed once, and in the named linear layers, where only gradients toward the
+    calls are wanted then, the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
     train mode) is the same in every pass with the same seed. ``splits``: modules that are several maps, and which outputs belong
     to each. ``products``: a list that gets the products of tensors with each other. ``plain``: attention without fused kernels,
     which can be differentiated but once and not forward. Call it inside ``quiet``.
@@ -189,7 +188,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.requires_grad:
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
-    run = Pass(f, [], state, silent is not None)
+    run = Pass(f, [], state, bool(silent))
     return run if recorder is None else replace(
         run, calls=recorder.calls, differentiates=recorder.differentiates, transforms=recorder.transforms,
         called=recorder.scope.called)

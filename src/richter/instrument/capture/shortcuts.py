@@ -1,5 +1,5 @@
-"""Cheaper backward passes, where only gradients toward what linear maps wrote are wanted and none of weights: derivatives of
-activations are computed once for all backward passes, and positions from which no output is reached are skipped."""
+"""Cheaper backward passes: derivatives of activations are computed once for all of them; and where only gradients toward what
+linear maps wrote are wanted and none of weights, positions from which no output is reached are skipped."""
 
 from __future__ import annotations
 
@@ -80,3 +80,22 @@ class Silent(torch.autograd.Function):
         live = (positions.abs().amax(-1) != 0).nonzero()[:, 0]
         to_input = g.new_zeros(len(positions), weight.shape[1]).index_copy_(0, live, positions[live] @ weight)
         return to_input.view(*g.shape[:-1], weight.shape[1]), None, None  # no gradients of parameters: see Pass.backward
+
+
+class Asked(torch.autograd.Function):
+    """A number whose gradient in the outputs is V: what grad_outputs= is for, which would have torch import sympy."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, V: Tensor, as_it_is: bool) -> Tensor:
+        ctx.V, ctx.as_it_is = V, as_it_is
+        return f.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None, None]:
+        """A copy where it may be captured: nobody then writes into V."""
+        return ctx.V if ctx.as_it_is else ctx.V * one, None, None
+
+
+def ours(node: Any) -> bool:
+    """Is this step of a backward pass one of these?"""
+    return isinstance(node, (Curved._backward_cls, Silent._backward_cls))  # type: ignore[attr-defined]

@@ -184,7 +184,7 @@ def _pull(t: Tangents, vectors: Vectors, gradients: Whole | Compressed) -> None:
     size = fitting(room + each, each, min(subject.probe.chunk, t.n), subject.survey.drawn)
     for chunk in chunks(subject.source, t.x, size, title="kernels"):
         with timed(subject.device) as seconds:
-            run = recorded(subject, chunk.x, chunk.rows.start, gradients.maps) if gradients.maps else chunk.graph
+            run = recorded(subject, chunk.x, chunk.rows.start, gradients.maps)
         subject.forwards.append((chunk.n, seconds()))
         check_finite(run.f)
         for v in range(len(vectors)):
@@ -301,10 +301,7 @@ class Diagonal(Statistic):
         v = t.v if cotangents.exact else SAMPLED
         least = t.least("diagonal", v)
         least = min(least, stored.least(t)) if not cotangents.exact and stored.can_be_kept(t) else least
-        if not cotangents.exact and stored.fewer_passes(t, v):
-            passes = len(stored.turns(t)) * v * 2 / 3
-        else:
-            passes = (1 + v) / 3
+        passes = stored.passes(t, v) if not cotangents.exact and stored.fewer_passes(t, v) else (1 + v) / 3
         return Wants(alone=8 * v * t.n ** 2 + least + t.audited, passes=passes * t.n / subject.probe.n,
                      what=f"estimates of kernels over {t.n} examples")
 

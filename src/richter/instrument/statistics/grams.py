@@ -91,6 +91,12 @@ class Tangents:
             units.setdefault(u.module, []).append(u)
         return units
 
+    @cached_property
+    def parameters(self) -> list[tuple[str, str]]:
+        """(module, name) of what is trained; a shared one belongs to the first module that has it."""
+        return [(name.rpartition(".")[0], name) for name, p in self.subject.model.named_parameters()
+                if p.requires_grad and p.is_floating_point()]
+
     @property
     def groups(self) -> dict[str, int]:
         return {"examples": min(self.subject.groups, self.n)}

@@ -52,9 +52,9 @@ class Sums:
     counts: list[int] = field(default_factory=lambda: [0] * GROUPS)
     chunk: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)  # of the chunk in hand, in its own precision
 
-    def add(self, group: int, value: Tensor, number: int) -> None:
+    def add(self, group: int, value: Tensor, number: int, share: float = 1.0) -> None:
         before = self.chunk[group]
-        self.chunk[group] = value.clone() if before is None else before.add_(value)
+        self.chunk[group] = value * share if before is None else before.add_(value, alpha=share)
         self.counts[group] += number
 
     def settle(self) -> None:
@@ -214,8 +214,11 @@ class MomentGathering(Gathering):
             return
         for half, mine in enumerate((sums.even, sums.odd)):
             rows = slice((half - start) % 2, None, 2)
-            one = replace(part, g=part.g[rows], g0=None if part.g0 is None else part.g0[rows])
             share = self.number / len(range(half, self.number, 2))  # each half stands for all
+            if rows.start >= len(part.g):  # a block of one cotangent has none of the other half
+                mine.counts[group] += number
+                continue
+            one = replace(part, g=part.g[rows], g0=None if part.g0 is None else part.g0[rows])
             self._put(mine, one, group, number, share)
 
     def _put(self, sums: Sums, part: LayerCapture, group: int, number: int, share: float) -> None:
@@ -223,8 +226,7 @@ class MomentGathering(Gathering):
             assert self.statistic.rows is not None
             sums.keep(group, self.statistic.rows(part), number, share)
             return
-        block = self.statistic.block(part)
-        sums.add(group, block if share == 1 else block * share, number)
+        sums.add(group, self.statistic.block(part), number, share)
 
     def _made(self, name: str) -> Sums | Halves:
         """A map's sums; if they are kept as rows, of one map at a time."""

@@ -315,9 +315,9 @@ class _FunctionChange(Simple):
         for i, W in enumerate(matrices):
             z = by_example(remade(c, W, self.subject.source.dtype), n, layout).flatten(2)
             keep = self.subject.real(name, rows, z.shape[1])
-            z = z if bias is None else z + bias[i].to(z)
-            z = z if keep is None else z * keep.to(z)[..., None]
-            squares.append(z.square().flatten(1).sum(1).cpu().double())
+            z = z if bias is None else z.add_(bias[i].to(z))  # it was made here
+            z = z if keep is None else z.mul_(keep.to(z)[..., None])
+            squares.append(torch.linalg.vector_norm(z.flatten(1), dim=1).cpu().double().square())
         self.sums[name].index_add_(0, group, torch.stack(squares, 1))
         self.reached.add(name)
 

@@ -26,20 +26,19 @@ def centred(t: Tangents, z: Tensor) -> Tensor:
 
 
 def parameters(t: Tangents, units: Sequence[Unit]) -> list[str]:
-    """A shared one belongs to the first module that has it."""
+    """Those of their modules."""
     modules = {u.module for u in units}
-    return [name for name, p in t.subject.model.named_parameters()
-            if p.requires_grad and p.is_floating_point() and name.rpartition(".")[0] in modules]
+    return [name for module, name in t.parameters if module in modules]
 
 
 def parameter_groups(t: Tangents, vectors: int) -> Iterator[list[Unit]]:
     """Modules whose gradients of so many vectors fit side by side."""
-    subject = t.subject
+    subject, memory = t.subject, t.subject.memory
     group: list[Unit] = []
     held = 0
     for units in t.by_module.values():
         size = vectors * subject.itemsize * sum(subject.state[p].numel() for p in parameters(t, units))
-        if group and held + size > subject.memory // 3:
+        if group and held + size > memory // 3:
             yield group
             group, held = [], 0
         group, held = [*group, *units], held + size

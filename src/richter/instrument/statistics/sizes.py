@@ -37,11 +37,16 @@ def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
     return need if need > SMALL and subject.audit is not None else 0
 
 
-def fixed_bytes(model: nn.Module, held: Iterable[Tensor | None]) -> int:
-    """Bytes that a measurement of a large model takes whatever is measured: copies of weights and of gradients, where they are
-    kept to see that nothing was disturbed, and what is ``held`` of the probe."""
+def copied_bytes(model: nn.Module) -> int:
+    """Of copies of weights and of gradients, where they are kept to see that nothing was disturbed."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     copies = [weight_bytes(model), sum(g.numel() * g.element_size() for g in grads)]
+    return sum(size for size in copies if size <= BACKUP_BYTES)
+
+
+def fixed_bytes(copied: int, held: Iterable[Tensor | None]) -> int:
+    """Bytes that a measurement of a large model takes whatever is measured: what is ``copied``, and what is ``held`` of the
+    probe."""
     arrays = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if isinstance(t, Tensor)}
-    need = sum(size for size in copies if size <= BACKUP_BYTES) + sum(arrays.values())
+    need = copied + sum(arrays.values())
     return need if need > SMALL else 0

@@ -1,6 +1,6 @@
 """Kernels of each output by itself where not all examples fit at once: what some modules read and are asked is kept of all kernel
 examples, in passes of some examples each, and multiplied afterwards. No example goes through the model more than once for the
-same modules and outputs, as it would if pairs of chunks were captured."""
+same modules, as it would if pairs of chunks were captured, and for as many outputs as have room."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from richter.instrument.capture import to_device
 from richter.instrument.captures import LayerCapture
 from richter.instrument.cotangents import SomeOutputs
 from richter.instrument.statistics.grams import Tangents
-from richter.instrument.stream import Chunk, beside, chunks, fitting
-from richter.kernels.contract import mirror
+from richter.instrument.stream import Chunk, beside, chunks, fitting, steps
+from richter.kernels.contract import at_places, mirror, places
 from richter.kernels.ntk import Block
 from richter.kernels.operations import NUMBERS
 from richter.kernels.planning import Unit
@@ -31,12 +31,12 @@ def can_be_kept(t: Tangents) -> bool:
 
 
 def kept_bytes(t: Tangents, units: Sequence[Unit], outputs: int) -> int:
-    """Of all kernel examples: what these maps read, and what so many outputs ask of them."""
+    """Of all kernel examples: what these maps read where so many outputs are reached from, and what these ask of them."""
     maps, item = t.subject.survey.maps, t.subject.itemsize
     names = dict.fromkeys(k for u in units for k in u.maps)
-    numbers = sum(outputs * maps[k].width + maps[k].reads for k in names if k not in t.subject.survey.readouts)
-    last = sum(maps[k].width * outputs // maps[k].positions for k in names if k in t.subject.survey.readouts)  # one position
-    return t.n * item * (numbers + last)
+    numbers = sum(maps[k].width + maps[k].reads for k in names if k not in t.subject.survey.readouts)
+    last = sum(maps[k].width // maps[k].positions for k in names if k in t.subject.survey.readouts)  # one position
+    return t.n * item * outputs * (numbers + last)
 
 
 def chunk_bytes(t: Tangents) -> int:
@@ -77,26 +77,47 @@ def fewer_passes(t: Tangents, outputs: int) -> bool:
     return least_of_all > t.memory - 8 * outputs * t.n ** 2 * len(t.by_module)
 
 
+def together(t: Tangents, units: Sequence[Unit], outputs: int) -> int:
+    """Of how many outputs what is captured has room, with their cotangents and an example on its way."""
+    room = t.memory - chunk_bytes(t) - products_bytes(t)
+    each = kept_bytes(t, units, 1) + t.subject.itemsize * t.subject.survey.outputs
+    return int(max(1, min(outputs, room // max(1, each))))
+
+
+def passes(t: Tangents, outputs: int) -> float:
+    """Of the kernel examples, in forward-backward passes: a third of one forward, and for each output."""
+    return sum(math.ceil(outputs / together(t, units, outputs)) + outputs for units in turns(t)) / 3
+
+
 def one_at_a_time(t: Tangents, picked: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
     """Kernels "v n n" of these outputs, by module."""
     for units in turns(t):
         modules = dict.fromkeys(u.module for u in units)
         K = {name: torch.zeros(len(picked), t.n, t.n, dtype=torch.float64, device=t.subject.home) for name in modules}
-        room = t.memory - kept_bytes(t, units, 1) - products_bytes(t)
+        at_once = together(t, units, len(picked))
+        room = t.memory - kept_bytes(t, units, at_once) - products_bytes(t)
         size = fitting(room, chunk_bytes(t), min(t.subject.probe.chunk, t.n))
-        for c, output in enumerate(picked):
-            _add(t, units, output, size, {name: kernel[c:c + 1] for name, kernel in K.items()})
+        for some in steps(len(picked), at_once):
+            for c, captures in enumerate(_kept(t, units, picked[some], size), some.start):
+                _add(t, picked[c], captures, {name: kernel[c:c + 1] for name, kernel in K.items()})
         yield from K.items()
 
 
-def _add(t: Tangents, units: Sequence[Unit], output: int, size: int, K: dict[str, Tensor]) -> None:
-    """One output's kernels of some modules."""
-    job = t.job(units, "diagonal", SomeOutputs((output,)))
-    parts = []
+def _kept(t: Tangents, units: Sequence[Unit], outputs: Sequence[int], size: int) -> Iterator[dict[str, LayerCapture]]:
+    """Of each of these outputs what is captured of all examples, from one forward pass of each."""
+    job = t.job(units, "diagonal", SomeOutputs(tuple(outputs)))
+    parts: list[list[dict[str, LayerCapture]]] = [[] for _ in outputs]
     for chunk in chunks(job.source, t.x, size, maps=job.maps, cotangents=job.cotangents, title="kernels"):
-        parts.append({k: _own(c) for k, c in chunk.captures(slice(0, 1)).items()})
-    names = dict.fromkeys(k for part in parts for k in part)
-    captures = {k: beside([{k: part.pop(k)} if k in part else {} for part in parts])[k] for k in names}  # they are let go
+        for c, mine in enumerate(parts):
+            mine.append({k: _own(capture) for k, capture in chunk.captures(slice(c, c + 1)).items()})
+    for c in range(len(outputs)):
+        mine, parts[c] = parts[c], []
+        names = dict.fromkeys(k for part in mine for k in part)
+        yield {k: beside([{k: part.pop(k)} if k in part else {} for part in mine])[k] for k in names}  # they are let go
+
+
+def _add(t: Tangents, output: int, captures: dict[str, LayerCapture], K: dict[str, Tensor]) -> None:
+    """One output's kernels of some modules."""
     for module in list(K):
         mine = t.job(t.by_module[module], "diagonal", SomeOutputs((output,)))
         part = torch.zeros(1, t.n, t.n, dtype=torch.float64, device=t.subject.device)
@@ -111,7 +132,10 @@ def _add(t: Tangents, units: Sequence[Unit], output: int, size: int, K: dict[str
 
 
 def _own(c: LayerCapture) -> LayerCapture:
-    """Without the graph: of what it read and is asked, only that."""
+    """Without the graph: of what it read and is asked, only that, at the positions that the output is reached from."""
+    live = places(c)[0]
+    if c.kind in ("dense", "lookup") and not bool(live.all()):
+        c = at_places(c, 0, live)
     return replace(c, h=_compact(c.h), g=_compact(c.g), f=None)
 
 
