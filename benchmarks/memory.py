@@ -42,7 +42,8 @@ def work(kind: str, n: int, outputs: str, memory: int, out: str) -> None:
 
 
 def language_model(layers: int, width: int, n: int, length: int, memory: str) -> None:
-    """In a process of its own: peak beyond the model, passes and seconds of its default set, on the standard output."""
+    """In a process of its own: peaks beyond the model and passes (in processor time) of its default set, in all and by what is
+    done, on the standard output."""
     import ctypes
     import time
 
@@ -50,6 +51,7 @@ def language_model(layers: int, width: int, n: int, length: int, memory: str) ->
     from transformers import GPT2Config, GPT2LMHeadModel
 
     import richter
+    from richter.instrument import evaluate
     torch.manual_seed(0)
     config = GPT2Config(n_layer=layers, n_embd=width, n_head=width // 64, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
     model = GPT2LMHeadModel(config).eval()
@@ -58,23 +60,35 @@ def language_model(layers: int, width: int, n: int, length: int, memory: str) ->
         for p in model.parameters():
             p.add_(0.01 * torch.randn_like(p))
     ids = torch.randint(config.vocab_size, (n, length))
-    model(ids, labels=ids).loss.backward()  # libraries are loaded, threads started
-    model.zero_grad()
-    begun = time.perf_counter()
-    model(ids, labels=ids).loss.backward()
-    unit = time.perf_counter() - begun
-    model.zero_grad()
+    for _ in range(2):  # first, libraries are loaded and threads started
+        begun = time.process_time()
+        model(ids, labels=ids).loss.backward()
+        unit = time.process_time() - begun
+        model.zero_grad()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    before = peak()
+    before, parts, real = peak(), [], evaluate.Evaluation._stage
+
+    def note(what: str) -> None:
+        parts.append({"what": what, "peak": peak() - before, "passes": (time.process_time() - note.begun) / unit})
+        print(f"{what}: {parts[-1]['peak'] / 2 ** 30:.2f} GiB, {parts[-1]['passes']:.1f} passes", file=sys.stderr, flush=True)
+        Path("/proc/self/clear_refs").write_text("5")
+        note.begun = time.process_time()
+
+    def stage(self, stage, families):
+        if not parts:
+            note("a look at the model")
+        rows = real(self, stage, families)
+        note(", ".join(dict.fromkeys(p.measure.name for _, own in families for p in own)))
+        return rows
+    evaluate.Evaluation._stage = stage
     probe, options = richter.Probe(ids, ids), {"initial": initial, "memory": memory, "output": lambda out: out.logits}
     found: dict[str, object] = {"parameters": sum(p.numel() for p in model.parameters())}
     try:
-        begun = time.perf_counter()
+        note.begun = time.process_time()
         snap = richter.measure(model, probe, **options)
-        taken = time.perf_counter() - begun
-        found |= {"peak": peak() - before, "seconds": taken, "passes": taken / unit,
-                  "numbers": sum(r.value == r.value for r in snap.rows)}
+        found |= {"peak": max(part["peak"] for part in parts), "passes": sum(part["passes"] for part in parts),
+                  "numbers": sum(r.value == r.value for r in snap.rows), "parts": parts}
     except richter.core.MemoryBudgetError as why:
         found["refused"] = str(why)
     print(json.dumps(found))
@@ -84,14 +98,16 @@ def language_models(sizes: str, bounds: list[str]) -> None:
     from richter.core import parse_bytes, show_bytes
     for memory in bounds:
         done = subprocess.run([sys.executable, __file__, "--language-model", *sizes.split("x"), memory], check=True,
-                              capture_output=True, text=True)
+                              stdout=subprocess.PIPE, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
         if "refused" in found:
             print(f"GPT-2 {sizes}, memory={memory}: {found['refused']}", flush=True)
             continue
         kept = "kept" if found["peak"] <= 1.1 * parse_bytes(memory) else "NOT KEPT"
         print(f"GPT-2 {sizes} ({found['parameters'] / 1e6:.0f} M), memory={memory}: peak {show_bytes(found['peak'])} beyond the "
-              f"model: {kept}; {found['passes']:.0f} passes, {found['seconds']:.0f} s, {found['numbers']} numbers", flush=True)
+              f"model: {kept}; {found['passes']:.0f} passes, {found['numbers']} numbers", flush=True)
+        for part in found["parts"]:
+            print(f"    {part['what']}: {show_bytes(part['peak'])}, {part['passes']:.1f} passes", flush=True)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +18,10 @@ import richter
 from richter.core import MemoryBudgetError, freed, parse_bytes
 from richter.instrument import captures, foreseen, matrices
 from richter.instrument import subject as subjects
-from richter.instrument.capture import quiet
+from richter.instrument.capture import quiet, recorder
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.measurement import Measurement
-from richter.instrument.statistics import bases, journey, moments, outputs, pushing, sizes, stages, weights
+from richter.instrument.statistics import bases, journey, moments, outputs, passes, pushing, sizes, stages, weights
 from richter.instrument.survey import audit
 from richter.kernels import planning, shared
 from test_large import Tied
@@ -159,6 +160,84 @@ def test_factors_in_tiles_are_the_matrix(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(p.diagonal(), q.diagonal(), rtol=1e-11, atol=1e-11)
         assert p.total() == pytest.approx(q.total(), rel=1e-11)
     torch.testing.assert_close(whole[0].times(whole[1]), tiles[0].times(tiles[1]), rtol=1e-12, atol=1e-12)
+
+
+def test_a_matrix_that_is_asked_through_is_read_one_tile_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a vocabulary were all in double precision at once, for their norms."""
+    monkeypatch.setattr(bases, "TILE", 64 * 100)
+    W, W0 = torch.randn(2, 64 * 100, 64, generator=torch.Generator().manual_seed(0))
+    found: list[bases.Through] = []
+    taken = peak(lambda: found.append(bases.Through(W, W0, Tensor.double)))
+    assert taken < 8 * 8 * 64 * 100 < 8 * W.numel()
+    for norm, A in zip(found[0].norms, (W.double(), W.double() - W0.double()), strict=True):
+        assert norm == pytest.approx(A.norm().item(), rel=1e-12)
+
+
+def test_rows_that_have_no_room_are_kept_all_the_same() -> None:
+    draw = torch.Generator().manual_seed(0)
+    parts = [torch.randn(2, 1, m, 6, generator=draw, dtype=torch.float64) for m in (3, 2, 4, 1)]  # 20 rows, and of group 1 two
+    for room in (0, 5, 10, 18, 40):
+        sums, other = (moments.RowSums(room=(2, room)) for _ in range(2))
+        for i, rows in enumerate(parts):
+            sums.keep(int(i == 3), rows, rows.shape[2], 0.5)
+            other.keep(int(i == 3), rows, rows.shape[2], 0.5)
+        for times, mine in ((1, sums), (2, sums)):
+            if times == 2:
+                mine.merge(other)
+            made = mine.made()
+            for g, own in ((0, parts[:3]), (1, parts[3:])):
+                rows = torch.cat([r.reshape(-1, 6) for r in own])
+                torch.testing.assert_close(made.sums[g], 0.5 * times * rows.T @ rows, rtol=1e-12, atol=1e-12)
+            assert made.counts[:2] == [9 * times, times]
+            assert made.sums[2] is None
+
+
+@pytest.mark.parametrize("measure", ["nfc", "feature_change_cka"])
+def test_nothing_of_a_chunk_is_held_when_the_next_one_begins(monkeypatch: pytest.MonkeyPatch, measure: str) -> None:
+    model, probe, initial = language_model(monkeypatch)
+    probe = richter.Probe(probe.x, probe.y, chunk=2)
+    graphs: list[weakref.ref[Tensor]] = []
+    held: list[int] = []
+    real_pass, real_step = passes.Pass._add, journey.Journey._step
+
+    def add(self: Any, chunk: Any, *rest: Any) -> None:
+        held.append(sum(f() is not None for f in graphs))
+        graphs.append(weakref.ref(chunk.recording.run.f))
+        real_pass(self, chunk, *rest)
+
+    def step(self: Any, *rest: Any) -> None:
+        held.append(sum(f() is not None for f in graphs))
+        real_step(self, *rest)
+
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        made = real_run(self, *args, **options)
+        if options.get("record", True):
+            graphs.append(weakref.ref(made.f))
+        return made
+    real_run = journey.Journey.run
+    monkeypatch.setattr(passes.Pass, "_add", add)
+    monkeypatch.setattr(journey.Journey, "_step", step)
+    monkeypatch.setattr(journey.Journey, "run", run)
+    richter.measure(model, probe, [measure], initial=initial)
+    assert held[-4:] == [0] * 4
+    assert len(graphs) >= 4
+
+
+def test_what_an_audit_has_compared_is_given_back_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What backward passes left, before the audit; and gradients, before those of other weights."""
+    model, probe, _ = language_model(monkeypatch)
+    calls: list[str] = []
+    monkeypatch.setattr(recorder, "TOGETHER", 2 ** 17)
+    monkeypatch.setattr(recorder, "trim", lambda size: calls.append("gradients" if size else "nothing"))
+    monkeypatch.setattr(captures, "trim", lambda size: calls.append("graphs" if size else "nothing"))
+    measurement = Measurement(model, probe)
+    with quiet(measurement.model):
+        measurement.subject.renew()
+        calls.clear()
+        recording = measurement.subject.source.record(probe.x, slice(0, N), ["up", "down"])
+        recording.captures(torch.randn(1, *recording.f.shape, generator=torch.Generator().manual_seed(0)))
+    assert calls[0] == "graphs"
+    assert calls.count("gradients") >= 1
 
 
 def test_what_was_freed_is_given_back_only_of_large_models(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,14 @@ def _trim() -> Callable[[int], int] | None:
         return None
 
 
+def trim(size: int) -> None:
+    """To be called where so many bytes were let go: if they are many, because it takes some milliseconds."""
+    if size > SMALL and (call := _trim()) is not None:
+        call(0)
+
+
 def give_back(size: int) -> None:
-    """To be called where so many bytes were let go: if they are many, because it takes some milliseconds. What hangs together in
-    a circle is let go first."""
+    """The same where what was let go hangs together in circles, which are undone first."""
     if size > SMALL:
         gc.collect()
-        if (trim := _trim()) is not None:
-            trim(0)
+    trim(size)

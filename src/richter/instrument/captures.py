@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import RichterError
-from richter.instrument.capture import Call, Pass, check_finite, count, device_of, select
+from richter.core.freed import trim
+from richter.instrument.capture import Call, Pass, check_finite, count, device_of, select, weight_bytes
 from richter.instrument.survey import (
     UNABLE,
     Audit,
@@ -110,6 +111,7 @@ class Recording:
                 stacked[name][v] = g
         if self.check is not None:
             check, self.check = self.check, None
+            trim(weight_bytes(check.bench.model))  # what the backward passes left
             check(V, lambda rows, mix: self._combined(rows, mix, stacked))
         return {name: self._capture(name, stacked[name], reads) for name in self.where}
 

@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.overrides import TorchFunctionMode
 
 from richter.core import CaptureError
+from richter.core.freed import trim
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
 from richter.instrument.capture.gate import wait_at
 from richter.instrument.capture.quiet import seeded
@@ -153,6 +154,7 @@ class Pass:
             following = also[i + 1].numel() * also[i + 1].element_size() if i + 1 < len(also) else math.inf
             if sum(s.numel() * s.element_size() for s in some) + following > TOGETHER:
                 yield from plain.backward(V, some)[1]
+                trim(sum(s.numel() * s.element_size() for s in some))  # or they would lie beside the next ones
                 some = []
 
 

@@ -59,8 +59,8 @@ class Through:
 
     def __init__(self, W: Float[Tensor, "o i"], W0: Float[Tensor, "o i"] | None, wide: Callable[[Tensor], Tensor]) -> None:
         self.W, self.W0, self.wide, self.shape = W, W0, wide, W.shape
-        norms = [torch.stack([A.norm() for A in parts]).norm().item() for parts in zip(*self._tiles(wide), strict=True)]
-        self.norms = [norm or 1.0 for norm in norms]
+        norms = [torch.stack([A.norm() for A in parts]) for parts in self._tiles(wide)]  # one tile after another: they are large
+        self.norms = [norm or 1.0 for norm in torch.stack(norms).norm(dim=0).tolist()]
         self._written: Tensor | None = None
 
     def _tiles(self, kind: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from richter.core.freed import trim
 from richter.core.sizes import SMALL
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
 from richter.instrument.captures import grouped, timed
@@ -288,21 +289,24 @@ class Journey:
         if self.walked:
             return
         self.walked = True
-        subject = self.subject
         then, push = (any(getattr(listener, what) for listener in self.listeners) for what in ("then", "push"))
         pushed = self.push if push and self.moved else None
         self._look()
         for i, rows in enumerate(self.blocks):
-            x = self.examples(rows)
-            with timed(subject.device) as seconds:
-                now = self.run(self.last, x, rows.start)
-            subject.forwards.append((rows.stop - rows.start, seconds()))
-            stretch = Stretch(subject, rows, self._group(i, rows), now)
-            if pushed is not None:
-                stretch = pushed(stretch, x)
-            if stretch.then is None and then:
-                stretch = replace(stretch, then=self.run(self.first, x, rows.start))
-            for listener in self.listeners:
-                listener.take(stretch)
+            self._step(i, rows, then, pushed)
+            trim(self._weights())
         self.__dict__.pop("direction", None)  # as large as the model, and nobody looks at it again
 
+    def _step(self, i: int, rows: slice, then: bool, pushed: Callable[[Stretch, Any], Stretch] | None) -> None:
+        """One block of examples; nothing of it is held when the next one begins."""
+        x = self.examples(rows)
+        with timed(self.subject.device) as seconds:
+            now = self.run(self.last, x, rows.start)
+        self.subject.forwards.append((rows.stop - rows.start, seconds()))
+        stretch = Stretch(self.subject, rows, self._group(i, rows), now)
+        if pushed is not None:
+            stretch = pushed(stretch, x)
+        if stretch.then is None and then:
+            stretch = replace(stretch, then=self.run(self.first, x, rows.start))
+        for listener in self.listeners:
+            listener.take(stretch)

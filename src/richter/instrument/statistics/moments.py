@@ -83,28 +83,45 @@ class Sums:
 
 @dataclass
 class RowSums(Sums):
-    """The same, kept as the rows whose products are summed: less, where there are fewer of them than columns."""
+    """The same, kept as the rows whose products are summed: less, where there are fewer of them than columns. They lie side by
+    side, in room that is taken once: many small arrays among those of the passes would keep the system from having these back."""
 
-    rows: list[list[Tensor]] = field(default_factory=lambda: [[] for _ in range(GROUPS)])  # "m r" by group
+    room: tuple[int, int] = (GROUPS, 0)  # groups, and rows of each that are expected
+    store: Float[Tensor, "g m r"] | None = None
+    filled: list[int] = field(default_factory=lambda: [0] * GROUPS)
+    more: list[list[Tensor]] = field(default_factory=lambda: [[] for _ in range(GROUPS)])  # "m r" that have no room there
     scale: float = 1.0
 
     def keep(self, group: int, rows: Float[Tensor, "v n s r"], number: int, scale: float) -> None:
-        self.rows[group].append(rows.flatten(0, -2).clone())
+        flat = rows.flatten(0, -2)
+        if self.store is None:
+            self.store = flat.new_empty(*self.room, flat.shape[1])
+        begin, end = self.filled[group], self.filled[group] + len(flat)
+        if end <= self.room[1]:
+            self.store[group, begin:end] = flat
+            self.filled[group] = end
+        else:
+            self.more[group].append(flat.clone())
         self.counts[group] += number
         self.scale = scale
 
+    def _rows(self, group: int) -> list[Tensor]:
+        there = self.filled[group]
+        return ([] if self.store is None or not there else [self.store[group, :there]]) + self.more[group]
+
     def merge(self, other: Sums) -> None:
         assert isinstance(other, RowSums)
-        for g, rows in enumerate(other.rows):
-            self.rows[g] += [r.clone() for r in rows]
+        for g in range(GROUPS):
+            self.more[g] += [r.clone() for r in other._rows(g)]
             self.counts[g] += other.counts[g]
-        self.scale = other.scale if any(other.rows) else self.scale
+        self.scale = other.scale if any(other.counts) else self.scale
 
     def made(self) -> Sums:
         """The sums themselves, from products in the precision of the rows."""
         sums = Sums(counts=self.counts)
-        for g, parts in enumerate(self.rows):
-            rows = torch.cat(parts) if parts else None
+        for g in range(GROUPS):
+            parts = self._rows(g)
+            rows = torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
             sums.chunk[g] = None if rows is None else (rows.T @ rows).mul_(self.scale)
             sums.settle()
         return sums
@@ -173,10 +190,17 @@ class Moment(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         number = subject.number(cotangents, "mean")
 
-        def empty(name: str) -> Sums | Halves:
+        halved = self._halved(subject, cotangents)
+
+        def sums_of(name: str) -> Sums:
             by_sums, by_rows = self._bytes(subject, cotangents, name)
-            kind = RowSums if by_rows is not None and by_rows < by_sums else Sums
-            return Halves(kind(), kind()) if self._halved(subject, cotangents) else kind()
+            if by_rows is None or by_rows >= by_sums:
+                return Sums()
+            each = subject.survey.maps[name].positions * -(-number // (1 + halved))
+            return RowSums(room=(subject.groups, -(-subject.probe.n // subject.groups) * each))
+
+        def empty(name: str) -> Sums | Halves:
+            return Halves(sums_of(name), sums_of(name)) if halved else sums_of(name)
         sums = {k: empty(k) for k in subject.maps}
         return MomentGathering(self, subject, {"examples": subject.groups}, number, sums, remark_of(subject, cotangents))
 

@@ -238,14 +238,19 @@ class Pass:
         rounds = [(size, batched)] if batched or not self.maps else []
         for at_once, maps in [*rounds, *([(1, single)] if single else [])]:
             for chunk in chunks(subject.source, subject.x, at_once, maps=maps, share=share, title="measuring"):
-                recordings = self._recorded(chunk)
-                for cotangents, family in families.items():
-                    for block in blocks[cotangents]:
-                        last = block.stop >= numbers[cotangents]
-                        reading = self._reading(recordings, chunk.rows, block, last, cotangents, family)
-                        for e in family:
-                            if e.wants.backward or reading.first:
-                                e.gathering.add(reading)
+                self._add(chunk, families, blocks)
+
+    def _add(self, chunk: Chunk, families: Mapping[Cotangents, Sequence[Entry]],
+             blocks: Mapping[Cotangents, Sequence[slice]]) -> None:
+        """What a chunk says; nothing of it is held when the next one begins."""
+        recordings = self._recorded(chunk)
+        for cotangents, family in families.items():
+            for block in blocks[cotangents]:
+                last = block is blocks[cotangents][-1]
+                reading = self._reading(recordings, chunk.rows, block, last, cotangents, family)
+                for e in family:
+                    if e.wants.backward or reading.first:
+                        e.gathering.add(reading)
 
     def _recorded(self, chunk: Chunk) -> list[Recording]:
         """One forward pass, and one of the initial network if it is wanted."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 BESIDE = 16  # of memory=, one part in so many may be held while other work takes all of it
-SHARE = 2  # of memory=, one part in so many is for sums where they do not fit, the rest for examples
+SHARE = 2 / 3  # of memory=, for sums where they do not fit, the rest for examples: fewer passes are worth smaller chunks
 
 
 @dataclass(frozen=True)
@@ -85,4 +85,4 @@ def _groups(subject: Subject, keys: Sequence[Key]) -> list[tuple[str, ...]]:
 def _fit(subject: Subject, keys: Sequence[Key]) -> bool:
     """Have the sums of these maps their share of memory, and an example room beside them?"""
     every = wants_of(subject, keys)
-    return sum(w.held for w in due_of(every).values()) <= subject.memory // SHARE and needed(subject, every) <= subject.memory
+    return sum(w.held for w in due_of(every).values()) <= SHARE * subject.memory and needed(subject, every) <= subject.memory
