@@ -1,7 +1,8 @@
 """Tangent kernels that are too large to be formed: estimates of what is asked of them, with a standard error.
 
-* many outputs: y~^T K y~ is one backward pass for all layers at once, and |C K C|_F^2 is the mean of (z^T K z')^2 over
-  independent random vectors z != z' of all examples and outputs, which is unbiased (SKETCH);
+* many outputs: random combinations of each example's outputs (DRAWN, in drawn.py); where their kernels have no room, y~^T K y~ is
+  one backward pass for all layers at once, and |C K C|_F^2 is the mean of (z^T K z')^2 over independent random vectors z != z'
+  of all examples and outputs, which is unbiased (SKETCH);
 * many examples: products of C K C with a few vectors, without K: the norm by Hutch++, the largest eigenvalue on the same
   subspace (FREE);
 * each output's own kernels, of all outputs or of a few that are drawn (DIAGONAL).
@@ -36,6 +37,7 @@ from richter.instrument.statistics.compressed import (
     squared,
     summed,
 )
+from richter.instrument.statistics.drawn import DRAWN
 from richter.instrument.statistics.frame import (
     GROUPS,
     NO_LABELS,
@@ -390,7 +392,7 @@ def _same_output_estimate(subject: Subject, cotangents: Cotangents, reason: str)
 
 def _centred_estimate(subject: Subject, cotangents: Cotangents, reason: str) -> Statistic | None:
     if not cotangents.exact:
-        return SKETCH
+        return DRAWN if DRAWN.least(subject, cotangents) <= subject.memory else SKETCH
     return None if formed(Tangents(subject, cotangents), reason) else FREE
 
 
