@@ -19,6 +19,7 @@ from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import (
     OF_PROBE,
     WHOLE_ONLY,
+    WITHIN,
     Beyond,
     Gathering,
     Missing,
@@ -198,7 +199,8 @@ class Evaluation:
             except NoError as why:
                 remark = joined([remark, Remark(text=why.remark.text)])
             else:
-                error = math.hypot(*errors.values()) if errors else math.nan
+                parts = [part for kind, part in errors.items() if kind != WITHIN]
+                error = math.hypot(*parts) if parts else math.nan
                 remark = joined([remark, *_of_sketch(errors)])
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 

@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
 STANDS_OUT = 0.5  # d / u of a largest eigenvalue that is reported
-CROWD, NEAR = 8, 0.75  # and so many others at most are larger than this share of it: a read-out has as many as classes
+CROWD = 3  # and so many other eigenvalues of M at most are larger than it: of one that is there often there are more
 CLOSE, ROUGH = 1e-5, 1e-3  # residuals of an eigenvector, relative to its eigenvalue: of values, and for standard errors
 NOT_OUT = ("the largest eigenvalue of the kernel of all outputs does not stand out of the others in a sketch of them: pick at "
            "most 64 outputs with output=, e.g. lambda out: out[:, -1, :64]")
+READ_OUT = ("a read-out's kernel has its largest eigenvalue once for every class, and no sketch of so many outputs shows it: pick at "
+            "most 64 with output=, e.g. lambda out: out[:, -1, :64]")
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Bracket(NamedTuple):
     whole: float  # the largest eigenvalue of M
     vector: Float[Tensor, " r"]
     directions: float  # how many others it is mixed with
-    crowd: int  # how many others are nearly as large
+    others: Float[Tensor, " k"]  # eigenvalues of M that are not much smaller
 
     @property
     def value(self) -> float:
@@ -127,7 +129,8 @@ class Bracket(NamedTuple):
 
     @property
     def stands_out(self) -> bool:
-        return _mean(self.below) >= STANDS_OUT * _mean(self.above) and self.crowd <= CROWD
+        larger = self.others > self.whole * self.value / _mean(self.above) if self.whole else self.others > 0
+        return _mean(self.below) >= STANDS_OUT * _mean(self.above) and int(larger.sum()) <= CROWD
 
     @property
     def turn(self) -> float:
@@ -149,6 +152,7 @@ class Small:
     sums: Sums
     draws: Tensor  # the group of each, "m"
     examples: Tensor  # "n"
+    lacking: str = ""  # why it has no largest eigenvalue, where that is known before
 
     @property
     def m(self) -> int:
@@ -217,8 +221,9 @@ class Small:
 
     def _known(self, size: float, keep: Float[Tensor, " n"], largest: Callable[[Bracket], float]) -> CentredKernel:
         """``largest``: made of the bracket when somebody asks, if it encloses a number."""
-        return CentredKernel(size, self.labelled(keep),
-                             lambda: largest(self.bracket) if self.bracket.stands_out else math.nan, NOT_OUT)
+        def known() -> float:
+            return largest(self.bracket) if not self.lacking and self.bracket.stands_out else math.nan
+        return CentredKernel(size, self.labelled(keep), known, self.lacking or NOT_OUT)
 
     @cached_property
     def value(self) -> CentredKernel:
@@ -247,11 +252,11 @@ def top(M: Float[Tensor, "r r"], keep: Float[Tensor, " r"], start: Float[Tensor,
     return linalg.lanczos(lambda q: (M @ q) * keep, start * keep, tolerance)
 
 
-def mixed(M: Float[Tensor, "r r"], found: linalg.Lanczos) -> tuple[float, int]:
-    """Of the other eigenvalues (sum q)^2 / sum q^2 with q = l / (l_1 - l): those above half of the largest as Lanczos has them, the
-    rest by their sum and sum of squares; and how many are nearly as large."""
+def mixed(M: Float[Tensor, "r r"], found: linalg.Lanczos) -> tuple[float, Float[Tensor, " k"]]:
+    """Of the other eigenvalues (sum q)^2 / sum q^2 with q = l / (l_1 - l): those above half of the largest as Lanczos has them,
+    the rest by their sum and sum of squares; and these that Lanczos has."""
     if not found.value:
-        return 1.0, 0
+        return 1.0, M.new_zeros(0)
     vectors = found.basis @ found.turns
     values = (vectors * (M @ vectors)).sum(0)[:-1]
     large = values[values > found.value / 2].clamp(max=found.value * (1 - 1e-3))
@@ -260,7 +265,7 @@ def mixed(M: Float[Tensor, "r r"], found: linalg.Lanczos) -> tuple[float, int]:
     second = (M.square().sum() - found.value ** 2 - large.square().sum()).clamp(min=0) / found.value ** 2
     squares = q.square().sum() + second
     directions = ((q.sum() + first + second).square() / squares).item() if squares > 0 else 1.0
-    return max(1.0, directions), int((values > NEAR * found.value).sum())
+    return max(1.0, directions), values
 
 
 def _root(square: Tensor) -> float:
@@ -320,7 +325,11 @@ class _Drawn(Simple):
         s = sums(t, t.cotangents)
         draws, examples = (torch.arange(count, device=home) % self.groups[kind]
                            for count, kind in ((t.cotangents.draws, "draws"), (t.n, "examples")))
-        return {name: Small(K, s, draws, examples) for name, K in self._kernels()}
+        return {name: Small(K, s, draws, examples, self._lacking(name)) for name, K in self._kernels()}
+
+    def _lacking(self, name: str) -> str:
+        maps = {k for u in self.t.by_module.get(name, []) for k in u.maps}
+        return READ_OUT if maps & set(self.t.subject.survey.readouts) else ""
 
     def _kernels(self) -> Iterator[tuple[str, Tensor]]:
         subject = self.t.subject
