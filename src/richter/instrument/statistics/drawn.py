@@ -49,8 +49,8 @@ CROWD = 3  # and so many other eigenvalues of M at most are larger than it: of o
 CLOSE, ROUGH = 1e-5, 1e-3  # residuals of an eigenvector, relative to its eigenvalue: of values, and for standard errors
 NOT_OUT = ("the largest eigenvalue of the kernel of all outputs does not stand out of the others in a sketch of them: pick at "
            "most 64 outputs with output=, e.g. lambda out: out[:, -1, :64]")
-READ_OUT = ("a read-out's kernel has its largest eigenvalue once for every class, and no sketch of so many outputs shows it: pick at "
-            "most 64 with output=, e.g. lambda out: out[:, -1, :64]")
+READ_OUT = ("a read-out's kernel has its largest eigenvalue once for every class, and no sketch of so many outputs shows it: "
+            "pick at most 64 with output=, e.g. lambda out: out[:, -1, :64]")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Combined(Cotangents):
 class Sums(NamedTuple):
     """Of each example: how many outputs count, the sums of its combinations over them, its labels' sum and sum of squares."""
 
-    count: Float[Tensor, " n"]
+    number: Float[Tensor, " n"]
     signs: Float[Tensor, "m n"]
     labels: Float[Tensor, " n"] | None
     squares: Float[Tensor, " n"] | None
@@ -101,8 +101,8 @@ def sums(t: Tangents, cotangents: Combined) -> Sums:
         S = cotangents.signs_of.signs([int(i)], k, range(cotangents.draws))[:, 0].double() / cotangents.draws ** 0.5
         Y = None if subject.Y is None else subject.Y[i[None]].cpu().double() * keep
         parts.append((keep.sum(1), S @ keep.T, *(() if Y is None else (Y.sum(1), Y.square().sum(1)))))
-    count, signs, *labels = (torch.cat(p, -1).to(subject.home) for p in zip(*parts, strict=True))
-    return Sums(count, signs, *(labels or (None, None)))
+    number, signs, *labels = (torch.cat(p, -1).to(subject.home) for p in zip(*parts, strict=True))
+    return Sums(number, signs, *(labels or (None, None)))
 
 
 # ------------------------------------------------------------------------------------------------- what small matrices say
@@ -161,7 +161,7 @@ class Small:
     def centred(self, keep: Float[Tensor, " n"]) -> Float[Tensor, "r r"]:
         """S^T C K C S with C = I - 11^T/N over the outputs that count of the examples that are kept; rows of others are there."""
         m = self.m
-        a = self.sums.signs / (self.sums.count @ keep)
+        a = self.sums.signs / (self.sums.number @ keep)
         b = self.K[:m, :, m] @ keep - a * (keep @ self.K[m, :, m] @ keep / 2)
         a, b = a.flatten(), b.flatten()
         return torch.addmm(self.K[:m, :, :m].reshape(len(a), -1), torch.stack([a, b], 1), torch.stack([b, a]), alpha=-1)
@@ -170,14 +170,14 @@ class Small:
         """y~^T K y~ and |y~|^2 of labels minus their mean: exact."""
         if self.sums.labels is None or self.sums.squares is None:
             return None
-        m, N = self.m, self.sums.count @ keep
+        m, N = self.m, self.sums.number @ keep
         mean = self.sums.labels @ keep / N
         yy, y1, one = (keep @ self.K[i, :, j] @ keep for i, j in ((m + 1, m + 1), (m + 1, m), (m, m)))
         return (yy - 2 * mean * y1 + mean.square() * one).item(), (self.sums.squares @ keep - N * mean.square()).item()
 
     @cached_property
     def everything(self) -> Float[Tensor, " n"]:
-        return torch.ones_like(self.sums.count)
+        return torch.ones_like(self.sums.number)
 
     @cached_property
     def M(self) -> Float[Tensor, "r r"]:
@@ -294,9 +294,9 @@ class Drawn(Statistic):
         return Tangents(subject, Combined(cotangents, draws, subject.Y is not None))
 
     def least(self, subject: Subject, cotangents: Cotangents) -> int:
-        """Bytes that it takes: all modules' small matrices, and one that is being made."""
+        """Bytes that it takes: all modules' small matrices, as they are and centred, and one that is being made."""
         t = self.seen(subject, cotangents)
-        return t.bytes() + t.least() + 8 * len(t.by_module) * (t.n * t.v) ** 2
+        return t.bytes() + t.least() + 16 * (len(t.by_module) + 1) * (t.n * t.v) ** 2
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = self.seen(subject, cotangents)
