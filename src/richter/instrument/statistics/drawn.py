@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 STANDS_OUT = 0.5  # d / u of a largest eigenvalue that is reported
 CROWD = 3  # and so many other eigenvalues of M at most are larger than it: of one that is there often there are more
 CLOSE, ROUGH = 1e-5, 1e-3  # residuals of an eigenvector, relative to its eigenvalue: of values, and for standard errors
+ROOM = 1.2  # making kernels has been seen to take 1.13 times what is foreseen, of a vocabulary's matrix
 NOT_OUT = ("the largest eigenvalue of the kernel of all outputs does not stand out of the others in a sketch of them: pick at "
            "most 64 outputs with output=, e.g. lambda out: out[:, -1, :64]")
 READ_OUT = ("a read-out's kernel has its largest eigenvalue once for every class, and no sketch of so many outputs shows it: "
@@ -235,10 +236,11 @@ class Small:
     def without_examples(self, g: int) -> CentredKernel:
         """The largest eigenvalue changes as that of M does."""
         keep = (self.examples != g).to(self.M)
-        M = self.centred(keep)
-        rows = keep.repeat(self.m)
-        return self._known(self.norm(M, keep), keep,
-                           lambda b: b.value * top(M, rows, b.vector, ROUGH).value / b.whole if b.whole else 0.0)
+
+        def largest(b: Bracket) -> float:
+            found = top(self.centred(keep), keep.repeat(self.m), b.vector, ROUGH)  # made again: eight would be held
+            return b.value * found.value / b.whole if b.whole else 0.0
+        return self._known(self.norm(self.centred(keep), keep), keep, largest)
 
     def turned(self, up: int) -> CentredKernel:
         """With the standard error of its vector added or subtracted: what a jackknife of these two gives is that error."""
@@ -281,6 +283,19 @@ def draws_of(cotangents: Cotangents, n: int) -> int:
     return max(4, min(v // 2, max(v // 8, 8 * v // n)))
 
 
+class Seen(Tangents):
+    """Kernels of which all modules' are held."""
+
+    @property
+    def held(self) -> int:
+        """Of small matrices, as they are and centred."""
+        return 16 * (len(self.by_module) + 1) * (self.n * self.v) ** 2
+
+    @property
+    def memory(self) -> int:
+        return max(0, super().memory - self.held)
+
+
 @dataclass(frozen=True)
 class Drawn(Statistic):
     """A CentredKernel from random combinations of each example's outputs, with groups of examples and of draws to leave out."""
@@ -289,14 +304,14 @@ class Drawn(Statistic):
     use: Use = "kernel"
     place: Place = "module"
 
-    def seen(self, subject: Subject, cotangents: Cotangents) -> Tangents:
+    def seen(self, subject: Subject, cotangents: Cotangents) -> Seen:
         draws = draws_of(cotangents, len(subject.kernel_rows))
-        return Tangents(subject, Combined(cotangents, draws, subject.Y is not None))
+        return Seen(subject, Combined(cotangents, draws, subject.Y is not None))
 
     def least(self, subject: Subject, cotangents: Cotangents) -> int:
-        """Bytes that it takes: all modules' small matrices, as they are and centred, and one that is being made."""
+        """Bytes that it takes: all modules' small matrices, one that is being made, and looking at captures."""
         t = self.seen(subject, cotangents)
-        return t.bytes() + t.least() + 16 * (len(t.by_module) + 1) * (t.n * t.v) ** 2
+        return int(ROOM * (t.bytes() + t.least() + t.held + t.audited))
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = self.seen(subject, cotangents)
