@@ -1,8 +1,7 @@
 """Tangent kernels that are too large to be formed: estimates of what is asked of them, with a standard error.
 
-* many outputs: random combinations of each example's outputs (DRAWN, in drawn.py); where their kernels have no room, y~^T K y~ is
-  one backward pass for all layers at once, and |C K C|_F^2 is the mean of (z^T K z')^2 over independent random vectors z != z'
-  of all examples and outputs, which is unbiased (SKETCH);
+* many outputs: combinations of each example's (drawn.py); where these have no room, y~^T K y~ is one backward pass of all layers
+  and |C K C|_F^2 the mean of (z^T K z')^2 over independent random vectors z != z' of all outputs, which is unbiased (SKETCH);
 * many examples: products of C K C with a few vectors, without K: the norm by Hutch++, the largest eigenvalue on the same
   subspace (FREE);
 * each output's own kernels, of all outputs or of a few that are drawn (DIAGONAL).
@@ -144,14 +143,12 @@ def _compresses(t: Tangents) -> bool:
 
 
 def _no_top(t: Tangents) -> str:
-    need = show_bytes(DRAWN.least(t.subject, t.cotangents) + t.subject.fixed)
-    return (f"needs the largest eigenvalue of the kernel of all outputs, which is drawn from memory='{need}' on: give that, or "
-            f"pick at most 64 outputs with output=, e.g. lambda out: out[:, -1, :64]")
+    return (f"needs the largest eigenvalue of the kernel of all outputs, which is drawn from memory='"
+            f"{show_bytes(DRAWN.least(t.subject, t.cotangents) + t.subject.fixed)}' on: give that, or pick at most 64 outputs")
 
 
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
-    vectors, every, lacking = Vectors(t), Grams(), _no_top(t)
-    compresses = _compresses(t)
+    vectors, every, lacking, compresses = Vectors(t), Grams(), _no_top(t), _compresses(t)
     for units in [t.units] if compresses else parameter_groups(t, vectors.q + 1):
         kind = Compressed if compresses else Whole
         gradients = kind(t, units, len(vectors), vectors.labelled)
@@ -176,8 +173,7 @@ def _of_products(T: Float[Tensor, "r q q"], labelled: tuple[float, float] | None
 
     def value(P: Tensor) -> CentredKernel:
         return CentredKernel(max(_off_diagonal(P), 0.0) ** 0.5 if len(P) > 1 else math.nan, labelled, math.nan, lacking)
-    sketches = torch.arange(len(T))
-    fewer = [value(squared(T, sketches != r)) for r in range(len(T))] if len(T) > 1 else []
+    fewer = [value(squared(T, torch.arange(len(T)) != r)) for r in range(len(T))] if len(T) > 1 else []
     leaving = [value(squares[group != g][:, group != g]) for g in range(int(group.max()) + 1)]
     return Estimate(value(squares), leaving, {"sketches": fewer})
 

@@ -32,7 +32,8 @@ from richter.instrument.statistics.frame import (
     Wants,
     finite,
 )
-from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, MomentGathering, Sketched, shares, total
+from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, MomentGathering, Sketched, total
+from richter.instrument.statistics.moved import formed_with_each_moved, with_each_moved
 from richter.instrument.stream import steps
 
 if TYPE_CHECKING:
@@ -325,32 +326,6 @@ def formed_without_each(factor: Seen, parts: Sequence[tuple[Tensor, Tensor, int]
     number, left = sum(n for _, _, n in parts), 1 - torch.eye(len(parts), dtype=squares.dtype)
     return [((keep @ inner).item() / (number - n), norm * max((keep @ squares @ keep).item(), 0.0) ** 0.5 / (number - n))
             for keep, (_, _, n) in zip(left, parts, strict=True)]
-
-
-def formed_with_each_moved(factor: Seen, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
-    """<F, G> and |F| |G| with a share of half the difference of both halves added in one group."""
-    F = factor.formed(None).flatten()
-    A, B = (factor.formed(total([part[half] for part in parts]).to(F)).flatten() for half in (0, 1))  # type: ignore[misc]
-    steps = torch.stack([factor.formed((a - b).to(F) / 2).flatten() for a, b, _ in parts])
-    return _moved(parts, F.norm().item(), ((A + B) @ F / 2).item(), (A @ B).item(), steps @ F, steps @ (A + B))
-
-
-def with_each_moved(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
-    """The same on the side of the outputs."""
-    M, M2 = factor.M, factor.M2.flatten()
-    A, B = (total([part[half] for part in parts]).to(M) for half in (0, 1))  # type: ignore[misc]
-    MM = (M @ (A + B) @ M).flatten()
-    square = ((M @ A @ M).flatten() @ B.flatten()).item()
-    steps = torch.stack([(a - b).to(M).flatten() / 2 for a, b, _ in parts])
-    return _moved(parts, factor.square ** 0.5, ((A + B).flatten() @ M2 / 2).item(), square, steps @ M2, steps @ MM)
-
-
-def _moved(parts: Sequence[tuple[Tensor, Tensor, int]], norm: float, inner: float, square: float, along: Tensor,
-           across: Tensor) -> list[tuple[float, float]]:
-    """From sums over all groups and what each step adds to them, in first order: there and back, the second cancels."""
-    number = sum(n for _, _, n in parts)
-    return [((inner + share * along[g].item()) / number,
-             norm * max(square + share * across[g].item(), 0.0) ** 0.5 / number) for g, share in shares(len(parts))]
 
 
 SINGLE = 128  # rows up to which double precision costs nothing
