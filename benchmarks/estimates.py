@@ -1,6 +1,6 @@
 """How far estimates are from what they estimate, and what they save: nfc from random outputs on a small GPT, tangent_cka from
-compressed gradients on the same, at initialisation and trained, and without the kernel on an MLP with 4,000 and a CNN with 1,000
-examples. Exact kernels are summed up block by block."""
+compressed gradients on the same, at initialisation and trained; every sketched measure beside the same of all gradients; and
+tangent_cka without the kernel on an MLP with 4,000 and a CNN with 1,000 examples. Exact kernels are summed up block by block."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import richter
+import richter.linalg
+from richter.core import Mark
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.models import GPT, mlp
 from richter.tasks import digits
@@ -57,13 +59,86 @@ def sketches(seeds: int) -> None:
           f"two in {two.min():.0%} to {two.max():.0%}")
 
 
+SKETCHED = ("nfc", "cnfc", "c_uc_ratio", "tangent_cka", "tangent_alignment", "tangent_stable_rank", "tangent_correlation")
+
+
+def exact_tangents(model: nn.Module, x: Tensor, Y: Tensor) -> dict[tuple[str, str], float]:
+    """Tangent measures of every module and of the whole model from all gradients: one backward pass for each output."""
+    n, k = Y.shape
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    parts: dict[str, list[Tensor]] = {name: [] for name in weights}
+    for i in range(n):
+        _, pull = torch.func.vjp(lambda w, i=i: torch.func.functional_call(model, w, (x[i:i + 1],)).reshape(-1), weights)
+        for name, J in torch.func.vmap(lambda e, pull=pull: pull(e)[0], chunk_size=k)(torch.eye(k)).items():
+            parts[name].append(J.reshape(k, -1))
+    y, known = (Y - Y.mean()).reshape(-1).double(), {}
+    whole, single = torch.zeros(n * k, n * k), torch.zeros(k, n, n)
+    for module in dict.fromkeys(name.rpartition(".")[0] for name in weights):
+        J = torch.cat([torch.cat(parts.pop(name)) for name in list(parts) if name.rpartition(".")[0] == module], 1)
+        rows = J.view(n, k, -1).transpose(0, 1)
+        own = rows @ rows.mT
+        whole, single = torch.addmm(whole, J, J.T), single + own
+        C = (J - J.mean(0)).double()
+        known |= _measures(module, torch.linalg.eigvalsh(C.T @ C), (C.T @ y).square().sum().item(), y, own, Y)
+    rows = whole.mean(0)
+    centred = whole.sub_(rows).sub_(rows[:, None]).add_(rows.mean())
+    top = richter.linalg.leading(centred, most=1).value
+    rest = (centred.square().sum(dtype=torch.float64) - top ** 2).clamp(min=0).sqrt()
+    return known | _measures("*", torch.stack([rest, torch.tensor(top).double()]), (y @ (centred @ y.float()).double()).item(), y,
+                             single, Y)
+
+
+def _measures(layer: str, spectrum: Tensor, quadratic: float, y: Tensor, own: Tensor, Y: Tensor) -> dict[tuple[str, str], float]:
+    """``spectrum``: numbers with the same sum of squares and the same largest as the eigenvalues."""
+    norm, top, energy = spectrum.norm().item(), spectrum[-1].item(), (y @ y).item()
+    labels, K = Y.T.double(), own.double()
+    there = labels.square().sum(1) > 0
+    aligned = torch.einsum("cn,cnm,cm->c", labels, K, labels) / (K.flatten(1).norm(dim=1) * labels.square().sum(1))
+    return {("tangent_cka", layer): quadratic / norm / energy, ("tangent_stable_rank", layer): (norm / top) ** 2,
+            ("tangent_correlation", layer): quadratic / top / energy, ("tangent_alignment", layer): aligned[there].mean().item()}
+
+
+def coverages(seeds: range, steps: int) -> list[bool]:
+    """How often the exact value lies within one standard error of the sketch alone, by measure and layer."""
+    context, vocabulary = 8, 65
+    ids = text(16, context, vocabulary)
+    x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    model = GPT(vocabulary, context, d=24, depth=2)
+    start = {k: p.clone() for k, p in model.state_dict().items()}
+    model = trained(model, x, y, steps)
+    probe = richter.Probe(x, y)
+    names = [m for m in SKETCHED if steps or m not in ("cnfc", "c_uc_ratio")]  # before a step nothing has moved
+    exact = exact_tangents(model, x, F.one_hot(y, vocabulary).float().flatten(1))
+    every = richter.measure(model, probe, names[:1 if not steps else 3], initial=start, cotangents=lambda f, t: every_output(f))
+    exact |= {(r.measure, r.layer): r.value for r in every.rows if r.mark is not Mark.TRIVIAL}
+    within: dict[tuple[str, str], list[bool]] = {}
+    silent: Counter[tuple[str, str]] = Counter()
+    for seed in seeds:
+        for r in richter.measure(model, probe, names, initial=start, cotangents=random_outputs(64, seed)).rows:
+            place = (r.measure, r.layer)
+            if place in exact and math.isfinite(r.value):
+                stated = float(r.note.rpartition("sketch error ")[2])
+                within.setdefault(place, []).append(abs(r.value - exact[place]) <= stated)
+            elif place in exact:
+                silent[place] += 1
+    for name in names:
+        shares = {layer: sum(w) / len(w) for (m, layer), w in within.items() if m == name}
+        hits = [hit for (m, _), w in within.items() if m == name for hit in w]
+        unsaid = {layer: count for (m, layer), count in silent.items() if m == name}
+        print(f"GPT after {steps} steps, {name}: one standard error of the sketch covers the exact value in "
+              f"{sum(hits) / len(hits):.0%} of {len(shares)} layers and {len(seeds)} seeds, by layer "
+              f"{', '.join(f'{layer} {share:.0%}' for layer, share in shares.items())}"
+              + (f"; without a number: {unsaid}" if unsaid else ""), flush=True)
+    return [hit for w in within.values() for hit in w]
+
+
 def compressions(seeds: range, steps: int) -> None:
     """tangent_cka from gradients that are compressed, beside the same vectors' gradients as they are: how often the exact value
     lies within one standard error of the compression alone."""
     from unittest import mock
 
     from richter.instrument.evaluate import jackknife
-    from richter.instrument.statistics import compressed, estimates
+    from richter.instrument.statistics import compressed, drawn, estimates
     from richter.instrument.statistics.grams import Tangents
     ids = text(16, 16, 65)
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -79,7 +154,8 @@ def compressions(seeds: range, steps: int) -> None:
                 found.update(make(t))  # type: ignore[operator]
                 return iter(found.items())
             small = {1024: compressed.SIZES[1024]}  # so that the layers of a small network are compressed too
-            with mock.patch.multiple(estimates, _compresses=lambda t, c=compresses: c, _sketch=kept), \
+            with mock.patch.object(drawn.Drawn, "least", return_value=2 ** 62), \
+                    mock.patch.multiple(estimates, _compresses=lambda t, c=compresses: c, _sketch=kept), \
                     mock.patch.object(compressed, "SIZES", small):
                 richter.measure(model, probe, ["tangent_cka"], cotangents=random_outputs(64, seed))
             known.append(found)
@@ -151,12 +227,15 @@ def cnn() -> nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--first", type=int, default=1000, help="the first seed of a compression; its size was chosen on 0 to 49")
-    parser.add_argument("--only", choices=["gpt", "compressed", "mlp", "cnn"])
+    parser.add_argument("--first", type=int, default=1000, help="the first seed: what was chosen was on 0 to 139")
+    parser.add_argument("--only", choices=["gpt", "coverage", "compressed", "mlp", "cnn"])
     asked = parser.parse_args()
     torch.manual_seed(0)
     if asked.only in (None, "gpt"):
         sketches(asked.seeds)
+    if asked.only in (None, "coverage"):
+        hits = [hit for steps in (0, 100) for hit in coverages(range(asked.first, asked.first + asked.seeds), steps)]
+        print(f"all of these: {sum(hits) / len(hits):.1%}")
     if asked.only in (None, "compressed"):
         for steps in (0, 100):
             compressions(range(asked.first, asked.first + asked.seeds), steps)

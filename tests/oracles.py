@@ -857,6 +857,43 @@ def tangent_stable_rank(K: Tensor) -> float:
     return _ratio((eigenvalues**2).sum(), eigenvalues.max() ** 2)
 
 
+def drawn_matrix(K: Tensor, S: Tensor) -> Tensor:
+    """S^T C K C S "m n m n" of K[n,k,n,k], with S[m,n,k]: for each example its own combinations, as columns of one matrix."""
+    m, n, k = S.shape
+    columns = torch.zeros(n, k, m, n, dtype=K.dtype)
+    for i in range(n):
+        columns[i, :, :, i] = S[:, i].T
+    columns = columns.reshape(n * k, m * n)
+    return (columns.T @ _globally_centred(K) @ columns).reshape(m, n, m, n)
+
+
+def drawn_norm(M: Tensor) -> float:
+    """Its square: the mean over pairs of draws of squared products, for an example with itself over pairs of different ones."""
+    m, n = M.shape[:2]
+    total = 0.0
+    for i in range(n):
+        for j in range(n):
+            pairs = [m * m * M[a, i, b, j].item() ** 2 for a in range(m) for b in range(m) if i != j or a != b]
+            total += sum(pairs) / len(pairs)
+    return math.sqrt(total)
+
+
+def drawn_bracket(M: Tensor, group: Tensor) -> tuple[list[float], list[float]]:
+    """With each group of draws left out the largest eigenvalue, and the mean square, over the draws of that group, of what they
+    see of its vector: as if the draws that are left were all."""
+    m, n = M.shape[:2]
+    above, below = [], []
+    for g in range(int(group.max()) + 1):
+        rest, mine = (group != g).nonzero().flatten(), (group == g).nonzero().flatten()
+        part = (M[rest][:, :, rest] * m / len(rest)).reshape(len(rest) * n, -1)
+        values, vectors = torch.linalg.eigh(part)
+        w = vectors[:, -1] / values[-1].sqrt()  # J^T S w is a unit vector
+        seen = [(m ** 0.5 * (m / len(rest)) ** 0.5 * M[a][:, rest].reshape(n, -1) @ w).square().sum().item() for a in mine]
+        above.append(values[-1].item())
+        below.append(sum(seen) / len(seen))
+    return above, below
+
+
 def tangent_correlation(K: Tensor, Y: Tensor) -> float:
     """sum_i (lambda_i / lambda_1) <u_i, y~ / |y~|>^2 over the eigenpairs of C K C."""
     Kc, y = _globally_centred(K), centring(Y.numel()) @ Y.flatten()

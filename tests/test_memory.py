@@ -88,6 +88,19 @@ def test_a_bound_is_kept(monkeypatch: pytest.MonkeyPatch, measures: list[str] | 
 
 
 @pytest.mark.usefixtures("nothing_is_small")
+def test_a_bound_is_kept_where_kernels_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, probe, _ = language_model(monkeypatch)
+    measures = ["tangent_cka", "tangent_stable_rank"]
+    little = richter.measure(model, probe, measures, memory=smallest(model, probe, measures))
+    said = re.search(r"is drawn from memory='([^']*)' on", little.note("tangent_stable_rank"))
+    assert said is not None
+    bound = parse_bytes(said[1])
+    assert "random combinations" in richter.measure(model, probe, measures, memory=bound).note("tangent_cka")
+    taken = peak(lambda: richter.measure(model, probe, measures, memory=bound))
+    assert taken <= KEPT * bound, (taken, bound)
+
+
+@pytest.mark.usefixtures("nothing_is_small")
 def test_the_smallest_that_is_said_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     model, probe, initial = language_model(monkeypatch)
     least = smallest(model, probe, None, initial=initial)

@@ -35,6 +35,7 @@ class Cotangents(Protocol):
     exact: bool = True  # are sums over outputs what they say, or estimates?
     whole: bool = False  # are they all outputs, each by itself?
     looks: bool = True  # do they look at the labels? Those of a vocabulary are not made for nothing
+    seed: int = 0  # of what is drawn in the place of all outputs
 
     def label(self, outputs: int) -> str:
         """What is to be said of them beside a number; empty for what everybody expects."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,9 @@ from torch import Tensor
 from richter.core import WHOLE, Mark, Remark, RichterError, Row
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import (
+    OF_PROBE,
     WHOLE_ONLY,
+    WITHIN,
     Beyond,
     Gathering,
     Missing,
@@ -193,9 +195,13 @@ class Evaluation:
         error = math.nan
         if self.subject.errors and math.isfinite(value):
             try:
-                error = _error(m, known)
+                errors = _errors(m, known)
             except NoError as why:
                 remark = joined([remark, Remark(text=why.remark.text)])
+            else:
+                parts = [part for kind, part in errors.items() if kind != WITHIN]
+                error = math.hypot(*parts) if parts else math.nan
+                remark = joined([remark, *_of_sketch(errors)])
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 
     def _computed(self, m: Measure, place: str, arguments: Sequence[Any]) -> tuple[float, Remark]:
@@ -236,9 +242,9 @@ def _symmetric(M: Tensor) -> Tensor:
     return (M + M.T) / 2 if M.shape[0] == M.shape[-1] and (M - M.T).norm() <= 1e-5 * M.norm() else M
 
 
-def _error(m: Measure, known: Sequence[Known]) -> float:
+def _errors(m: Measure, known: Sequence[Known]) -> dict[str, float]:
     """The jackknife over each kind of group that can be left out; their variances add. Raises NoError."""
-    variance = math.nan
+    errors: dict[str, float] = {}
     for kind, groups in {kind: n for k in known for kind, n in k.groups.items()}.items():
         try:
             varied = [k.leaving(kind, groups) for k in known]
@@ -247,13 +253,18 @@ def _error(m: Measure, known: Sequence[Known]) -> float:
         except NoError:
             raise
         except (Missing, ArithmeticError, TypeError, ValueError):  # e.g. only examples of one group reach this layer
-            return math.nan
+            return {kind: math.nan}
         if any(map(math.isnan, values)):
             why = m.remark(*cases[[*map(math.isnan, values)].index(True)]).text if m.remark else ""
             raise NoError(f"no standard error: without one of {len(values)} groups of {kind} it is 0/0{why and f' ({why})'}")
-        spread = jackknife(values) ** 2
-        variance = spread if math.isnan(variance) else variance + spread
-    return math.sqrt(variance)
+        errors[kind] = jackknife(values)
+    return errors
+
+
+def _of_sketch(errors: Mapping[str, float]) -> list[Remark]:
+    """The sketch's own share of an error, where it is known beside that of the examples."""
+    own = [error for kind, error in errors.items() if kind not in OF_PROBE]
+    return [Remark(text=f"sketch error {math.hypot(*own):.2g}")] if own else []
 
 
 def jackknife(values: Sequence[float]) -> float:

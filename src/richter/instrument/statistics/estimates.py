@@ -1,7 +1,7 @@
 """Tangent kernels that are too large to be formed: estimates of what is asked of them, with a standard error.
 
-* many outputs: y~^T K y~ is one backward pass for all layers at once, and |C K C|_F^2 is the mean of (z^T K z')^2 over
-  independent random vectors z != z' of all examples and outputs, which is unbiased (SKETCH);
+* many outputs: combinations of each example's (drawn.py); where these have no room, y~^T K y~ is one backward pass of all layers
+  and |C K C|_F^2 the mean of (z^T K z')^2 over independent random vectors z != z' of all outputs, which is unbiased (SKETCH);
 * many examples: products of C K C with a few vectors, without K: the norm by Hutch++, the largest eigenvalue on the same
   subspace (FREE);
 * each output's own kernels, of all outputs or of a few that are drawn (DIAGONAL).
@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter import linalg
-from richter.core import WHOLE, Mark, Remark
+from richter.core import WHOLE, Mark, Remark, show_bytes
 from richter.instrument.captures import check_finite, timed
 from richter.instrument.cotangents import Cotangents, SomeOutputs
 from richter.instrument.statistics import stored
@@ -36,6 +36,7 @@ from richter.instrument.statistics.compressed import (
     squared,
     summed,
 )
+from richter.instrument.statistics.drawn import DRAWN
 from richter.instrument.statistics.frame import (
     GROUPS,
     NO_LABELS,
@@ -73,8 +74,6 @@ TURNS = 2  # over the probe in which the gradients of all vectors are had, some 
 SAMPLED = 8  # outputs whose own kernels are looked at when there are too many
 SKETCHED, CORRECTING = 32, 16  # vectors that span most of a kernel, and that sample what is left of it
 UNRESOLVED = 0.03  # a largest eigenvalue is not reported when its vector is further than this from being one
-NO_TOP = ("needs the largest eigenvalue of the kernel of all outputs, which no sketch of so many gives: pick at most 64 outputs "
-          "with output=, e.g. lambda out: out[:, -1, :64]")
 UNRESOLVED_TOP = ("the largest eigenvalue of so large a kernel was not resolved: fewer examples (Probe(kernel=...)) give it "
                   "exactly")
 
@@ -143,9 +142,13 @@ def _compresses(t: Tangents) -> bool:
     return _vectors_bytes(t, vectors) > t.subject.memory // 3 or sum(1 for _ in parameter_groups(t, vectors)) > TURNS
 
 
+def _no_top(t: Tangents) -> str:
+    return (f"needs the largest eigenvalue of the kernel of all outputs, which is drawn from memory='"
+            f"{show_bytes(DRAWN.least(t.subject, t.cotangents) + t.subject.fixed)}' on: give that, or pick at most 64 outputs")
+
+
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
-    vectors, every = Vectors(t), Grams()
-    compresses = _compresses(t)
+    vectors, every, lacking, compresses = Vectors(t), Grams(), _no_top(t), _compresses(t)
     for units in [t.units] if compresses else parameter_groups(t, vectors.q + 1):
         kind = Compressed if compresses else Whole
         gradients = kind(t, units, len(vectors), vectors.labelled)
@@ -159,19 +162,18 @@ def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
             every.squares[WHOLE] = summed(every.squares)
     energy = vectors.energy if vectors.labelled else math.nan
     for name, T in every.products.items():
-        yield name, _of_products(T, (every.squares[name], energy) if vectors.labelled else None)
+        yield name, _of_products(T, (every.squares[name], energy) if vectors.labelled else None, lacking)
 
 
-def _of_products(T: Float[Tensor, "r q q"], labelled: tuple[float, float] | None) -> Estimate:
+def _of_products(T: Float[Tensor, "r q q"], labelled: tuple[float, float] | None, lacking: str) -> Estimate:
     """From inner products of the gradients of random vectors: of all, without some of the vectors, without a sketch."""
     q = T.shape[1]
     group = torch.arange(q) % min(GROUPS, q)
     squares = squared(T)
 
     def value(P: Tensor) -> CentredKernel:
-        return CentredKernel(max(_off_diagonal(P), 0.0) ** 0.5 if len(P) > 1 else math.nan, labelled, math.nan, NO_TOP)
-    sketches = torch.arange(len(T))
-    fewer = [value(squared(T, sketches != r)) for r in range(len(T))] if len(T) > 1 else []
+        return CentredKernel(max(_off_diagonal(P), 0.0) ** 0.5 if len(P) > 1 else math.nan, labelled, math.nan, lacking)
+    fewer = [value(squared(T, torch.arange(len(T)) != r)) for r in range(len(T))] if len(T) > 1 else []
     leaving = [value(squares[group != g][:, group != g]) for g in range(int(group.max()) + 1)]
     return Estimate(value(squares), leaving, {"sketches": fewer})
 
@@ -313,7 +315,7 @@ class Diagonal(Statistic):
         picked, labelled = torch.arange(k), k
         if not cotangents.exact:  # without labels any output may be drawn
             known = picked if subject.Y is None else having_labels(subject.Y, t.rows).nonzero().flatten().cpu()
-            draw = torch.Generator().manual_seed(0)
+            draw = torch.Generator().manual_seed(cotangents.seed)
             picked, labelled = known[torch.randperm(len(known), generator=draw)[:SAMPLED]].sort().values, len(known)
         drawn = len(picked) < labelled
         among = f"{labelled} that have labels" if subject.Y is not None else str(labelled)
@@ -387,7 +389,7 @@ def _same_output_estimate(subject: Subject, cotangents: Cotangents, reason: str)
 
 def _centred_estimate(subject: Subject, cotangents: Cotangents, reason: str) -> Statistic | None:
     if not cotangents.exact:
-        return SKETCH
+        return DRAWN if DRAWN.least(subject, cotangents) <= subject.memory else SKETCH
     return None if formed(Tangents(subject, cotangents), reason) else FREE
 
 

@@ -17,7 +17,18 @@ from richter.core.sizes import SMALL
 from richter.instrument.captures import LayerCapture, covariance
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.bases import rank, written_bytes
-from richter.instrument.statistics.frame import APART, GROUPS, NO_INITIAL, Gathering, Group, Missing, Statistic, Wants, in_range
+from richter.instrument.statistics.frame import (
+    APART,
+    GROUPS,
+    NO_INITIAL,
+    WITHIN,
+    Gathering,
+    Group,
+    Missing,
+    Statistic,
+    Wants,
+    in_range,
+)
 
 if TYPE_CHECKING:
     from richter.instrument.statistics.passes import Reading
@@ -149,6 +160,20 @@ class Halves:
         first, second = self.even.mean(without), self.odd.mean(without)
         return None if first is None or second is None else Sketched((first + second) / 2, first, second)
 
+    def moved(self, group: int, share: float) -> Sketched | None:
+        """With a share of half the difference of both added in one group: that has the spread of the noise of their mean."""
+        known, a, b = self.mean(), self.even.sums[group], self.odd.sums[group]
+        if known is None or a is None or b is None:
+            return known
+        step = (a - b) * (share / 2 / sum(self.even.counts))
+        return Sketched(known.mean + step, known.first + step, known.second + step)
+
+
+def shares(groups: int) -> list[tuple[int, float]]:
+    """Which group is moved, and how far, there and back, so that the jackknife of all values is the random outputs' noise."""
+    step = math.sqrt(groups / (2 * groups - 1))
+    return [(g, sign * step) for g in range(groups) for sign in (1, -1)]
+
 
 @dataclass(frozen=True)
 class Moment(Statistic):
@@ -202,7 +227,8 @@ class Moment(Statistic):
         def empty(name: str) -> Sums | Halves:
             return Halves(sums_of(name), sums_of(name)) if halved else sums_of(name)
         sums = {k: empty(k) for k in subject.maps}
-        return MomentGathering(self, subject, {"examples": subject.groups}, number, sums, remark_of(subject, cotangents))
+        groups = {"examples": subject.groups, **({WITHIN: 2 * subject.groups} if self._halved(subject, cotangents) else {})}
+        return MomentGathering(self, subject, groups, number, sums, remark_of(subject, cotangents))
 
 
 @dataclass
@@ -280,7 +306,11 @@ class MomentGathering(Gathering):
         if place in self.apart:
             raise Missing("the initial network sends other positions of some examples to this layer (routing), so what is asked "
                           "of them now and then cannot be subtracted")
-        mean = self._made(place).mean(None if without is None else without[1])
+        sums = self._made(place)
+        if without is not None and without[0] == WITHIN and isinstance(sums, Halves):
+            mean: Any = sums.moved(*shares(self.groups["examples"])[without[1]])
+        else:
+            mean = sums.mean(None if without is None else without[1])
         if mean is None:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
         if without is None:

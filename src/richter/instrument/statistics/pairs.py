@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import Derived, DerivedGathering, Gathering, Remembered, finite
+from richter.instrument.statistics.frame import WITHIN, Derived, DerivedGathering, Gathering, Remembered, finite
 from richter.instrument.statistics.moments import PROJECTED_PTK_COVARIANCE, PTK_CHANGE, MomentGathering, Sketched, total
+from richter.instrument.statistics.moved import formed_with_each_moved, with_each_moved
 from richter.instrument.statistics.weights import CHANGE, INITIAL_WEIGHT, WEIGHT, Factor, FeatureMatrix, Seen, feature_matrix
 from richter.linalg import MODEST
 
@@ -49,10 +50,13 @@ class _OfPair(DerivedGathering):
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
         factor, moment = self.needs
         made = moment.gathering if isinstance(moment, Remembered) else moment
-        parts = made.parts(place) if kind == "examples" and isinstance(made, MomentGathering) else None
+        parts = made.parts(place) if kind in ("examples", WITHIN) and isinstance(made, MomentGathering) else None
         if parts is None or len(parts) < 2:
             return super().leaving(place, kind)
         of = factor.value(place)
+        if kind == WITHIN:
+            moved = formed_with_each_moved(of, parts) if isinstance(of, Seen) else with_each_moved(of, parts)
+            return [Pair(of, partial(moment.value, place, (kind, i)), sizes) for i, sizes in enumerate(moved)]
         known = formed_without_each(of, parts) if isinstance(of, Seen) else without_each_group(of, parts)
         if known is None:
             return super().leaving(place, kind)
