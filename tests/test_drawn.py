@@ -15,7 +15,7 @@ import richter
 from richter.core import WHOLE, Mark
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.evaluate import jackknife
-from richter.instrument.statistics import drawn, moments, weights
+from richter.instrument.statistics import drawn, moments, pairs, weights
 from richter.models import GPT
 
 ALL = ["tangent_cka", "tangent_stable_rank", "tangent_correlation"]
@@ -253,7 +253,7 @@ def test_sums_that_are_moved_in_one_group_are_what_their_halves_say(monkeypatch:
         first, second = (sum(part[half] for part in small) / number for half in (0, 1))
         for (g, share), (inner, size) in zip(moments.shares(len(parts)), real(factor, small), strict=True):
             step = (small[g][0] - small[g][1]) * share / 2 / number
-            moved = weights.Pair(factor, moments.Sketched((first + second) / 2 + step, first + step, second + step))
+            moved = pairs.Pair(factor, moments.Sketched((first + second) / 2 + step, first + step, second + step))
             asked.append((inner / moved.inner - 1, size / moved.size - 1))
         return known
     monkeypatch.setattr(pairs, "with_each_moved", both)
