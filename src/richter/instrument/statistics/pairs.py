@@ -28,10 +28,14 @@ class Pair:
 
     def __init__(self, factor: Factor | Seen, K: Tensor | Sketched | Callable[[], Any],
                  known: tuple[float, float] | None = None) -> None:
-        self.F, self._factor, self._K = feature_matrix(factor), factor, K
-        inner, size = known or (self.F.inner(self.G), self.F.norm * self.G.norm)
-        self.inner = finite(inner)  # <F, G>
-        self.size = finite(size)  # |F| |G|
+        self._factor, self._K = factor, K
+        if known is None:
+            known = self.F.inner(self.G), finite(self.F.norm * self.G.norm)
+        self.inner, self.size = known  # <F, G> and |F| |G|
+
+    @cached_property
+    def F(self) -> FeatureMatrix:
+        return feature_matrix(self._factor)
 
     @cached_property
     def G(self) -> FeatureMatrix:
@@ -54,13 +58,15 @@ class _OfPair(DerivedGathering):
         if parts is None or len(parts) < 2:
             return super().leaving(place, kind)
         of = factor.value(place)
+        known: Sequence[tuple[float, float]] | None
         if kind == WITHIN:
-            moved = formed_with_each_moved(of, parts) if isinstance(of, Seen) else with_each_moved(of, parts)
-            return [Pair(of, partial(moment.value, place, (kind, i)), sizes) for i, sizes in enumerate(moved)]
-        known = formed_without_each(of, parts) if isinstance(of, Seen) else without_each_group(of, parts)
+            known = formed_with_each_moved(of, parts) if isinstance(of, Seen) else with_each_moved(of, parts)
+        else:
+            known = formed_without_each(of, parts) if isinstance(of, Seen) else without_each_group(of, parts)
         if known is None:
             return super().leaving(place, kind)
-        return [Pair(of, partial(moment.value, place, (kind, g)), sizes) for g, sizes in enumerate(known)]
+        finite(sum(abs(inner) + size for inner, size in known))
+        return [Pair(of, partial(moment.value, place, (kind, i)), sizes) for i, sizes in enumerate(known)]
 
 
 def formed_without_each(factor: Seen, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
