@@ -50,6 +50,20 @@ def test_what_training_left_is_measured(kept: bool, tmp_path: Path) -> None:
         assert (run.steps, run.status) == ([0, 4], "finished")
 
 
+def test_what_was_measured_after_the_last_step_is_not_measured_again_under_an_older_one() -> None:
+    model = network()
+    watch = observer(model)
+    for step in range(3):
+        watch(step)
+        moved(model)
+    watch.now(3)
+    watch.close()
+    assert [s.step for s in watch.snapshots] == [0, 3]
+    watch(1)  # steps that begin again
+    watch.close()
+    assert [s.step for s in watch.snapshots] == [0, 3, 1]
+
+
 def test_close_does_so_too_and_not_what_was_measured() -> None:
     watch = observer()
     watch.close()

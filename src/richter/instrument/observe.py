@@ -124,7 +124,7 @@ class Observer:
         self._missed = False  # a step that was due has nothing at all
         self._drawn: int | None = None  # the last step whose matrices were kept
         self._seen: int | None = None  # the last step of a call
-        self._last_try: int | None = None  # the last step at which it was measured, or failed to be
+        self._untried = False  # a step was seen since everything was measured, or failed to be
         self._owns = not isinstance(run, Writer)
         if run is None and (settings is not None or resume):
             raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
@@ -138,7 +138,7 @@ class Observer:
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
         with self._guard:
-            first, self._called, self._seen = not self._called, True, step
+            first, self._called, self._seen, self._untried = not self._called, True, step, True
             self._budget.begin(step)
             if scalars:
                 self._keep(step, scalars, first)
@@ -202,7 +202,7 @@ class Observer:
                 only = None if now else self._due(step)
                 due = only is None or bool(only)
                 self._tried = True
-                self._last_try = step if only is None else self._last_try  # the end measures what was put off
+                self._untried &= only is not None  # the end measures what was put off
             return self._measured(step, now or (not only and self._draws(step)), first, only) if due else None
         except Exception as why:
             self._tolerated(step, "not measured", why, first)
@@ -334,10 +334,10 @@ class Observer:
         self._end(kind, error, trace)
 
     def _measure_last(self, error: BaseException | None) -> None:
-        """Once, if nothing was tried at the last step that was seen. After an error of the loop a failure here is noted only: it
+        """Once, if nothing was tried at the last step that was seen, or after it. After an error of the loop a failure here is noted only: it
         must not stand in the place of the error."""
         step = self._seen
-        if step is None or step == self._last_try or not survives(error) or (self.writer is not None and self.writer.closed):
+        if step is None or not self._untried or not survives(error) or (self.writer is not None and self.writer.closed):
             return
         policy, self.on_error = self.on_error, self.on_error if error is None else "warn"
         try:
