@@ -182,6 +182,21 @@ def test_little_memory_leaves_the_norm_and_says_what_the_rest_takes() -> None:
     assert math.isfinite(enough.value("tangent_stable_rank", "0"))
 
 
+def test_what_is_dear_is_not_drawn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = talker()
+    probe = richter.Probe(x, y)
+    assert richter.measure(model, probe, ALL).row("tangent_stable_rank").mark is Mark.ESTIMATED  # few operations
+    monkeypatch.setattr(drawn, "FEW", 0)
+    snap = richter.measure(model, probe, ALL)
+    assert snap.row("tangent_cka").mark is Mark.ESTIMATED
+    reason = snap.note("tangent_stable_rank")
+    assert math.isnan(snap.value("tangent_stable_rank"))
+    passes = int(re.findall(r"takes as many operations as (\d+) passes: fewer Probe\(kernel=", reason)[0])
+    assert passes > drawn.DEAR
+    monkeypatch.setattr(drawn, "DEAR", passes + 1)
+    assert richter.measure(model, probe, ALL).row("tangent_stable_rank").mark is Mark.ESTIMATED
+
+
 def test_more_draws_are_more_exact_and_fewer_are_never_less_than_four() -> None:
     model, x, y = talker()
     few, many = (richter.measure(model, richter.Probe(x, y), ALL, cotangents=random_outputs(v)) for v in (8, 256))

@@ -334,8 +334,8 @@ class Observer:
         self._end(kind, error, trace)
 
     def _measure_last(self, error: BaseException | None) -> None:
-        """Once, if nothing was tried at the last step that was seen, or after it. After an error of the loop a failure here is noted only: it
-        must not stand in the place of the error."""
+        """Once, if nothing was tried at the last step that was seen, or after it. After an error of the loop a failure here is
+        noted only: it must not stand in the place of the error."""
         step = self._seen
         if step is None or not self._untried or not survives(error) or (self.writer is not None and self.writer.closed):
             return

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter import linalg
-from richter.core import WHOLE, Mark, Remark
+from richter.core import WHOLE, Mark, Remark, show_bytes
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.centred import CentredKernel
 from richter.instrument.statistics.frame import (
@@ -39,6 +39,7 @@ from richter.instrument.statistics.frame import (
     in_range,
 )
 from richter.instrument.statistics.grams import KERNEL, Tangents
+from richter.kernels.planning import make_plan
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
@@ -50,6 +51,8 @@ CLOSE, ROUGH = 1e-5, 1e-3  # residuals of an eigenvector, relative to its eigenv
 ROOM = 1.2  # making kernels has been seen to take 1.13 times what is foreseen, of a vocabulary's matrix
 NOT_OUT = ("the largest eigenvalue of the kernel of all outputs does not stand out of the others in a sketch of them: pick at "
            "most 64 outputs with output=, e.g. lambda out: out[:, -1, :64]")
+TOP, FEWER = "needs the largest eigenvalue of the kernel of all outputs", "pick at most 64 outputs"
+FEW, DEAR = 2e11, 20  # operations that are made anyway; passes of the probe beyond which kernels are not drawn
 READ_OUT = ("a read-out's kernel has its largest eigenvalue once for every class, and no sketch of so many outputs shows it: "
             "pick at most 64 with output=, e.g. lambda out: out[:, -1, :64]")
 
@@ -306,6 +309,11 @@ class Seen(Tangents):
         return max(0, super().memory - self.held)
 
 
+def operations(t: Seen) -> float:
+    """Of making the kernels, some examples at a time."""
+    return make_plan(t.request(t.units, "full"), max(t.memory, t.least())).operations
+
+
 @dataclass(frozen=True)
 class Drawn(Statistic):
     """A CentredKernel from random combinations of each example's outputs, with groups of examples and of draws to leave out."""
@@ -322,6 +330,16 @@ class Drawn(Statistic):
         """Bytes that it takes: all modules' small matrices, one that is being made, and looking at captures."""
         t = self.seen(subject, cotangents)
         return int(ROOM * (t.bytes() + t.least() + t.held + t.audited))
+
+    def why_not(self, subject: Subject, cotangents: Cotangents) -> str:
+        """Why the kernels are not drawn: for want of memory, or because they are dear. Nothing where they are."""
+        t, least = self.seen(subject, cotangents), self.least(subject, cotangents)
+        if least > subject.memory:
+            return f"{TOP}, which is drawn from memory='{show_bytes(least + subject.fixed)}' on: give that, or {FEWER}"
+        passes = operations(t) / (6 * subject.probe.n * sum(m.width * m.shape[-1] for m in subject.survey.maps.values()))
+        if operations(t) > FEW and passes > DEAR:
+            return f"{TOP}, and drawing it takes as many operations as {passes:.0f} passes: fewer Probe(kernel=...), or {FEWER}"
+        return ""
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = self.seen(subject, cotangents)

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter import linalg
-from richter.core import WHOLE, Mark, Remark, show_bytes
+from richter.core import WHOLE, Mark, Remark
 from richter.instrument.captures import check_finite, timed
 from richter.instrument.cotangents import Cotangents, SomeOutputs
 from richter.instrument.statistics import stored
@@ -142,13 +142,8 @@ def _compresses(t: Tangents) -> bool:
     return _vectors_bytes(t, vectors) > t.subject.memory // 3 or sum(1 for _ in parameter_groups(t, vectors)) > TURNS
 
 
-def _no_top(t: Tangents) -> str:
-    return (f"needs the largest eigenvalue of the kernel of all outputs, which is drawn from memory='"
-            f"{show_bytes(DRAWN.least(t.subject, t.cotangents) + t.subject.fixed)}' on: give that, or pick at most 64 outputs")
-
-
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
-    vectors, every, lacking, compresses = Vectors(t), Grams(), _no_top(t), _compresses(t)
+    vectors, every, lacking, compresses = Vectors(t), Grams(), DRAWN.why_not(t.subject, t.cotangents), _compresses(t)
     for units in [t.units] if compresses else parameter_groups(t, vectors.q + 1):
         kind = Compressed if compresses else Whole
         gradients = kind(t, units, len(vectors), vectors.labelled)
@@ -389,7 +384,7 @@ def _same_output_estimate(subject: Subject, cotangents: Cotangents, reason: str)
 
 def _centred_estimate(subject: Subject, cotangents: Cotangents, reason: str) -> Statistic | None:
     if not cotangents.exact:
-        return DRAWN if DRAWN.least(subject, cotangents) <= subject.memory else SKETCH
+        return SKETCH if DRAWN.why_not(subject, cotangents) else DRAWN
     return None if formed(Tangents(subject, cotangents), reason) else FREE
 
 
