@@ -264,7 +264,7 @@ def _errors(m: Measure, known: Sequence[Known]) -> dict[str, float]:
 def _of_sketch(errors: Mapping[str, float]) -> list[Remark]:
     """The sketch's own share of an error, where it is known beside that of the examples."""
     own = [error for kind, error in errors.items() if kind not in OF_PROBE]
-    return [Remark(text=f"sketch error {math.hypot(*own):.2g}")] if own else []
+    return [Remark(text=f"sketch error {math.hypot(*own):.2g}")] if any(own) else []
 
 
 def jackknife(values: Sequence[float]) -> float:
