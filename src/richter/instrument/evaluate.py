@@ -263,8 +263,8 @@ def _errors(m: Measure, known: Sequence[Known]) -> dict[str, float]:
 
 def _of_sketch(errors: Mapping[str, float]) -> list[Remark]:
     """The sketch's own share of an error, where it is known beside that of the examples."""
-    own = [error for kind, error in errors.items() if kind not in OF_PROBE]
-    return [Remark(text=f"sketch error {math.hypot(*own):.2g}")] if any(own) else []
+    own = math.hypot(*(error for kind, error in errors.items() if kind not in OF_PROBE))
+    return [Remark(text=f"sketch error {own:.2g}")] if own > 0 else []  # nor of what has none
 
 
 def jackknife(values: Sequence[float]) -> float:
