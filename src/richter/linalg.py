@@ -268,7 +268,7 @@ def top_of_each(K: Float[Tensor, "r r"], keep: NDArray[np.float64], whole: Leadi
         roughly = _ritz_on_sets(whole.rough.matrix, keep, whole.vectors, centred, steps)
         if roughly is not None and max(roughly) - min(roughly) > APART * max(roughly):
             return [value * whole.rough.scale for value in roughly]
-        exactly = _ritz_on_sets(K.cpu().numpy(), keep, whole.vectors, centred, steps)
+        exactly = None if roughly is None else _ritz_on_sets(K.cpu().numpy(), keep, whole.vectors, centred, steps)
         if exactly is not None:
             return exactly
     return [_top_of_set(K, rows, centred, sure=len(K) <= AT_LAST) for rows in torch.from_numpy(keep > 0).to(K.device)]
