@@ -336,8 +336,9 @@ class Drawn(Statistic):
         t, least = self.seen(subject, cotangents), self.least(subject, cotangents)
         if least > subject.memory:
             return f"{TOP}, which is drawn from memory='{show_bytes(least + subject.fixed)}' on: give that, or {FEWER}"
-        passes = operations(t) / (6 * subject.probe.n * sum(m.width * m.shape[-1] for m in subject.survey.maps.values()))
-        if operations(t) > FEW and passes > DEAR:
+        number = operations(t)
+        passes = number / (6 * subject.probe.n * sum(m.width * m.shape[-1] for m in subject.survey.maps.values()))
+        if number > FEW and passes > DEAR:
             return f"{TOP}, and drawing it takes as many operations as {passes:.0f} passes: fewer Probe(kernel=...), or {FEWER}"
         return ""
 
