@@ -66,9 +66,9 @@ CAPTURE, SURVEY = "instrument/capture", "instrument/survey"
 
 MUTATIONS = [
     # ------------------------------------------------------------------------------------------------------------ recorder
-    mutation(f"{CAPTURE}/recorder.py", "an input that is changed in place is read as it is afterwards",
+    mutation(f"{CAPTURE}/calls.py", "an input that is changed in place is read as it is afterwards",
              "if self.read._version != self.version:", "if self.read._version < self.version:", "mutants", MAPS),
-    mutation(f"{CAPTURE}/recorder.py", "what a model adds to .grad in its backward pass is left out",
+    mutation(f"{CAPTURE}/calls.py", "what a model adds to .grad in its backward pass is left out",
              "[d + added[id(t)] if id(t) in added else d for", "[d for", "audit"),
     mutation(f"{CAPTURE}/recorder.py", "a view that a module returns is not copied, and an in-place change of it cuts the graph",
              "elif z._is_view():", "elif not z._is_view():", "mutants", MAPS),
@@ -81,8 +81,23 @@ MUTATIONS = [
              "bad_input::the_watch_sees_what_is_disturbed", "identity::two_hundred_steps"),
     mutation(f"{CAPTURE}/recorder.py", "only the last call says whether the model differentiates",
              "self.differentiates |= func in DERIVATIVES", "self.differentiates = func in DERIVATIVES", "mutants"),
-    mutation(f"{CAPTURE}/recorder.py", "tensors kept for backward passes are counted if they are weights",
-             "if place.data_ptr() not in weights:", "if place.data_ptr() in weights:", "mutants"),
+    # ---------------------------------------------------------------------------------------------------------------- anew
+    mutation(f"{CAPTURE}/anew.py", "tensors kept for backward passes are counted if they are weights",
+             "untyped_storage())) not in self._weights:", "untyped_storage())) in self._weights:", "anew", "mutants"),
+    mutation(f"{CAPTURE}/anew.py", "a block is run again with the model's own weights",
+             "self.state.in_place(),", "", "anew"),
+    mutation(f"{CAPTURE}/anew.py", "what a block draws when it is run again is drawn anew",
+             "draws_again(self.state.model, self.drawn)", "draws_again(self.state.model, ())", "anew"),
+    mutation(f"{CAPTURE}/anew.py", "an input of a block that is changed in place is not noticed",
+             "if any(t._version != version for t, version in self.versions):", "if False:", "anew"),
+    mutation(f"{CAPTURE}/anew.py", "what one block keeps is taken for what another keeps",
+             "if self._of != block.number:", "if self._of < 0:", "anew"),
+    mutation(f"{CAPTURE}/anew.py", "blocks that write into what they are given are computed again",
+             "            names -= written\n", "", "anew"),
+    mutation(f"{CAPTURE}/recorder.py", "a block that reads other numbers the second time is taken as it is",
+             "_check_known(next(self._known, None), use)", "next(self._known, None)", "anew"),
+    mutation(f"{CAPTURE}/recorder.py", "blocks that run again refer to the graph, which is never let go",
+             "calls, recorder.calls, recorder.products = recorder.calls, [], None", "calls = recorder.calls", "anew"),
     # --------------------------------------------------------------------------------------------------------------- state
     mutation(f"{CAPTURE}/state.py", "aliases stay in the model", "box[attribute] = value", "value.detach()",
              "identity::settings"),

@@ -22,7 +22,7 @@ from richter.instrument.capture import quiet, recorder
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.measurement import Measurement
 from richter.instrument.statistics import bases, journey, moments, outputs, passes, pushing, sizes, stages, weights
-from richter.instrument.survey import audit
+from richter.instrument.survey import audit, examine
 from richter.kernels import planning, shared
 from test_large import Tied
 
@@ -33,7 +33,7 @@ KEPT = 1.1  # of the bound
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every array counts, as those of a large model do, of which some entries at a time are nothing."""
-    for module in (freed, subjects, journey, moments, outputs, sizes, stages, weights):
+    for module in (freed, subjects, examine, journey, moments, outputs, sizes, stages, weights):
         monkeypatch.setattr(module, "SMALL", 0)
     for module in (bases, journey, pushing):
         monkeypatch.setattr(module, "TILE", 2 ** 12)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from richter.core import WHOLE, Mark, Remark, RichterError, Row
+from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, RichterError, Row
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import (
     OF_PROBE,
@@ -72,8 +72,14 @@ class Plan:
 def plan(subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None) -> Plan:
     """``cotangents``: in the place of those of the measures."""
     chosen = [_planned(subject, m, cotangents) for m in measures]
-    stages = tuple((stage, _families(stage.subject(subject), [chosen[i] for i in stage.members]))
-                   for stage in staged(subject, [p.keys for p in chosen]))
+    try:
+        parts = staged(subject, [p.keys for p in chosen])
+    except MemoryBudgetError:  # with blocks computed again for every backward pass it may have room
+        if not subject.lighten():
+            raise
+        chosen = [_planned(subject, m, cotangents) for m in measures]
+        parts = staged(subject, [p.keys for p in chosen])
+    stages = tuple((stage, _families(stage.subject(subject), [chosen[i] for i in stage.members])) for stage in parts)
     layers = _ordered(subject, {place for _, families in stages for places, _ in families for place in places})
     return Plan(stages, [(layer, m.name) for layer in layers for m in measures])
 

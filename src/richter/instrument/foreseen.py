@@ -65,6 +65,7 @@ class MeasurementPlan:
     lines: tuple[Line, ...]
     pass_seconds: float  # of one pass, from a forward pass of a few examples
     look: int = 0  # bytes of the first look at a large model
+    anew: int = 0  # blocks of the model that are computed again for every backward pass
 
     @property
     def passes(self) -> float:
@@ -84,6 +85,8 @@ class MeasurementPlan:
             f"{len(self.lines)} measures of {self.examples} examples with {self.outputs:,} outputs: {self.passes:.1f} passes of "
             f"{self.pass_seconds:.2g} s, within memory='{show_bytes(self.memory)}'",
             *([f"a look at the model: {show_bytes(self.look)}"] if self.look else []),
+            *([f"{self.anew} blocks of the model are computed again for every backward pass: its graph has no room"]
+              if self.anew else []),
             *(f"{i}. {step}" for i, step in enumerate(self.steps, 1)),
             table([HEAD, *(line.cells for line in self.lines)])])
 
@@ -102,7 +105,8 @@ def foreseen(subject: Subject, plan: Plan) -> MeasurementPlan:
             lines[p.measure.name] = _line(narrow, p, lines.get(p.measure.name), len(measures) > 1, subject.fixed)
     order = dict.fromkeys(name for _, name in plan.order)
     return MeasurementPlan(subject.probe.n, subject.survey.outputs, subject.allowed, tuple(steps),
-                           tuple(lines[name] for name in order if name in lines), _seconds(subject), _look(subject))
+                           tuple(lines[name] for name in order if name in lines), _seconds(subject), _look(subject),
+                           len(subject.survey.anew))
 
 
 def _look(subject: Subject) -> int:
@@ -116,9 +120,11 @@ def _passes(subject: Subject, every: Mapping[Key, Wants], due: Mapping[Key, Want
     backward = {c: subject.number(c, "mean") for (_, c), w in due.items() if w.backward}
     pass_itself = Pass(subject, tuple(due.values()))
     networks = 2 if pass_itself.initial else 1
-    gathered = networks * FORWARD * (1 + sum(backward.values())) + (AUDIT if subject.audit is not None else 0.0) if due else 0.0
+    again = FORWARD if subject.survey.anew else 0.0  # blocks go forward once more for every backward pass
+    audit = AUDIT if subject.audit is not None else 0.0
+    gathered = networks * (FORWARD + (FORWARD + again) * sum(backward.values())) + audit if due else 0.0
     own = {(w.what, w.passes) for key, w in every.items() if key not in due}
-    return gathered + sum(passes for _, passes in own)
+    return gathered + (1 + again) * sum(passes for _, passes in own)
 
 
 def _line(subject: Subject, p: Planned, before: Line | None, several: bool, fixed: int) -> Line:

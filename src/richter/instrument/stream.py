@@ -63,7 +63,7 @@ class Source:
 
     def bench(self, x: Inputs) -> Bench:
         """The network with these examples, as a survey looks at them."""
-        return Bench(self.model, x, self.state, self.output, self.survey.splits)
+        return Bench(self.model, x, self.state, self.output, self.survey.splits, self.survey.anew)
 
     def record(self, x: Inputs, rows: slice, maps: Sequence[str]) -> Recording:
         return record(self.bench(x), rows, self.survey, maps, self.audit)

@@ -31,11 +31,11 @@ from richter.instrument.statistics.norms import understood
 from richter.instrument.statistics.sizes import copied_bytes, fixed_bytes
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
-from richter.instrument.survey import SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed
+from richter.instrument.survey import FEWEST, SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.planning import Unit, units_of
 
-ARRAYS, FEWEST_SURVEYED = 12, 4  # of outputs that a survey holds; examples that it takes at least
+ARRAYS = 12  # of outputs that a survey holds
 MAP_KINDS = ("dense", "grouped", "lookup")
 Layers = Sequence[str] | Callable[[str], bool] | None
 
@@ -89,7 +89,8 @@ class Subject:
         self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
         self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo,
-                                                           look or self.measured % UNTRUSTED == 1)
+                                                           look or self.measured % UNTRUSTED == 1, self.allowed)
+        self.few = select(self.few, slice(0, self.survey.examples))
         self._read_matrices()
         known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
         if known == before:
@@ -106,6 +107,14 @@ class Subject:
         self._begin_again()
         self._prepare()
         self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
+
+    def lighten(self) -> bool:
+        """From now on, blocks are computed again for every backward pass. False: there are none, or it is so already."""
+        if not self.survey.blocks or self.survey.anew:
+            return False
+        self.survey = self.survey.lightened()
+        self.memo.lighten()
+        return True
 
     def widen(self) -> None:
         """From now on in double precision: products of what it reads and asks have left the range of single precision."""
@@ -156,7 +165,8 @@ class Subject:
         """What is to be said of these buffers, if they do anything."""
         if not self.drifted or self._initial_outputs is None:
             return Remark()
-        given = forward(self.model, self.few, state_of(self.model, self.initial, self.copied), output=self.output, record=False)
+        given = forward(self.model, self.few, state_of(self.model, self.initial, self.copied), output=self.output, record=False,
+                        anew=self.survey.anew)
         if given.f.shape == self._initial_outputs.shape and torch.equal(given.f, self._initial_outputs):
             return Remark()
         return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
@@ -354,7 +364,7 @@ class Subject:
         if weight_bytes(self.model) <= SMALL:
             return SURVEYED
         outputs = outputs_of(self.model, to_device(select(self._inputs(), slice(0, 2)), self.device), self.output)[0].numel()
-        return int(min(SURVEYED, max(FEWEST_SURVEYED, self.allowed // 4 // (ARRAYS * outputs * self.itemsize))))
+        return int(min(SURVEYED, max(FEWEST, self.allowed // 4 // (ARRAYS * outputs * self.itemsize))))
 
     def _read_probe(self) -> None:
         """Inputs, and labels as the outputs have them."""
@@ -370,7 +380,7 @@ class Subject:
 
     def _matrices_then(self) -> dict[str, Tensor]:
         assert self.then is not None
-        seen = forward(self.model, self.few, self.then, output=self.output, splits=self.survey.splits)
+        seen = forward(self.model, self.few, self.then, output=self.output, splits=self.survey.splits, anew=self.survey.anew)
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")

@@ -6,6 +6,7 @@ takes the fewest operations (kernels.contract), within the memory that is given 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from richter.core import SelectionError, parse_bytes
+from richter.core import MemoryBudgetError, SelectionError, parse_bytes
 from richter.core.arrays import Array, as_tensors, like
 from richter.instrument.capture import Inputs, Output, device_of, quiet, to_device, unwrap
 from richter.instrument.captures import LayerCapture, RowCotangents, count, covariance, select, widened
@@ -113,7 +114,7 @@ def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, per_layer: bool
     """{module: K}, or {"*": K} of all of them, summed over trainable parameters: "n m" | "v n m" | "v n w m", in float64
     (full kernels, which have nothing to add up over outputs, in the model's precision)."""
     n, m, v = count(x), count(x if x2 is None else x2), job.v
-    plan = make_plan(job.request(n, m, per_layer=per_layer, same=x2 is None, chunk=chunk), memory)
+    job, plan = planned(job, memory, n, m, per_layer=per_layer, same=x2 is None, chunk=chunk)
     device = job.source.device
     home = torch.device("cpu") if device.type == "mps" else device
     shape = {"trace": (n, m), "diagonal": (v, n, m), "full": (v, n, v, m)}[job.outputs]
@@ -163,7 +164,7 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     given = (x, x2)
     model, x, x2 = _checked(model, x, x2, outputs)
     with quiet(model, mode):
-        job = prepare(model, x, cotangents, output, outputs)
+        job = prepare(model, x, cotangents, output, outputs, parse_bytes(memory))
         job, result = undoubted(job, lambda job: kernels(job, x, x2, parse_bytes(memory), per_layer))
     if outputs == "full":
         result = {name: K.permute(1, 0, 3, 2) for name, K in result.items()}
@@ -196,9 +197,20 @@ def plan(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace"
     """
     model, x, x2 = _checked(model, x, x2, outputs)
     with quiet(model, mode):
-        job = prepare(model, x, cotangents, output, outputs)
-    n, m = count(x), count(x if x2 is None else x2)
-    return make_plan(job.request(n, m, per_layer=per_layer, same=x2 is None), parse_bytes(memory))
+        job = prepare(model, x, cotangents, output, outputs, parse_bytes(memory))
+    return planned(job, parse_bytes(memory), count(x), count(x if x2 is None else x2), per_layer=per_layer, same=x2 is None)[1]
+
+
+def planned(job: Job, memory: int, n: int, m: int, **more: Any) -> tuple[Job, Plan]:
+    """What will be done within ``memory``; where it has no room, with blocks that are computed again for every backward pass."""
+    try:
+        return job, make_plan(job.request(n, m, **more), memory)
+    except MemoryBudgetError:
+        light = job.source.survey.lightened()
+        if light.graph >= job.source.survey.graph:
+            raise
+        job = replace(job, source=replace(job.source, survey=light))
+        return job, make_plan(job.request(n, m, **more), memory)
 
 
 def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module, Inputs, Inputs | None]:
@@ -212,10 +224,11 @@ def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module
     return model, _inputs(model, x), None if x2 is None else _inputs(model, x2)
 
 
-def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, output: Output | None, outputs: Outputs) -> Job:
+def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, output: Output | None, outputs: Outputs,
+            memory: float = math.inf) -> Job:
     """Survey the model on the first examples of ``x`` (on its device) and plan one part for each parameter."""
     few = to_device(select(x, slice(0, SURVEYED)) if count(x) > 1 else select(x, [0, 0]), device_of(model))
-    _, state, survey = surveyed(model, few, output)
+    _, state, survey = surveyed(model, few, output, memory=memory)
     chosen = as_cotangents(cotangents)
     assert chosen is not None
 

@@ -177,7 +177,8 @@ def _flips(*networks: Hessian) -> tuple[int, int]:
     silent = []
     for s in (H.subject for H in networks):
         with quiet(s.model):
-            calls = forward(s.model, to_device(s.x, s.device), s.state, output=s.output, splits=s.survey.splits).calls
+            calls = forward(s.model, to_device(s.x, s.device), s.state, output=s.output, splits=s.survey.splits,
+                            anew=s.survey.anew).calls
             silent.append([c.inputs().detach() == 0 for c in calls if not c.given])
     return sum(int((a != b).sum()) for a, b in zip(*silent, strict=True)), sum(a.numel() for a in silent[0])
 

@@ -10,14 +10,17 @@ the model's own parameters, gradients, buffers and hooks are never touched.
 
 ``state``: what goes in and comes out; ``quiet``: what is put back, be it what modules keep (``remembered``, by ``kinds`` and
 ``iterators``) or weights and gradients (``guard``, ``originals``), while other threads wait (``gate``); ``detours`` around
-checkpoints, compiled code and parametrisations; ``recorder``: the pass; ``uses`` of weights outside their module,
-which are ``products`` with ``parts`` of them; ``shortcuts`` in backward passes; ``tangents``: products with the Jacobian.
+checkpoints, compiled code and parametrisations; ``recorder``: the pass; ``calls``: what it leaves; ``anew``: what it keeps, and
+blocks that are computed again instead; ``uses`` of weights outside their module, which are ``products`` with ``parts`` of them;
+``shortcuts`` in backward passes; ``tangents``: products with the Jacobian.
 """
 
 from richter.core.modules import unwrap
+from richter.instrument.capture.anew import Scale, Wanted, Weight
+from richter.instrument.capture.calls import TOGETHER, Call, Pass, Product, index_of
 from richter.instrument.capture.originals import BACKUP_BYTES, same_bits, weight_bytes
 from richter.instrument.capture.quiet import differentiable_twice, quiet
-from richter.instrument.capture.recorder import TOGETHER, Call, Pass, Product, forward, index_of, kept_for_backward, written
+from richter.instrument.capture.recorder import forward, written
 from richter.instrument.capture.state import (
     Inputs,
     Output,
@@ -36,7 +39,7 @@ from richter.instrument.capture.state import (
 )
 from richter.instrument.capture.tangents import Direction, batch_statistics, pushed_forward, pushed_twice
 
-__all__ = ["BACKUP_BYTES", "TOGETHER", "Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "State",
-           "batch_statistics", "check_finite", "copy_of", "count", "device_of", "differentiable_twice", "doubled", "forward",
-           "in_double", "index_of", "kept_for_backward", "outputs_of", "pushed_forward", "pushed_twice", "quiet", "same_bits",
+__all__ = ["BACKUP_BYTES", "TOGETHER", "Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "Scale", "State",
+           "Wanted", "Weight", "batch_statistics", "check_finite", "copy_of", "count", "device_of", "differentiable_twice",
+           "doubled", "forward", "in_double", "index_of", "outputs_of", "pushed_forward", "pushed_twice", "quiet", "same_bits",
            "select", "state_of", "to_device", "unwrap", "weight_bytes", "written"]

@@ -115,6 +115,32 @@ def _streams_kept(model: nn.Module, seed: int) -> Iterator[None]:
             _restore(generators, states)
 
 
+def streams(model: nn.Module) -> list[Tensor]:
+    """The states of the random streams that a model may draw from."""
+    return [generator.get_state() for generator in _DRAWN.get()[1] or _generators(model)]
+
+
+def drawn_since(model: nn.Module, states: Sequence[Tensor]) -> Sequence[Tensor]:
+    """These states, if something was drawn since."""
+    return () if all(map(torch.equal, states, streams(model))) else states
+
+
+@contextlib.contextmanager
+def draws_again(model: nn.Module, states: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, what was drawn from streams in these states, if any, is drawn again; afterwards they are as they were."""
+    if not states:
+        yield
+        return
+    generators = _DRAWN.get()[1] or _generators(model)
+    with _BORROWED:
+        before = [generator.get_state() for generator in generators]
+        try:
+            _restore(generators, states)
+            yield
+        finally:
+            _restore(generators, before)
+
+
 def _restore(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)

@@ -5,27 +5,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from richter.core import CaptureError
-from richter.core.freed import trim
+from richter.instrument.capture.anew import ANEW, Again, Blocks, Wanted, nothing_kept, without_caches
+from richter.instrument.capture.calls import Call, Pass, Product
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
 from richter.instrument.capture.gate import wait_at
+from richter.instrument.capture.originals import same_bits
 from richter.instrument.capture.quiet import seeded
-from richter.instrument.capture.shortcuts import Asked, Shortcuts, ours
+from richter.instrument.capture.shortcuts import Shortcuts
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
-from richter.layers import LinearMap, View
+from richter.layers import View
 from richter.layers.attention import attention_in_parts
 from richter.layers.embedding_bag import bag_in_parts, bag_of
 from richter.layers.linear import rows_of
@@ -35,137 +36,13 @@ PRODUCTS: dict[Any, slice] = {  # functions that multiply tensors with each othe
     **dict.fromkeys([torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm], slice(2)),
     **dict.fromkeys([torch.baddbmm, Tensor.baddbmm], slice(1, 3)), torch.einsum: slice(1, None),
     F.scaled_dot_product_attention: slice(3)}
-TOGETHER = 2 ** 27  # bytes of gradients that are held at once, where they can be had one after another
 DERIVATIVES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
-
-
-@dataclass(frozen=True)
-class Call:
-    """One application of a linear map: what it read, and the place in the graph that it wrote."""
-
-    name: str
-    map: LinearMap
-    module: nn.Module
-    weight: Tensor
-    read: Tensor
-    edge: GradientEdge
-    shape: torch.Size  # of what it wrote
-    version: int  # of `read`: an in-place change afterwards must not go unnoticed
-    given: bool = False  # did a module read what depends on no weight: the model's input? (Of other uses this is not known)
-
-    def inputs(self, rows: Tensor | None = None) -> Tensor:
-        """h [b, s, d_in] as the layer saw it (b is its own first axis, not yet the examples); of some ``rows`` of b."""
-        if self.read._version != self.version:
-            raise CaptureError(f"layer {self.name!r}: its input was changed in place after it was read, so what it read "
-                               f"is lost. Replace the in-place operation, or leave the layer out with layers=....")
-        read = self.read if rows is None else self.read[rows]
-        return read if self.map.kind == "diagonal" else self.map.inputs(self.module, read)
-
-    def index(self) -> Tensor:
-        """Where each entry of the matrix stands in the flattened weight."""
-        return index_of(self.map, self.module, self.weight.shape, self.weight.device)
-
-
-def index_of(view: LinearMap, module: nn.Module, shape: torch.Size, device: torch.device) -> Tensor:
-    """Where each entry of a map's matrix stands in a flattened weight of this shape, in the shape of the matrix."""
-    return view.matrix(module, torch.arange(shape.numel(), device=device).view(shape))
-
-
-class Product(NamedTuple):
-    """A product of tensors that depend on weights, after so many calls of linear maps."""
-
-    after: int
-    operands: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One forward pass: outputs ``f`` with their graph, and every call of every linear map in it."""
-
-    f: Tensor
-    calls: list[Call]
-    state: State
-    skips: bool = False  # what backward passes to the calls do not need: there are no gradients of weights
-    differentiates: bool = False  # the model itself does, inside its forward pass
-    adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad the model's own backward passes have added
-    transforms: bool = False  # the model differentiates, or maps over an axis, by torch.func
-    called: Collection[nn.Module] = ()  # modules whose forward ran
-
-    @property
-    def aliases(self) -> dict[str, Tensor]:
-        """The weights that a gradient can reach."""
-        return {k: v for k, v in self.state.items() if v.requires_grad}
-
-    def leaves(self) -> list[Tensor]:
-        """All tensors from which the outputs are computed: weights, and what a model made to be differentiated."""
-        return [variable for node in self._nodes() if (variable := getattr(node, "variable", None)) is not None]
-
-    @cached_property
-    def _hidden(self) -> list[Tensor]:
-        """All leaves, if an autograd.Function of the model's own is among the outputs' graph: it may add to .grad in its backward
-        pass, and only when all leaves are asked for, all of a backward pass runs."""
-        return self.leaves() if any(isinstance(node, BackwardCFunction) and not ours(node) for node in self._nodes()) else []
-
-    @cached_property
-    def accumulates(self) -> bool:
-        """Does the model add to .grad in a backward pass of its own?"""
-        if self._hidden:
-            self.backward(torch.ones_like(self.f), self._hidden)
-        return bool(self.adds)
-
-    def _nodes(self) -> Iterator[Any]:
-        """Of the graph behind the outputs."""
-        seen, todo = set(), [self.f.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                yield node
-                todo += [following for following, _ in node.next_functions]
-
-    def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
-        """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused.
-
-        The aliases stand in the model meanwhile: a model's own autograd.Function may run its modules again in its backward pass,
-        and what it adds to ``.grad`` there is part of the derivative."""
-        assert not (also and self.skips)
-        places: list[Any] = [*(c.edge for c in self.calls), *also]
-        if not places:
-            return [], []
-        cut, end = len(self.calls), len(places)
-        if also:
-            places += self._hidden
-        with self.state.in_place(), checkpoints_called():
-            asked = Asked.apply(self.f, V.to(self.f.dtype).reshape(self.f.shape), not self.calls)
-            gradients = torch.autograd.grad(asked, places, retain_graph=True, allow_unused=True)
-        added = self.state.accumulated()
-        self.adds.update(added)
-        g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
-        exact = [_dense(torch.zeros_like(t) if d is None else d) for t, d in zip(also, gradients[cut:end], strict=True)]
-        return g, [d + added[id(t)] if id(t) in added else d for t, d in zip(also, exact, strict=True)] if added else exact
-
-    def in_turns(self, V: Tensor, also: Sequence[Tensor]) -> Iterator[Tensor]:
-        """d <V, f> in each of these tensors, one after another: of a large model in several backward passes, so that not all are
-        held at once."""
-        plain = replace(self, calls=[])
-        some: list[Tensor] = []
-        for i, t in enumerate(also):
-            some.append(t)
-            following = also[i + 1].numel() * also[i + 1].element_size() if i + 1 < len(also) else math.inf
-            if sum(s.numel() * s.element_size() for s in some) + following > TOGETHER:
-                yield from plain.backward(V, some)[1]
-                trim(sum(s.numel() * s.element_size() for s in some))  # or they would lie beside the next ones
-                some = []
-
-
-def _dense(d: Tensor) -> Tensor:
-    return d.to_dense() if d.is_sparse else d
 
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
             seed: int = 0, splits: Mapping[str, Mapping[str, Tensor]] | None = None,
-            products: list[Product] | None = None, plain: bool = False) -> Pass:
+            products: list[Product] | None = None, plain: bool = False, anew: Collection[str] = ()) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
@@ -174,16 +51,21 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     calls are wanted then, the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
     train mode) is the same in every pass with the same seed. ``splits``: modules that are several maps, and which outputs belong
     to each. ``products``: a list that gets the products of tensors with each other. ``plain``: attention without fused kernels,
-    which can be differentiated but once and not forward. Call it inside ``quiet``.
+    which can be differentiated but once and not forward. ``anew``: modules whose insides are not kept for backward passes but
+    computed again. Call it inside ``quiet``.
     """
     recorder = Recorder(model, state, expand or {}, silent, splits or {}, products, plain) if record else None
     args, kwargs = arguments(model, copy_of(x))
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
-        with state.in_place(), recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(state.parametrised):
+        with (state.in_place(), recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(state.parametrised),
+              _computed_anew(model, state, anew, recorder)):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)
         f = pick(returned, output)
+    calls: list[Call] = []
+    if recorder is not None:  # blocks that run again refer to it, and the graph to them: it must not refer to the graph
+        calls, recorder.calls, recorder.products = recorder.calls, [], None
     if not f.is_floating_point():
         raise CaptureError(f"the model's output has dtype {f.dtype}. Richter differentiates real outputs; "
                            f"pick or convert one with output=....")
@@ -192,8 +74,18 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
     run = Pass(f, [], state, bool(silent))
     return run if recorder is None else replace(
-        run, calls=recorder.calls, differentiates=recorder.differentiates, transforms=recorder.transforms,
+        run, calls=calls, differentiates=recorder.differentiates, transforms=recorder.transforms,
         called=recorder.scope.called)
+
+
+@contextlib.contextmanager
+def _computed_anew(model: nn.Module, state: State, names: Collection[str], recorder: Recorder | None) -> Iterator[None]:
+    if not names:
+        yield
+        return
+    with without_caches(model), Blocks(state, {name: model.get_submodule(name) for name in names},
+                                       recorder.begun if recorder else lambda: lambda: contextlib.nullcontext):
+        yield
 
 
 def _check_unwritten(state: State, versions: Sequence[int]) -> None:
@@ -207,29 +99,26 @@ def _check_unwritten(state: State, versions: Sequence[int]) -> None:
 def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[str]:
     """Names of the parameters that a forward pass changes in place (``max_norm`` of an embedding, a hand-made
     projection): rehearsed on copies, so that nothing of the model's own is touched."""
-    state = state_of(model, copied=None)
-    before = {name: t._version for name, t in state.items()}
-    forward(model, x, state, output=output, record=False)
-    return {name for name, t in state.items() if t._version != before[name]}
+    for keeping in (nothing_kept, contextlib.nullcontext):  # for a model that differentiates, or uses torch.func, it is kept
+        state = state_of(model, copied=None)
+        before = {name: t._version for name, t in state.items()}
+        try:
+            with keeping():
+                forward(model, x, state, output=output, record=False)
+        except (Wanted, RuntimeError):
+            if keeping is nothing_kept:
+                continue
+            raise
+        return {name for name, t in state.items() if t._version != before[name]}
+    raise AssertionError("the last attempt returns, or raises")
 
 
-@contextlib.contextmanager
-def kept_for_backward(state: State) -> Iterator[dict[int, int]]:
-    """Bytes that forward passes keep for their backward passes, by storage, without the weights."""
-    kept: dict[int, int] = {}
-    weights = {t.untyped_storage().data_ptr() for t in state.values() if t.layout is torch.strided}
+class Known(NamedTuple):
+    """A call of a block that may be run again, without its place in the graph."""
 
-    def add(t: Tensor) -> Tensor:
-        if t.layout is not torch.strided:  # sparse: has no one storage
-            kept[id(t)] = 2 * t._nnz() * t.element_size()
-            return t
-        place = t.untyped_storage()
-        if place.data_ptr() not in weights:
-            kept[place.data_ptr()] = place.nbytes()
-        return t.detach()  # a tensor that is kept by the operation that made it, as it is, would never be let go
-
-    with saved_tensors_hooks(add, lambda t: t):
-        yield kept
+    name: str
+    read: Tensor
+    version: int
 
 
 class Recorder(TorchFunctionMode):
@@ -250,6 +139,7 @@ class Recorder(TorchFunctionMode):
         self.seen = state.seen
         self.transforms = False  # by torch.func?
         self._handles: list[Any] = []
+        self._known: Iterator[Known] | None = None  # of a block that is run again: the calls that it made
 
     def __enter__(self) -> Recorder:
         try:
@@ -274,6 +164,23 @@ class Recorder(TorchFunctionMode):
     def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()
+
+    def begun(self) -> Callable[[], Again]:
+        """A block begins. When it has ended, what is called then gives what stands around it when it is run again."""
+        path, first = list(self.scope.path), len(self.calls)
+        return lambda: partial(self._again, path, [Known(c.name, c.read, c.version) for c in self.calls[first:]])
+
+    @contextlib.contextmanager
+    def _again(self, path: list[nn.Module], calls: Sequence[Known]) -> Iterator[None]:
+        """As the first time; what maps read is compared with what they read then."""
+        before = self.scope.path, self._known
+        self.scope.path, self._known = list(path), iter(calls)
+        try:
+            with self:
+                yield
+        finally:
+            self.scope.path, self._known = before
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         wait_at(module)  # a thread that does not measure
@@ -324,7 +231,7 @@ class Recorder(TorchFunctionMode):
             return recurrent_in_parts(self._gates, func, args)
         if func is F.embedding_bag and (bag := bag_of(args, kwargs)):
             return bag_in_parts(lambda *lookup: self.__torch_function__(F.embedding, types, lookup), bag)
-        if self.products is not None and func in PRODUCTS:
+        if self.products is not None and self._known is None and func in PRODUCTS:
             chosen = [*args, *kwargs.values()][PRODUCTS[func]]
             self.products.append(Product(len(self.calls), tuple(t for t in chosen if isinstance(t, Tensor))))
         self.differentiates |= func in DERIVATIVES
@@ -383,8 +290,24 @@ class Recorder(TorchFunctionMode):
         return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
     def _add(self, use: Use, z: Tensor, given: bool = False) -> None:
+        if self._known is not None:
+            _check_known(next(self._known, None), use)
+            return
         self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
                                use.read._version, given))
+
+
+def _check_known(known: Known | None, use: Use) -> None:
+    """A block that runs again must read the same: up to rounding, because some devices add up in any order."""
+    if known is None or known.name != use.name or known.read.shape != use.read.shape:
+        raise CaptureError(f"layer {use.name!r} is called when its block is run again for a backward pass, and was not the first "
+                           f"time. {ANEW}")
+    a, b = known.read, use.read.detach()
+    if known.version != a._version or same_bits(a, b):
+        return
+    eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
+    if not bool((a - b).abs().max() <= math.sqrt(eps) * a.abs().max()):
+        raise CaptureError(f"layer {use.name!r} reads other numbers when its block is run again for a backward pass. {ANEW}")
 
 
 def _transformed() -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 
 from richter.instrument.capture.uses import Scope
 
@@ -53,7 +54,7 @@ class Curved(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        with torch.enable_grad():
+        with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, _itself):  # what is kept in here is nobody else's
             x = x.detach().requires_grad_()
             y = function(x)
             ctx.save_for_backward(*torch.autograd.grad(y, x, torch.ones_like(y)))
@@ -63,6 +64,10 @@ class Curved(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return g * ctx.saved_tensors[0], None
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
 
 
 class Silent(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from richter.instrument.capture.recorder import Pass
+from richter.instrument.capture.calls import Pass
 from richter.instrument.capture.state import State
 
 Direction = Mapping[str, Tensor]  # a change of weights, by their names

@@ -10,20 +10,16 @@ from torch import Tensor, nn
 
 from richter.core.sizes import SMALL
 from richter.instrument.capture import BACKUP_BYTES, TOGETHER, count, weight_bytes
+from richter.instrument.survey import looked
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
 
-OUTPUTS = 8  # arrays of an example's outputs that a survey holds
-
 
 def survey_bytes(subject: Subject) -> int:
-    """That a look at a few examples of a large model takes: their graphs, what two halves of them ask, arrays of their outputs,
-    the gradients of all weights, and the largest of them twice more."""
-    survey, numbers = subject.survey, [p.numel() for p in subject.model.parameters()]
-    asked = sum(info.width for info in survey.maps.values())
-    each = survey.graph + 2 * asked + OUTPUTS * survey.outputs
-    need = subject.itemsize * (count(subject.few) * each + sum(numbers) + 2 * max(numbers, default=0))
+    """That a look at a few examples of a large model takes."""
+    survey, asked = subject.survey, sum(info.width for info in subject.survey.maps.values())
+    need = subject.itemsize * looked(subject.model, count(subject.few), survey.graph, asked, survey.outputs)
     return need if weight_bytes(subject.model) > SMALL else 0
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
-from richter.instrument.capture import Inputs, Output, Pass, State, check_finite, kept_for_backward, select
+from richter.core.sizes import SMALL
+from richter.instrument.capture import Inputs, Output, Pass, Scale, State, Wanted, Weight, check_finite, select
 from richter.instrument.survey.ends import given, readouts
 from richter.instrument.survey.layouts import UNABLE, Bench, expanded, layouts_of, rounding, tolerance
 from richter.instrument.survey.maps import Survey
@@ -19,7 +20,8 @@ from richter.instrument.survey.splits import splits
 from richter.instrument.survey.trained import check_trained
 from richter.instrument.survey.verify import MIXING, Verified, biases, coarsest, describe, verify, verify_one
 
-SURVEYED = 8  # examples
+SURVEYED, FEWEST = 8, 4  # examples, and how many it takes at least
+OUTPUTS = 8  # arrays of their outputs that a survey holds
 UNCALLED = Remark(Mark.IDLE, "never called on the probe")
 UNREACHED = Remark(Mark.IDLE, "never used: no gradient reaches it from the output on the probe (read by .data, detached or "
                               "wrapped in a new Parameter, it is a constant, in training too)")
@@ -27,28 +29,35 @@ UNKNOWN = Remark(Mark.UNDEFINED, "used, but not as a linear map that Richter kno
                                  "single examples, and its feature correlations are not known")
 
 
-def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = None) -> Survey:
-    """Look at ``x`` (a few examples): run all of them and the inner ones, and compare."""
+def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = None, memory: float = math.inf) -> Survey:
+    """Look at ``x`` (a few examples): run all of them and the inner ones, and compare. Where the graphs of all have no room in
+    ``memory``, it takes fewer of them; and where these have none, blocks of the model are computed again for every backward
+    pass."""
     bench = Bench(model, x, state, output)
     _check_modes(model)
+    part, weight = _weighed(bench)
+    m, item = bench.inner.stop - 1, part.f.element_size()
+    graph, light, asked = (size // (m * item) for size in (weight.kept, weight.light, item * _asked(part)))
+    fewer = bench if bench.n <= FEWEST else replace(bench, x=select(x, slice(0, FEWEST)))
+    for some, kept in ((bench, graph), (fewer, graph), (replace(fewer, anew=weight.blocks), light)):
+        bench = some
+        if item * looked(model, bench.n, kept, asked, part.f[0].numel()) <= max(memory, SMALL):
+            break
     bench = replace(bench, splits=splits(bench))
-    whole = bench.run()
-    kept: dict[int, int] = {}
-    with contextlib.ExitStack() as looking:
-        if not whole.transforms:  # torch.func allows no such look
-            kept = looking.enter_context(kept_for_backward(state))
-        part = bench.run(bench.inner)
-    drawn = draws(bench, whole, part)
     m = bench.inner.stop - 1
+    if bench.splits or len(part.f) != m:
+        part = bench.run(bench.inner)
+    whole = bench.run()
+    drawn = draws(bench, whole, part)
     whole, layouts, expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
-    item = part.f.element_size()
     del part
     verified = verify(bench, whole, layouts, drawn)
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
         differentiates=whole.differentiates, accumulates=verified.accumulates, splits=bench.splits,
         given=given(whole), readouts=readouts(whole),
-        matrices=matrices_of(whole), graph=sum(kept.values()) // (m * item)))
+        matrices=matrices_of(whole), graph=graph, blocks=weight.blocks, light=light, examples=bench.n))
+    result = result.lightened() if bench.anew else result
     result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.state, whole.f)))
     result = _one_by_one(bench, result, verified)
     result.notes |= _idle(model, result, whole)
@@ -57,6 +66,30 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     del whole
     check_trained(bench, f, verified)
     return result
+
+
+def _weighed(bench: Bench) -> tuple[Pass, Weight]:
+    """A pass of the inner examples, through which nothing goes backward, and what it would keep. A model that differentiates
+    inside its forward pass must keep it; torch.func allows no such look."""
+    for hold in (False, True):
+        scale = Scale(bench.model, bench.state, hold)
+        with contextlib.suppress(Wanted, RuntimeError):
+            with scale:
+                part = bench.run(bench.inner)
+            weight = scale.weight(c.read for c in part.calls)
+            return part, Weight(weight.kept) if part.differentiates or bench.state.parametrised else weight
+    return bench.run(bench.inner), Weight()
+
+
+def _asked(run: Pass) -> int:
+    return sum(c.shape.numel() for c in run.calls)
+
+
+def looked(model: nn.Module, n: int, graph: int, asked: int, outputs: int) -> int:
+    """Numbers that a look at n examples holds: their graphs, what two halves of them ask, arrays of their outputs, the gradients
+    of all weights, and the largest of them twice more."""
+    weights = [p.numel() for p in model.parameters()]
+    return n * (graph + 2 * asked + OUTPUTS * outputs) + sum(weights) + 2 * max(weights, default=0)
 
 
 def _one_by_one(bench: Bench, result: Survey, verified: Verified) -> Survey:

@@ -3,7 +3,7 @@ there are fewer of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,7 @@ class Bench:
     state: State
     output: Output | None = None
     splits: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # modules that are several maps
+    anew: Collection[str] = ()  # blocks that are computed again for every backward pass
 
     @cached_property
     def n(self) -> int:
@@ -49,7 +50,7 @@ class Bench:
     def run(self, rows: slice = slice(None), **options: Any) -> Pass:
         """A forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
         x = self.x if rows == slice(None) else select(self.x, rows)
-        return forward(self.model, x, self.state, output=self.output, splits=self.splits, **options)
+        return forward(self.model, x, self.state, output=self.output, splits=self.splits, anew=self.anew, **options)
 
     def alone(self, i: int, **options: Any) -> Pass:
         """A forward pass of one example."""

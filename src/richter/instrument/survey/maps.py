@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -72,15 +72,23 @@ class Survey:
     shape: tuple[int, ...] = ()  # of one example's output
     matrices: dict[str, Tensor] = field(default_factory=dict)  # of every map that is called
     graph: int = 0  # numbers per example that a forward pass keeps for its backward passes
+    blocks: tuple[str, ...] = ()  # that could be computed again for every backward pass, where it has no room
+    light: int = 0  # numbers per example that would be kept then
+    anew: tuple[str, ...] = ()  # those that are
     differentiates: bool = False  # the model itself does, inside its forward pass
     accumulates: bool = False  # the model adds to .grad in its backward pass
     given: frozenset[str] = frozenset()  # maps that read the model's input, as it is or in a form that depends on no weight
     readouts: frozenset[str] = frozenset()  # maps whose output is the model's
+    examples: int = 0  # that were looked at
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
 
     def note(self, name: str) -> Mark | None:
         """What kind of remark there is on a layer."""
         return self.notes[name].mark if name in self.notes else None
+
+    def lightened(self) -> Survey:
+        """The same with blocks computed again for every backward pass."""
+        return replace(self, anew=self.blocks, graph=self.light) if self.blocks else self
 
     @property
     def silent(self) -> set[str] | None:

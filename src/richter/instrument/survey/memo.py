@@ -3,6 +3,7 @@ what is captured rebuilds autograd's gradients is looked at again with every new
 
 from __future__ import annotations
 
+import math
 import types
 import weakref
 from dataclasses import dataclass, replace
@@ -55,6 +56,11 @@ class SurveyMemo:
             self._entry = replace(self._entry, survey=_own(result))
         return result
 
+    def lighten(self) -> None:
+        """Blocks are computed again for every backward pass, from now on."""
+        if self._entry is not None:
+            self._entry = replace(self._entry, survey=self._entry.survey.lightened())
+
     def known(self, model: nn.Module, output: Output | None, survey: Survey, state: State) -> Survey:
         """A new survey, with what is known of later examples."""
         if self._amended is None or self._amended != _architecture(model, output):
@@ -76,12 +82,12 @@ class SurveyMemo:
             return entry.copied, state_of(model, copied=entry.copied), _own(entry.survey)
         if plain and entry.weights == _weights(model):  # then its matrices are the parameters themselves
             state = state_of(model, copied=entry.copied)
-            if _equal(entry.f, _first_outputs(model, x, state, output)):  # else they were changed behind torch's back, by .data
+            if _equal(entry.f, _first_outputs(model, x, state, output, entry.survey)):  # else they were changed by .data
                 return entry.copied, state, _own(entry.survey)
         if written(model, x, output) != entry.copied:
             return None
         state = state_of(model, copied=entry.copied)
-        result = renewed(entry.survey, Bench(model, x, state, output, splits=entry.survey.splits))
+        result = renewed(entry.survey, Bench(model, x, state, output, splits=entry.survey.splits, anew=entry.survey.anew))
         if result is None:
             return None
         self._keep(model, x, output, entry.copied, result)
@@ -94,7 +100,7 @@ class SurveyMemo:
     def _keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey) -> None:
         architecture = _architecture(model, output)
         if architecture is not None:
-            f = _first_outputs(model, x, state_of(model, copied=copied), output)
+            f = _first_outputs(model, x, state_of(model, copied=copied), output, result)
             self._entry = _Entry(weakref.ref(model), architecture, _weights(model), copy_of(x), f, copied, _own(result))
 
 
@@ -126,7 +132,7 @@ def renewed(known: Survey, bench: Bench) -> Survey | None:
 
 
 def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
-             memo: SurveyMemo | None = None, look: bool = True) -> tuple[set[str], State, Survey]:
+             memo: SurveyMemo | None = None, look: bool = True, memory: float = math.inf) -> tuple[set[str], State, Survey]:
     """(parameters that the forward pass writes into, aliases of all, the survey); from ``memo`` where it is known."""
     known = None if memo is None else memo.recall(model, x, output, look)
     if known is not None:
@@ -134,7 +140,7 @@ def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
     copied = written(model, x, output)
     give_back(weight_bytes(model))
     state = state_of(model, copied=copied)
-    result = examine.survey(model, x, state, output)
+    result = examine.survey(model, x, state, output, memory)
     if memo is not None:
         result = memo.known(model, output, result, state)
         memo.keep(model, x, output, copied, result)
@@ -146,9 +152,9 @@ def _own(result: Survey) -> Survey:
     return replace(result, notes=dict(result.notes))
 
 
-def _first_outputs(model: nn.Module, x: Inputs, state: State, output: Output | None) -> Tensor:
+def _first_outputs(model: nn.Module, x: Inputs, state: State, output: Output | None, survey: Survey) -> Tensor:
     """What is compared to see that a model is still the one that was surveyed."""
-    return forward(model, select(x, slice(0, 2)), state, output=output, record=False).f.detach()
+    return forward(model, select(x, slice(0, 2)), state, output=output, record=False, anew=survey.anew).f.detach()
 
 
 def _architecture(model: nn.Module, output: Output | None) -> Any:

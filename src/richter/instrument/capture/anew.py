@@ -1,0 +1,334 @@
+"""What a forward pass keeps for its backward passes; and blocks whose insides are computed anew for each of these instead, where
+there is no room for them (checkpoints).
+
+A block is run again inside a backward pass with the weights, draws and hooks of its first run; what it keeps is held until
+another block is wanted. ``torch.utils.checkpoint`` would hold what a backward pass did not ask for (gradients of weights are
+rarely wanted here) until the graph is let go, once for every backward pass, and would not see that a block reads other numbers
+the second time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from richter.core import CaptureError
+from richter.instrument.capture.detours import checkpoints_called, compiled_eagerly
+from richter.instrument.capture.quiet import drawn_since, draws_again, streams
+from richter.instrument.capture.state import State
+
+Again = Callable[[], contextlib.AbstractContextManager[None]]  # around a block that is run again
+PAYS = 0.8  # of what is kept: where blocks would save less, they are left as they are
+ANEW = ("Its graph has no room in memory=, so its insides are computed again for every backward pass. Allow more memory, or keep "
+        "what it remembers from one call to the next (a cache, a counter) out of its forward().")
+HALVINGS = 8  # sizes of blocks that are tried
+
+
+class Enough(BaseException):
+    """All that a block keeps has been computed again."""
+
+
+class Wanted(BaseException):
+    """The model differentiates inside its forward pass: what is kept is looked at there."""
+
+
+# ------------------------------------------------------------------------------------------------------- blocks that run again
+
+
+class Room:
+    """What one block keeps, of all the blocks of a pass: that which was wanted last. It refers to no block: the graph refers to
+    blocks, which refer to it, and what hangs together in circles through a graph is never let go."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._of = -1
+        self._kept: list[Tensor] = []
+
+    def kept(self, block: Block) -> list[Tensor]:
+        with self._lock:
+            if self._of != block.number:
+                self._of, self._kept = -1, []
+                self._kept = block.again()
+                self._of = block.number
+            return self._kept
+
+
+@dataclass
+class Block:
+    """One call of a module: what it takes to run it again."""
+
+    number: int  # in the pass
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    state: State
+    room: Room
+    recorded: Again
+    kinds: list[tuple[torch.Size, torch.dtype]] = field(default_factory=list)  # of the tensors that it keeps
+    drawn: Sequence[Tensor] = ()  # states of the random streams when it began, if it drew from them
+
+    def __post_init__(self) -> None:
+        self.versions = [(t, t._version) for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
+        self.casts = {device: torch.get_autocast_dtype(device) for device in {"cpu", *(t.device.type for t, _ in self.versions)}
+                      if torch.is_autocast_enabled(device)}
+        self.streams = streams(self.state.model)
+        self.hooks: Any = saved_tensors_hooks(self._keep, self._kept)
+        self.hooks.__enter__()
+
+    def close(self) -> None:
+        """It has run."""
+        self.hooks.__exit__(None, None, None)
+        self.hooks = None
+        self.drawn, self.streams = drawn_since(self.state.model, self.streams), []
+
+    def _keep(self, t: Tensor) -> int:
+        self.kinds.append((t.shape, t.dtype))
+        return len(self.kinds) - 1
+
+    def _kept(self, number: int) -> Tensor:
+        return self.room.kept(self)[number]
+
+    def again(self) -> list[Tensor]:
+        """What it keeps, in the order in which it does."""
+        kept: list[Tensor] = []
+
+        def keep(t: Tensor) -> None:
+            if len(kept) >= len(self.kinds) or (t.shape, t.dtype) != self.kinds[len(kept)]:
+                raise self.other()
+            kept.append(t.detach())
+            if len(kept) == len(self.kinds):
+                raise Enough
+
+        if any(t._version != version for t, version in self.versions):
+            raise self.other("what it is given was changed in place since")
+        with (contextlib.suppress(Enough), torch.enable_grad(), saved_tensors_hooks(keep, _never), self.state.in_place(),
+              checkpoints_called(), compiled_eagerly(), draws_again(self.state.model, self.drawn), self.recorded(),
+              contextlib.ExitStack() as around):
+            for device, dtype in self.casts.items():
+                around.enter_context(torch.autocast(device, dtype))
+            self.module.forward(*self.args, **self.kwargs)
+        if len(kept) < len(self.kinds):
+            raise self.other()
+        return kept
+
+    def other(self, why: str = "it computes something else than the first time") -> CaptureError:
+        return CaptureError(f"module {self.name!r} cannot be run again: {why}. {ANEW}")
+
+
+def _never(_: Any) -> Tensor:
+    raise CaptureError("a block differentiates inside its forward pass, and not the first time it ran. Allow more memory=.")
+
+
+class Blocks:
+    """Around a forward pass: what these modules compute is not kept but computed again. ``recorded()`` is asked when a block
+    begins, and what it returns, when it has ended: for what is to stand around the block when it runs again."""
+
+    def __init__(self, state: State, modules: dict[str, nn.Module], recorded: Callable[[], Callable[[], Again]]) -> None:
+        self.state, self.modules, self.recorded = state, modules, recorded
+        self._room, self._number = Room(), 0
+        self._open: list[tuple[nn.Module, Block | None, Callable[[], Again]]] = []
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        for name, module in self.modules.items():
+            def begin(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                self._begin(name, module, args, kwargs)
+            self._handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))  # behind those of the user
+            self._handles.append(module.register_forward_hook(self._end, prepend=True))
+
+    def __exit__(self, *exc: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        while self._open:  # an error came between
+            self._close()
+
+    def _begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        inside = any(block is not None for _, block, _ in self._open)
+        functional = torch._C._functorch.peek_interpreter_stack() is not None
+        if inside or functional or not torch.is_grad_enabled():
+            self._open.append((module, None, lambda: contextlib.nullcontext))
+            return
+        ended = self.recorded()
+        self._number += 1
+        block = Block(self._number, name, module, args, kwargs, self.state, self._room, contextlib.nullcontext)
+        self._open.append((module, block, ended))
+
+    def _end(self, module: nn.Module, *_: Any) -> None:
+        while self._close() is not module:  # one inside it ended by an error that the model has caught
+            pass
+
+    def _close(self) -> nn.Module:
+        module, block, ended = self._open.pop()
+        if block is not None:
+            block.close()
+            block.recorded = ended()
+        return module
+
+
+@contextlib.contextmanager
+def without_caches(model: nn.Module) -> Iterator[None]:
+    """What transformers keep for generating more text (keys and values, which blocks add to) is not asked for."""
+    named: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in named if getattr(config, "use_cache", False) is True}
+    try:
+        for config in configs.values():
+            config.use_cache = False
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
+
+
+# ------------------------------------------------------------------------------------------------------------ what is kept
+
+
+def nothing_kept() -> contextlib.AbstractContextManager[Any]:
+    """Inside, forward passes keep nothing, and there are no backward passes."""
+    return saved_tensors_hooks(lambda _: None, _wanted)
+
+
+def _wanted(_: Any) -> Tensor:
+    raise Wanted
+
+
+Place = Any  # a storage, weakly referred to, so that none that comes later is taken for it; of a sparse tensor an int
+
+
+class Weight(NamedTuple):
+    """Bytes that a forward pass keeps; which blocks could be computed anew instead, and what it would take then with the insides
+    of one of them at a time."""
+
+    kept: int = 0
+    blocks: tuple[str, ...] = ()
+    light: int = 0
+
+
+@dataclass
+class _Call:
+    """Of a module that has parts."""
+
+    name: str
+    outer: int  # the call that it is part of; -1: of the model
+    given: set[Place]
+    versions: list[tuple[weakref.ref[Tensor], int]]  # of what it is given
+    written: bool = False  # was that changed in place? Then it cannot run again
+
+    def look(self) -> None:
+        """At what it is given, as long as that is there."""
+        given = [(ref, version, t) for ref, version in self.versions if (t := ref()) is not None]
+        self.written |= any(t._version != version for _, version, t in given)
+        self.versions = [(ref, version) for ref, version, _ in given]
+
+
+class Scale:
+    """While it is entered, what a forward pass keeps is weighed, by storage and without the weights; and let go (``hold=False``),
+    so that there are no backward passes through it."""
+
+    def __init__(self, model: nn.Module, state: State, hold: bool = False) -> None:
+        self.model, self.hold = model, hold
+        self._weights = {StorageWeakRef(t.untyped_storage()) for t in state.values() if t.layout is torch.strided}
+        self._sizes: dict[Place, int] = {}
+        self._saved: list[tuple[Place, int]] = []  # and the innermost call that keeps it
+        self._calls: list[_Call] = []
+        self._running: list[int] = []
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Scale:
+        for name, module in self.model.named_modules():
+            if name and next(module.children(), None) is not None and not isinstance(module, torch.jit.ScriptModule):
+                def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                    self._begin(name, [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
+                handles = (module.register_forward_pre_hook(begin, with_kwargs=True),
+                           module.register_forward_hook(self._end, prepend=True))
+                for handle in handles:
+                    self._stack.callback(handle.remove)
+        self._stack.enter_context(saved_tensors_hooks(self._save, self._look))
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.close()
+
+    def _begin(self, name: str, given: list[Tensor]) -> None:
+        self._calls.append(_Call(name, self._running[-1] if self._running else -1, set(self._placed(given)),
+                                 [(weakref.ref(t), t._version) for t in given]))
+        self._running.append(len(self._calls) - 1)
+
+    def _end(self, module: nn.Module, *_: Any) -> None:
+        for call in self._calls:
+            call.look()
+        if self._running:
+            self._running.pop()
+
+    def _save(self, t: Tensor) -> Tensor | None:
+        for place in self._placed([t]):
+            self._saved.append((place, self._running[-1] if self._running else -1))
+        return t.detach() if self.hold else None  # kept as it is by the operation that made it, it would never be let go
+
+    def _look(self, t: Tensor | None) -> Tensor:
+        if t is None:
+            raise Wanted
+        return t
+
+    def _placed(self, tensors: Iterable[Tensor]) -> Iterator[Place]:
+        """Where these lie, without the weights."""
+        for t in tensors:
+            if t.layout is not torch.strided:  # sparse: has no one storage
+                self._sizes[id(t)] = 2 * t._nnz() * t.element_size()
+                yield id(t)
+            elif (place := StorageWeakRef(t.untyped_storage())) not in self._weights:
+                self._sizes[place] = t.untyped_storage().nbytes()
+                yield place
+
+    def _size(self, places: Iterable[Place]) -> int:
+        return sum(self._sizes[place] for place in places)
+
+    def weight(self, reads: Iterable[Tensor]) -> Weight:
+        """Of the pass, in which maps have read these, which are kept in any case."""
+        held = set(self._placed(reads))
+        total = self._size({place for place, _ in self._saved})
+        inside: dict[int, set[Place]] = {i: set() for i in range(len(self._calls))}
+        for place, call in self._saved:
+            while call >= 0:
+                inside[call].add(place)
+                call = self._calls[call].outer
+        sizes = {call: self._size(places) for call, places in inside.items()}
+        best, least = Weight(total), PAYS * total
+        written = {call.name for call in self._calls if call.written}
+        for limit in (total / 2 ** k for k in range(HALVINGS)):
+            names = {self._calls[i].name for i in sizes if sizes[i] <= limit and self._outermost(i, sizes, limit)}
+            names -= written
+            light = self._light(names, held, sizes)
+            if light < least:
+                least, best = light, Weight(total, tuple(sorted(names)), light)
+        return best
+
+    def _outermost(self, call: int, sizes: dict[int, int], limit: float) -> bool:
+        outer = self._calls[call].outer
+        return outer < 0 or sizes[outer] > limit
+
+    def _light(self, names: Collection[str], held: Collection[Place], sizes: dict[int, int]) -> int:
+        """Bytes of a pass in which these blocks are computed anew."""
+        kept = set(held)
+        for place, call in self._saved:
+            if not any(self._calls[i].name in names for i in self._upwards(call)):
+                kept.add(place)
+        blocks = [i for i, c in enumerate(self._calls)
+                  if c.name in names and not any(self._calls[k].name in names for k in self._upwards(c.outer))]
+        for i in blocks:
+            kept |= self._calls[i].given
+        return self._size(kept) + max((sizes[i] for i in blocks), default=0)
+
+    def _upwards(self, call: int) -> Iterator[int]:
+        while call >= 0:
+            yield call
+            call = self._calls[call].outer
