@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import richter
 from richter.core import MemoryBudgetError, parse_bytes
 from richter.instrument import probe as probes
-from richter.instrument.capture import quiet, recorder
+from richter.instrument.capture import calls, quiet
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.statistics import bases, compressed, stored, tables, weights
 from richter.instrument.statistics.grams import Tangents
@@ -83,7 +83,7 @@ def test_sums_of_layers_in_several_passes_are_the_same() -> None:
 
 @pytest.mark.parametrize(("module", "name", "value"), [
     (probes, "WRITTEN", 0), (bases, "WRITTEN", 0), (shared, "MOST", 0), (verify, "LARGE", 0), (verify, "REMEMBERED", 0),
-    (recorder, "TOGETHER", 0), (audit, "LARGE", 0), (weights, "TILE", 3 * WIDTH)], ids=lambda v: getattr(v, "__name__", v))
+    (calls, "TOGETHER", 0), (audit, "LARGE", 0), (weights, "TILE", 3 * WIDTH)], ids=lambda v: getattr(v, "__name__", v))
 def test_what_is_not_written_down_is_the_same(plenty: richter.Snapshot, monkeypatch: pytest.MonkeyPatch, module: Any, name: str,
                                               value: int) -> None:
     """Labels, bases, gradients of a tied matrix, indices, gradients in a survey and in an audit, and matrices."""

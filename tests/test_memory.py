@@ -18,7 +18,8 @@ import richter
 from richter.core import MemoryBudgetError, freed, parse_bytes
 from richter.instrument import captures, foreseen, matrices
 from richter.instrument import subject as subjects
-from richter.instrument.capture import quiet, recorder
+from richter.instrument.capture import calls as captured_calls
+from richter.instrument.capture import quiet
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.measurement import Measurement
 from richter.instrument.statistics import bases, journey, moments, outputs, passes, pushing, sizes, stages, weights
@@ -240,8 +241,8 @@ def test_what_an_audit_has_compared_is_given_back_before_it_goes_on(monkeypatch:
     """What backward passes left, before the audit; and gradients, before those of other weights."""
     model, probe, _ = language_model(monkeypatch)
     calls: list[str] = []
-    monkeypatch.setattr(recorder, "TOGETHER", 2 ** 17)
-    monkeypatch.setattr(recorder, "trim", lambda size: calls.append("gradients" if size else "nothing"))
+    monkeypatch.setattr(captured_calls, "TOGETHER", 2 ** 17)
+    monkeypatch.setattr(captured_calls, "trim", lambda size: calls.append("gradients" if size else "nothing"))
     monkeypatch.setattr(captures, "trim", lambda size: calls.append("graphs" if size else "nothing"))
     measurement = Measurement(model, probe)
     with quiet(measurement.model):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from richter.core import WHOLE, CaptureError, Remark, SelectionError, matches
 from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.core.text import MOVED_BUFFERS, few_of
-from richter.instrument.capture import Output, State, device_of, forward, outputs_of, same_bits, state_of, to_device, weight_bytes
+from richter.instrument.capture import Output, State, device_of, outputs_of, same_bits, state_of, to_device, weight_bytes
 from richter.instrument.captures import RowCotangents, select
 from richter.instrument.checks import check_labels, check_selection
 from richter.instrument.cotangents import Cotangents, Use
@@ -110,11 +111,8 @@ class Subject:
 
     def lighten(self) -> bool:
         """From now on, blocks are computed again for every backward pass. False: there are none, or it is so already."""
-        if not self.survey.blocks or self.survey.anew:
-            return False
-        self.survey = self.survey.lightened()
-        self.memo.lighten()
-        return True
+        before, self.survey = self.survey, self.memo.lightened(self.survey)
+        return self.survey.anew != before.anew
 
     def widen(self) -> None:
         """From now on in double precision: products of what it reads and asks have left the range of single precision."""
@@ -165,8 +163,7 @@ class Subject:
         """What is to be said of these buffers, if they do anything."""
         if not self.drifted or self._initial_outputs is None:
             return Remark()
-        given = forward(self.model, self.few, state_of(self.model, self.initial, self.copied), output=self.output, record=False,
-                        anew=self.survey.anew)
+        given = replace(self.source, state=state_of(self.model, self.initial, self.copied)).run(self.few, 0)
         if given.f.shape == self._initial_outputs.shape and torch.equal(given.f, self._initial_outputs):
             return Remark()
         return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
@@ -379,8 +376,7 @@ class Subject:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def _matrices_then(self) -> dict[str, Tensor]:
-        assert self.then is not None
-        seen = forward(self.model, self.few, self.then, output=self.output, splits=self.survey.splits, anew=self.survey.anew)
+        seen = (source := self.initial_source).bench(self.few).run()
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")
@@ -389,7 +385,7 @@ class Subject:
         self._initial_outputs = seen.f.detach()
         matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}
         later = {k: m for k, m in self.survey.maps.items() if k not in matrices and m.weight is not None}  # not used by the first
-        matrices |= {k: self.then[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
+        matrices |= {k: source.state[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
         return matrices
 
     def _wide(self, W: Tensor) -> Tensor:

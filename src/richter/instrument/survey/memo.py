@@ -56,10 +56,11 @@ class SurveyMemo:
             self._entry = replace(self._entry, survey=_own(result))
         return result
 
-    def lighten(self) -> None:
-        """Blocks are computed again for every backward pass, from now on."""
+    def lightened(self, survey: Survey) -> Survey:
+        """The last survey, with blocks computed again for every backward pass, from now on."""
         if self._entry is not None:
             self._entry = replace(self._entry, survey=self._entry.survey.lightened())
+        return survey.lightened()
 
     def known(self, model: nn.Module, output: Output | None, survey: Survey, state: State) -> Survey:
         """A new survey, with what is known of later examples."""
