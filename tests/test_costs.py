@@ -465,6 +465,17 @@ def test_a_plan_says_what_is_done() -> None:
         assert word in shown
 
 
+def test_the_operations_of_a_pass_are_those_of_its_products() -> None:
+    """A lookup has none; a norm multiplies each number once; a grouped convolution has the inputs of a group."""
+    def counted(model: nn.Module, x: Tensor) -> int:
+        with quiet(model, "eval"):
+            return richter.kernels.planning.forward_operations(surveyed(model, x)[2])
+    words = nn.Sequential(nn.Embedding(50, 6), nn.LayerNorm(6), nn.Linear(6, 5))
+    assert counted(words, torch.arange(12).reshape(4, 3)) == 3 * 2 * (6 + 6 * 5)
+    pictures = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6 * 16, 2))
+    assert counted(pictures, torch.randn(4, 4, 6, 6)) == 2 * (16 * 6 * 2 * 9 + 96 * 2)
+
+
 @pytest.mark.parametrize("outputs", SHAPES)
 def test_a_plan_keeps_within_memory(outputs: str) -> None:
     model, x = vgg11(width=0.1, seed=0), torch.randn(12, 3, 32, 32)

@@ -197,6 +197,39 @@ def test_what_is_dear_is_not_drawn_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     assert richter.measure(model, probe, ALL).row("tangent_stable_rank").mark is Mark.ESTIMATED
 
 
+class Talking(nn.Module):
+    """A vocabulary's table, a norm and a read-out: 3 tokens of 30 classes."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.norm, self.out = nn.Embedding(words, 6), nn.LayerNorm(6), nn.Linear(6, 30)
+        self.double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.norm(self.table(ids))))
+
+
+def test_looking_up_a_word_makes_no_kernel_look_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many words there are: a table multiplies nothing in a pass, and a norm each number once."""
+    monkeypatch.setattr(drawn, "FEW", 0)
+    ids, y = torch.arange(30).reshape(10, 3), torch.arange(30).flip(0).reshape(10, 3)
+    asked: list[drawn.Seen] = []
+    real = drawn.operations
+    monkeypatch.setattr(drawn, "operations", lambda t: asked.append(t) or real(t))  # type: ignore[func-returns-value]
+    for words in (30, 3000):
+        reason = richter.measure(Talking(words), richter.Probe(ids, y), ALL).note("tangent_stable_rank")
+        passes = int(re.findall(r"takes as many operations as (\d+) passes", reason)[0])
+        assert passes == round(real(asked[-1]) / (3 * 10 * 2 * 3 * (6 * 30 + 6)))
+
+
+def test_tables_alone_are_drawn_or_dear_and_nothing_is_divided_by_no_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn, "FEW", 0)
+    torch.manual_seed(0)
+    probe = richter.Probe(torch.arange(12), torch.arange(12))
+    assert "as many operations as" in richter.measure(nn.Embedding(12, 80), probe, ALL).note("tangent_stable_rank")
+
+
 def test_more_draws_are_more_exact_and_fewer_are_never_less_than_four() -> None:
     model, x, y = talker()
     few, many = (richter.measure(model, richter.Probe(x, y), ALL, cotangents=random_outputs(v)) for v in (8, 256))

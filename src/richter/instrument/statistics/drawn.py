@@ -39,7 +39,7 @@ from richter.instrument.statistics.frame import (
     in_range,
 )
 from richter.instrument.statistics.grams import KERNEL, Tangents
-from richter.kernels.planning import make_plan
+from richter.kernels.planning import forward_operations, make_plan
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
@@ -337,7 +337,7 @@ class Drawn(Statistic):
         if least > subject.memory:
             return f"{TOP}, which is drawn from memory='{show_bytes(least + subject.fixed)}' on: give that, or {FEWER}"
         number = operations(t)
-        passes = number / (6 * subject.probe.n * sum(m.width * m.shape[-1] for m in subject.survey.maps.values()))
+        passes = number / max(1, 3 * subject.probe.n * forward_operations(subject.survey))  # tables multiply nothing
         if number > FEW and passes > DEAR:
             return f"{TOP}, and drawing it takes as many operations as {passes:.0f} passes: fewer Probe(kernel=...), or {FEWER}"
         return ""

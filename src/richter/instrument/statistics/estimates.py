@@ -63,7 +63,7 @@ from richter.instrument.statistics.products import centred, parameter_groups, pa
 from richter.instrument.statistics.tables import recorded
 from richter.instrument.stream import chunks, fitting
 from richter.instrument.targets import labelled as having_labels
-from richter.kernels.planning import make_plan
+from richter.kernels.planning import forward_operations, make_plan
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
@@ -231,7 +231,7 @@ def operations(t: Tangents) -> tuple[float, float]:
     q = SKETCHED + 2 * (SKETCHED + CORRECTING)
     exact = make_plan(t.request(subject.wanted, "full"), 2 ** 62).operations
     maps = [survey.maps[k] for u in subject.wanted for k in u.maps]
-    through = 2 * t.n * (1 + t.v) * sum(m.width * m.shape[-1] for m in survey.maps.values() if m.kind == "dense")
+    through = t.n * (1 + t.v) * forward_operations(survey)
     own = sum(2 * t.n * (m.width * m.shape[-1] * t.v + t.v * q * m.entries if m.unfolded or
                          m.width > m.shape[0] else q * m.entries) for m in maps)
     return exact, 4 * through + 2 * own
