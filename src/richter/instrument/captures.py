@@ -37,9 +37,9 @@ from richter.instrument.survey import (
 )
 from richter.layers import Kind
 
-__all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "as_read", "by_example",
-           "check_finite", "count", "covariance", "example_gradients", "grouped", "map_gradient", "record", "remade", "room_for",
-           "select", "widened"]
+__all__ = ["Forwards", "LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "as_read",
+           "by_example", "check_finite", "count", "covariance", "example_gradients", "grouped", "map_gradient", "record",
+           "remade", "room_for", "select", "widened"]
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,17 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
         if firsts and (examples or n > 1 or audit.unseen(bench.state, firsts)):
             recording.check = Check(bench, survey, firsts, examples, rows.start, audit)
     return recording
+
+
+@dataclass
+class Forwards:
+    """Forward passes that were made: of how many examples, and in how many seconds."""
+
+    examples: int = 0
+    seconds: float = 0.0
+
+    def add(self, examples: int, seconds: float) -> None:
+        self.examples, self.seconds = self.examples + examples, self.seconds + seconds
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ def _pull(t: Tangents, vectors: Vectors, gradients: Whole | Compressed) -> None:
     for chunk in chunks(subject.source, t.x, size, title="kernels"):
         with timed(subject.device) as seconds:
             run = recorded(subject, chunk.x, chunk.rows.start, gradients.maps)
-        subject.forwards.append((chunk.n, seconds()))
+        subject.forwards.add(chunk.n, seconds())
         check_finite(run.f)
         for v in range(len(vectors)):
             gradients.add(v, run, vectors(v, chunk.rows).to(run.f.device))

@@ -255,11 +255,7 @@ class Pass:
     def _recorded(self, chunk: Chunk) -> list[Recording]:
         """One forward pass, and one of the initial network if it is wanted."""
         networks = [chunk, replace(chunk, source=self.subject.initial_source)] if self.initial else [chunk]
-        recordings = []
-        for network in networks:
-            recordings.append(network.recording)
-            self.subject.forwards.append((chunk.n, network.recording.seconds))
-        return recordings
+        return [network.recording for network in networks]
 
     def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, cotangents: Cotangents,
                  family: Sequence[Entry]) -> Reading:
