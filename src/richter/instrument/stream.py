@@ -140,7 +140,8 @@ class Chunk:
         return {k: J.to(self.source.dtype) for k, J in gradients.items()}
 
     def captures(self, block: slice) -> dict[str, LayerCapture]:
-        """What every map read, and what some of the cotangents ask of it; without positions of which nothing is asked."""
+        """What every map read, and what some of the cotangents ask of it; without positions of which nothing is asked. Blocks
+        come in order, and all of them: with the last one they are looked at."""
         if not self.maps:
             return {}
         if self._alone:
@@ -148,7 +149,8 @@ class Chunk:
         return {k: self.recording.trimmed(k, c) for k, c in self._whole(block).items()}
 
     def _whole(self, block: slice) -> dict[str, LayerCapture]:
-        return {k: self.source.ready(c) for k, c in self.recording.captures(self.V[block]).items()}
+        more = block.stop < len(self.V)
+        return {k: self.source.ready(c) for k, c in self.recording.captures(self.V[block], more=more).items()}
 
     @cached_property
     def _alone(self) -> list[Chunk]:
