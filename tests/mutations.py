@@ -239,7 +239,7 @@ MUTATIONS = [
              "if k in among}", "mutants"),
     # --------------------------------------------------------------------------------------------------------------- amend
     mutation(f"{SURVEY}/amend.py", "the other uses of a weight in doubt are not read singly",
-             "kept.singly |= _sharing(maps, {*doubt.maps})", "kept.singly |= {*doubt.maps}", "audit", "mutants",
+             "maps.keys() & with_siblings(maps, doubt.maps)", "maps.keys() & set(doubt.maps)", "audit", "mutants",
              equivalent="describe() reads all uses of a weight singly where one of them is, and the weights that are checked "
              "for mixing are the same"),
     mutation(f"{SURVEY}/amend.py", "what is in doubt is not looked at again", "verify_one(one, [*missing, *doubted])",

@@ -34,12 +34,13 @@ from richter.instrument.survey import (
     passed,
     prints,
     suspects,
+    with_siblings,
 )
 from richter.layers import Kind
 
 __all__ = ["Forwards", "LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "as_read",
            "by_example", "check_finite", "count", "covariance", "example_gradients", "grouped", "map_gradient", "record",
-           "remade", "room_for", "select", "widened"]
+           "remade", "room_for", "select", "widened", "with_siblings"]
 
 
 BLOCKS = 16  # of cotangents whose gradients are added up: a backward pass of the sum of more costs less
@@ -222,7 +223,7 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     groups = grouped(run.calls)
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []
-    for name in with_siblings(survey, names) if examined else names:
+    for name in with_siblings(survey.maps, names) if examined else names:
         own = groups.get(name, [])
         if n == 1 and not own:
             continue
@@ -291,12 +292,6 @@ def _turned(bench: Bench, survey: Survey, parts: Sequence[Tensor], seed: int) ->
         after.append(prints(survey, run.calls, len(part)))
         outputs.append(run.f.detach())
     return joined(after), torch.cat(outputs)
-
-
-def with_siblings(survey: Survey, names: Sequence[str]) -> list[str]:
-    """These maps, and the other uses of the same parameters: together they make a gradient."""
-    weights = {survey.maps[k].weight for k in names} - {None}
-    return [*names, *(k for k, info in survey.maps.items() if info.weight in weights and k not in names)]
 
 
 def as_read(info: MapInfo, calls: Sequence[Call], n: int) -> tuple[Tensor, bool] | None:

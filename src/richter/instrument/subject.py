@@ -283,13 +283,6 @@ class Subject:
         """What kernels are made of: everything, or the modules that were asked for."""
         return [u for u in self.units if self.layers is None or u.module in self.modules]
 
-    @property
-    def sharing(self) -> list[str]:
-        """The maps that are asked for, and other uses of the same parameters."""
-        maps = self.survey.maps
-        weights = {maps[k].weight for k in self.maps} - {None}
-        return [k for k, m in maps.items() if k in self.maps or (m.weight in weights and m.kind in MAP_KINDS)]
-
     def places(self, kind: str) -> list[str]:
         """Where rows are: linear maps, these or modules with parameters and the whole model, or the whole model alone."""
         if kind == "map":

@@ -189,7 +189,7 @@ class Pass:
         example. Where captures are audited, the gradients of a large model's weights are held too."""
         survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
         names = list(dict.fromkeys([*self.subject.maps, *self.maps]))
-        names = names if self.subject.audit is None else with_siblings(survey, names)
+        names = names if self.subject.audit is None else with_siblings(survey.maps, names)
         optional = {k for w in self.wants if w.optional for k in w.maps}
         reads = any(w.reads for w in self.wants if not w.optional)
         audit, n = self.subject.audit, self.subject.probe.n
