@@ -26,18 +26,7 @@ from richter import linalg
 from richter.core import WHOLE, Mark, Remark, show_bytes
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.centred import CentredKernel
-from richter.instrument.statistics.frame import (
-    GROUPS,
-    Gathering,
-    Group,
-    Missing,
-    Place,
-    Simple,
-    Statistic,
-    Wants,
-    finite,
-    in_range,
-)
+from richter.instrument.statistics.frame import GROUPS, Gathering, Group, Missing, OfKernels, Simple, Wants, finite, in_range
 from richter.instrument.statistics.grams import KERNEL, Tangents
 from richter.kernels.planning import forward_operations, make_plan
 
@@ -314,13 +303,8 @@ def operations(t: Seen) -> float:
     return make_plan(t.request(t.units, "full"), max(t.memory, t.least())).operations
 
 
-@dataclass(frozen=True)
-class Drawn(Statistic):
+class Drawn(OfKernels):
     """A CentredKernel from random combinations of each example's outputs, with groups of examples and of draws to leave out."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def seen(self, subject: Subject, cotangents: Cotangents) -> Seen:
         draws = draws_of(cotangents, len(subject.kernel_rows))

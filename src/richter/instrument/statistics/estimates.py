@@ -44,7 +44,7 @@ from richter.instrument.statistics.frame import (
     Gathering,
     Group,
     Missing,
-    Place,
+    OfKernels,
     Simple,
     Statistic,
     Wants,
@@ -66,7 +66,6 @@ from richter.instrument.targets import labelled as having_labels
 from richter.kernels.planning import forward_operations, make_plan
 
 if TYPE_CHECKING:
-    from richter.instrument.cotangents import Use
     from richter.instrument.subject import Subject
 
 SMALL = 2 ** 26  # bytes: kernels below this size are never estimated
@@ -110,13 +109,8 @@ class Estimates(Simple):
 # ------------------------------------------------------------------------------------------------ many outputs
 
 
-@dataclass(frozen=True)
-class Sketch(Statistic):
+class Sketch(OfKernels):
     """|C K C|_F from random vectors of all examples and outputs; y~^T K y~ exactly."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)
@@ -204,13 +198,8 @@ def _vectors_bytes(t: Tangents, vectors: int) -> int:
 # ----------------------------------------------------------------------------------------------- many examples
 
 
-@dataclass(frozen=True)
-class Free(Statistic):
+class Free(OfKernels):
     """|C K C|_F and its largest eigenvalue without K, y~^T K y~ exactly."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)  # a module's products in a third of the memory, a pair of examples in another
@@ -282,16 +271,13 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Diagonal(Statistic):
+class Diagonal(OfKernels):
     """Each output's own kernels: of all outputs, or of some drawn from those that have labels. ``sums``: what is to be known of
     them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out, if known here."""
 
-    name: str
     sums: Callable[[Tensor, Tensor], Any] = of_diagonal
     leaving: Callable[[Tensor, Tensor, int], Sequence[Any]] | None = of_diagonal_leaving
     labelled: bool = True  # are labels needed?
-    use: Use = "kernel"
-    place: Place = "module"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)
