@@ -246,8 +246,6 @@ MUTATIONS = [
              "mutants"),
     mutation(f"{SURVEY}/audit.py", "a map that the first examples do not use is not missed later",
              "survey.note(name) in (None, Mark.IDLE)]", "survey.note(name) is None]", "audit"),
-    mutation(f"{SURVEY}/audit.py", "cotangents are added up without their weights", 'torch.einsum("v,vnk->nk", mix, V)',
-             "V.sum(0)", "audit"),
     mutation(f"{SURVEY}/audit.py", "rows are known by their sums alone", ".mul_(0.754877).cos_()", ".mul_(0).add_(1)", "audit",
              "mutants"),
     mutation(f"{SURVEY}/audit.py", "no examples are looked at as one sum", "return order[:self.audit.together(n)]",
@@ -256,7 +254,7 @@ MUTATIONS = [
              "if k in among}", "mutants"),
     # --------------------------------------------------------------------------------------------------------------- amend
     mutation(f"{SURVEY}/amend.py", "the other uses of a weight in doubt are not read singly",
-             "kept.singly |= _sharing(maps, {*doubt.maps})", "kept.singly |= {*doubt.maps}", "audit", "mutants",
+             "maps.keys() & with_siblings(maps, doubt.maps)", "maps.keys() & set(doubt.maps)", "audit", "mutants",
              equivalent="describe() reads all uses of a weight singly where one of them is, and the weights that are checked "
              "for mixing are the same"),
     mutation(f"{SURVEY}/amend.py", "what is in doubt is not looked at again", "verify_one(one, [*missing, *doubted])",
@@ -334,6 +332,14 @@ MUTATIONS = [
     mutation(f"{SURVEY}/splits.py", "queries that come last are called values", "return _disjoint(a, *pair) if",
              "return _disjoint(*pair, a) if", "splits"),
     # ------------------------------------------------------------------------------------------------------------ captures
+    mutation("instrument/captures.py", "cotangents are added up without their weights", "_add(self.sum, V, weights)",
+             "self.sum.add_(V.sum(0))", "audit"),
+    mutation("instrument/captures.py", "only the last block of cotangents is looked at",
+             "self._mixed = self._mixed or Mixture(check, V)", "self._mixed = Mixture(check, V)", "audit"),
+    mutation("instrument/captures.py", "of many outputs the first are looked at", "_add(self.sum, V, weights)",
+             "_add(self.sum, V, weights) if self.blocks < BLOCKS else None", "audit"),
+    mutation("instrument/captures.py", "what was not added up is compared all the same",
+             "self.rows, self.g = [], {}\n            return", "return", "audit"),
     mutation("instrument/captures.py", "positions that speak up late are dropped", "if c.g.index_select(2, silent).any():",
              "if False:", "costs::positions_that_speak_up_late_are_heard"),
     mutation("instrument/captures.py", "examples that are differentiated alone draw the same", "seed=rows.start + i)",

@@ -20,7 +20,9 @@ from torch.utils.checkpoint import checkpoint
 import oracles
 import richter
 from richter.core import MixingError
-from richter.instrument.statistics import FEATURES, HeldOut, Operator
+from richter.instrument.statistics import FEATURES, HeldOut, Operator, estimates, passes, stored
+from richter.instrument.subject import Subject
+from richter.instrument.survey import amended
 from richter.measures.measure import Measure
 
 DRAW = torch.Generator().manual_seed(3)
@@ -107,6 +109,20 @@ class Elsewhere(Two):
         return self.b(h) * torch.where(x[:, :1] < 0, 1 + self.c.weight.square().sum(), torch.ones_like(x[:, :1]))
 
 
+class InLaterOutputs(Two):
+    """The same, and the first outputs have nothing of it."""
+
+    def __init__(self, outputs: int = 3) -> None:
+        super().__init__()
+        self.b = nn.Linear(8, outputs).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.b(torch.tanh(self.c(self.a(x))))
+        more = torch.where(x[:, :1] < 0, 1 + self.c.weight.square().sum(), torch.ones_like(x[:, :1]))
+        half = z.shape[1] // 2
+        return torch.cat([z[:, :half], z[:, half:] * more], 1)
+
+
 class Recomputed(torch.autograd.Function):
     """A block of a reversible network: it runs again in the backward pass."""
 
@@ -165,8 +181,8 @@ class ReversibleLater(Two):
         return z.index_add(0, on, self.b(Recomputed.apply(start, self.c)))
 
 
-EXACT: list[Callable[[], nn.Module]] = [Sorted, Swapped, SwappedLate, EarlyExit, Again, Later, Unpadded, Elsewhere, Reversible,
-                                        ReversibleWithParameters, ReversibleLater]
+EXACT: list[Callable[[], nn.Module]] = [Sorted, Swapped, SwappedLate, EarlyExit, Again, Later, Unpadded, Elsewhere,
+                                        InLaterOutputs, Reversible, ReversibleWithParameters, ReversibleLater]
 
 
 def by_backward(model: nn.Module) -> dict[str, Tensor]:
@@ -573,6 +589,46 @@ def test_what_is_used_elsewhere_by_later_examples_is_always_seen(make: Callable[
     for _ in range(12):  # another audit each time
         for name, K in richter.kernels.ntk(make(), X, per_layer=True).items():
             torch.testing.assert_close(K, exact[name], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:layer .c.*")
+@pytest.mark.parametrize(("measure", "outputs", "place", "value"), [
+    ("nfc", 3, (passes, "BLOCK_BYTES"), 0), ("tangent_alignment", 80, (stored, "fewer_passes"), lambda *_: True),
+    ("tangent_cka", 3, (estimates, "formed"), lambda *_: False)],
+    ids=["moments", "kernels of single outputs", "products with kernels"])
+def test_outputs_that_share_a_forward_pass_are_all_looked_at(measure: str, outputs: int, place: tuple[Any, str], value: Any,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked one after another, of one recording: what is wrong of a later one only is seen as well."""
+    model = InLaterOutputs(outputs)
+    monkeypatch.setattr(*place, value)
+    with mock.patch.object(Subject, "amend", autospec=True, side_effect=Subject.amend) as amend:
+        richter.measure(model, richter.Probe(X, torch.arange(40) * 2 % outputs), [measure])
+    doubted = {k for call in amend.call_args_list for k in call.args[1].maps}
+    assert doubted == {"c"}
+
+
+def test_however_many_outputs_share_a_forward_pass_the_last_are_looked_at() -> None:
+    """And nothing is in doubt where nothing is wrong."""
+    model, plain = InLaterOutputs(40), Plain()
+    plain.b = model.b
+    for m, doubted in ((model, {"c"}), (plain, set[str]())):
+        exact = by_backward(m)
+        with mock.patch("richter.kernels.ntk.amended", side_effect=amended) as amend:
+            K = richter.kernels.ntk(m, X, per_layer=True)
+        assert {k for call in amend.call_args_list for k in call.args[2].maps} == doubted
+        for name in exact:
+            torch.testing.assert_close(K[name], exact[name], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:layer .c.*")
+def test_every_family_of_cotangents_is_looked_at() -> None:
+    """Of the loss, which later outputs have none of, and then of all outputs."""
+    model = InLaterOutputs()
+    y = model(X).detach() + torch.tensor([1.0, 0.0, 0.0])
+    for names in (["fact", "nfc"], ["nfc", "fact"]):
+        with mock.patch.object(Subject, "amend", autospec=True, side_effect=Subject.amend) as amend:
+            richter.measure(model, richter.Probe(X, y), names)
+        assert {k for call in amend.call_args_list for k in call.args[1].maps} == {"c"}
 
 
 class Plain(Two):

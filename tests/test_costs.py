@@ -39,12 +39,13 @@ from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.evaluate import RichterWarning
 from richter.instrument.measurement import Measurement
-from richter.instrument.statistics import drawn, estimates
+from richter.instrument.statistics import Operator, drawn, estimates, stored
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Audit, SurveyMemo, surveyed
 from richter.kernels import contract, operations
 from richter.kernels.contract import Sum, mirror
 from richter.kernels.operations import Size
+from richter.measures.measure import Measure
 from richter.models import GPT, mlp, vgg11
 
 TANGENT = ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation"]
@@ -463,6 +464,17 @@ def test_a_plan_says_what_is_done() -> None:
     shown = str(plan)
     for word in ("full kernel of 50 x 50 examples, 10 outputs", "GFLOP", "contraction", "pairs", "976.57KiB of kernels"):
         assert word in shown
+
+
+def test_the_operations_of_a_pass_are_those_of_its_products() -> None:
+    """A lookup has none; a norm multiplies each number once; a grouped convolution has the inputs of a group."""
+    def counted(model: nn.Module, x: Tensor) -> int:
+        with quiet(model, "eval"):
+            return richter.kernels.planning.forward_operations(surveyed(model, x)[2])
+    words = nn.Sequential(nn.Embedding(50, 6), nn.LayerNorm(6), nn.Linear(6, 5))
+    assert counted(words, torch.arange(12).reshape(4, 3)) == 3 * 2 * (6 + 6 * 5)
+    pictures = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6 * 16, 2))
+    assert counted(pictures, torch.randn(4, 4, 6, 6)) == 2 * (16 * 6 * 2 * 9 + 96 * 2)
 
 
 @pytest.mark.parametrize("outputs", SHAPES)
@@ -945,6 +957,55 @@ def test_the_cost_of_a_snapshot_is_told() -> None:
     assert math.isfinite(snap.passes)
     start = {k: v + 0.1 for k, v in model.state_dict().items()}
     assert math.isnan(richter.measure(model, probe, ["weight_change"], initial=start).passes)  # no pass of the probe was made
+
+
+class Clock:
+    """Ticks once for every example that goes through a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.now = 0
+        model.register_forward_hook(lambda m, args, z: self.tick(len(z)))
+
+    def tick(self, examples: int) -> None:
+        self.now += examples
+
+    def perf_counter(self) -> float:
+        return float(self.now)
+
+
+def product(f: Tensor, Y: Any, parameters: Any, vectors: Any) -> Any:
+    return torch.autograd.grad(f.square().sum(), parameters, allow_unused=True)
+
+
+SUMMED = Measure("summed", lambda A: float(A(torch.ones(A.size, dtype=torch.float64)).sum()), needs=(Operator("A", product),))
+OF_WEIGHTS = ("weight_change", "stable_rank_of_weights", "rank_of_weights")
+ALONE = [SUMMED, *(name for name in richter.measures.names() if name not in OF_WEIGHTS)]
+
+
+@pytest.mark.parametrize("words", [3, 80], ids=["few outputs", "many"])
+@pytest.mark.parametrize("measure", ALONE, ids=lambda m: getattr(m, "name", m))
+def test_a_pass_is_as_long_as_three_forward_passes_whatever_is_measured(measure: str | Measure, words: int,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are drawn or made anew make passes of their own; what a journey looks at first is none of its passes."""
+    model, x = mlp([6, 8, words], seed=0).double(), draw(20, 6)
+    start = {k: v + 0.1 * draw(*v.shape) for k, v in model.state_dict().items()}
+    monkeypatch.setattr(richter.instrument.captures, "time", Clock(model))
+    measurement = Measurement(model, richter.Probe(x, torch.arange(20) % words), [measure], initial=start)
+    assert math.isfinite(measurement.take().passes)
+    assert measurement.subject.pass_seconds == 3 * 20
+
+
+@pytest.mark.parametrize(("measure", "words", "place", "says"), [
+    ("tangent_cka", 80, (drawn.Drawn, "why_not"), "they are dear"), ("tangent_alignment", 80, (stored, "fewer_passes"), True),
+    ("tangent_cka", 3, (estimates, "formed"), False)], ids=["gradients of vectors", "captures that are kept", "products"])
+def test_passes_of_kernels_that_are_had_otherwise_are_counted(measure: str, words: int, place: tuple[Any, str], says: Any,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = mlp([6, 8, words], seed=0).double(), draw(20, 6)
+    monkeypatch.setattr(*place, lambda *a: says)
+    monkeypatch.setattr(richter.instrument.captures, "time", Clock(model))
+    measurement = Measurement(model, richter.Probe(x, torch.arange(20) % words), [measure])
+    assert math.isfinite(measurement.take().passes)
+    assert measurement.subject.pass_seconds == 3 * 20
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 3), (5, 1), (1, 1)], ids=["one example", "one output", "both"])

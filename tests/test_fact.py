@@ -179,6 +179,29 @@ def test_one_of_two_tied_layers_has_the_gradient_of_both() -> None:
             same(alone, {key: v for key, v in whole.items() if key[1] == layer}, 1e-12)
 
 
+class ReadByItsNorm(nn.Module):
+    """The scales of a norm are the read-out as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(5, 6), nn.LayerNorm(6)
+        nn.init.normal_(self.norm.weight)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(torch.tanh(self.first(x))), self.norm.weight[None])
+
+
+def test_a_matrix_that_is_the_scale_of_a_norm_too_has_the_gradient_of_both() -> None:
+    model, x, y = ReadByItsNorm(), inputs("mlp", 0), torch.linspace(-1, 1, len(labels()), dtype=torch.float64)[:, None]
+    size = Measure("size", lambda G: G.norm().item(), (WEIGHT_GRADIENT,), loss_gradient)
+    snap = richter.measure(model, richter.Probe(x, y, loss=lambda f, y: (f - y).square().sum(1) / 2), [size])
+    exact = torch.autograd.grad((model(x) - y).square().sum() / 2 / len(x), [model.first.weight, model.norm.weight])
+    assert {r.layer: r.value for r in snap.rows} == pytest.approx({"first": exact[0].norm().item(),
+                                                                  "norm.use2": exact[1].norm().item()}, rel=1e-10)
+
+
 def test_dropout_is_that_of_the_measurement() -> None:
     """The loss and its gradient see the same draws: for l = |f|^2 / 2 and f = W h, <W, dL/dW> is twice the loss."""
     model = nn.Sequential(nn.Linear(5, 20), nn.Dropout(0.5), nn.Linear(20, 3, bias=False)).double()

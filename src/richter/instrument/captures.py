@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,12 +34,16 @@ from richter.instrument.survey import (
     passed,
     prints,
     suspects,
+    with_siblings,
 )
 from richter.layers import Kind
 
-__all__ = ["LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "as_read", "by_example",
-           "check_finite", "count", "covariance", "example_gradients", "grouped", "map_gradient", "record", "remade", "room_for",
-           "select", "widened"]
+__all__ = ["Forwards", "LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "as_read",
+           "by_example", "check_finite", "count", "covariance", "example_gradients", "grouped", "map_gradient", "record",
+           "remade", "room_for", "select", "widened", "with_siblings"]
+
+
+BLOCKS = 16  # of cotangents whose gradients are added up: a backward pass of the sum of more costs less
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,43 @@ class LayerCapture:
 RowCotangents = Callable[[Tensor, slice], Tensor]  # f "n k" of the examples `rows` of a probe -> V "v n k"
 
 
+class Mixture:
+    """A random combination of all cotangents that came, and what it asks of the examples that will be looked at."""
+
+    def __init__(self, check: Check, V: Float[Tensor, "v n k"]) -> None:
+        self.draw, self.blocks = torch.Generator().manual_seed(check.audit.number), 0
+        self.sum = torch.zeros_like(V[0], dtype=torch.promote_types(V.dtype, torch.float32))
+        self.rows = check.rows
+        self.g: dict[str, Tensor] = {}  # "n s ..." by map, of these rows
+
+    def add(self, V: Float[Tensor, "v n k"], stacked: Mapping[str, Tensor]) -> None:
+        """Some more of them, and the gradients "v n s ..." for each."""
+        weights = torch.randn(len(V), generator=self.draw).tolist()
+        _add(self.sum, V, weights)
+        self.blocks += 1
+        if self.blocks > BLOCKS:
+            self.rows, self.g = [], {}
+            return
+        some = slice(None) if len(self.rows) == V.shape[1] else torch.tensor(self.rows, dtype=torch.long, device=V.device)
+        for name, g in stacked.items():
+            if name not in self.g:
+                self.g[name] = torch.zeros_like(g[0, some], dtype=torch.promote_types(g.dtype, torch.float32))
+            _add(self.g[name], (asked[some] for asked in g), weights)
+
+    def of(self, rows: Tensor) -> dict[str, Tensor] | None:
+        """What it asks of some examples; None if these are others, or it was not added up."""
+        wanted = rows.tolist()
+        if not set(wanted) <= set(self.rows):
+            return None
+        places = [self.rows.index(i) for i in wanted]
+        return {name: g[places] for name, g in self.g.items()}
+
+
+def _add(total: Tensor, parts: Iterable[Tensor], weights: Sequence[float]) -> None:
+    for part, weight in zip(parts, weights, strict=True):
+        total.add_(part, alpha=weight)
+
+
 @dataclass
 class Recording:
     """One forward pass of some examples: ``g`` for any cotangents, any number of times, and ``h`` once."""
@@ -76,6 +117,7 @@ class Recording:
     where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among run.calls and where their examples are
     seconds: float  # that its forward pass took
     check: Check | None = None  # of the first captures
+    _mixed: Mixture | None = None  # of those that were made so far, if others follow
     _reads: dict[str, Tensor] = field(default_factory=dict)
     _live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = field(default_factory=dict)  # live, silent, what the live ones read
 
@@ -98,8 +140,9 @@ class Recording:
             return self.reads(name)[rows]
         return calls[0].inputs(rows).flatten(0, 1).unflatten(0, (len(rows), -1))
 
-    def captures(self, V: Float[Tensor, "v n k"], reads: bool = True) -> dict[str, LayerCapture]:
-        """The gradients for a stack of cotangents, with what was read and the matrices."""
+    def captures(self, V: Float[Tensor, "v n k"], reads: bool = True, more: bool = False) -> dict[str, LayerCapture]:
+        """The gradients for a stack of cotangents, with what was read and the matrices. ``more``: other cotangents follow, and
+        what was captured is looked at when the last have come."""
         stacked: dict[str, Tensor] = {}
         for v in range(len(V)):
             for name, g in self.gradients(V[v]).items():
@@ -110,9 +153,7 @@ class Recording:
                     stacked[name] = room_for(g, len(V))
                 stacked[name][v] = g
         if self.check is not None:
-            check, self.check = self.check, None
-            trim(weight_bytes(check.bench.model))  # what the backward passes left
-            check(V, lambda rows, mix: self._combined(rows, mix, stacked))
+            self._look_at(self.check, V, stacked, more)
         return {name: self._capture(name, stacked[name], reads) for name in self.where}
 
     def look(self) -> None:
@@ -121,10 +162,23 @@ class Recording:
             draw = torch.Generator().manual_seed(self.check.audit.number)
             self.captures(torch.randn(self.f.shape, generator=draw, dtype=torch.float64).to(self.f)[None], reads=False)
 
-    def _combined(self, rows: Tensor, mix: Float[Tensor, " v"], stacked: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """What each map read of some examples, and what a combination of their cotangents asks; "n s ..." both."""
-        return {name: (self.reads_of(name, rows), torch.einsum("v,v...->...", mix.to(g.dtype), g[:, rows]))
-                for name, g in stacked.items()}
+    def _look_at(self, check: Check, V: Float[Tensor, "v n k"], stacked: dict[str, Tensor], more: bool) -> None:
+        """Is what was captured what single examples say? Of all cotangents one combination is asked."""
+        mixed = self._mixed = self._mixed or Mixture(check, V)
+        mixed.add(V, stacked)
+        if more:
+            return
+        self.check = self._mixed = None
+        trim(weight_bytes(check.bench.model))  # what the backward passes left
+        R, everything = mixed.sum.to(V), dict[str, Tensor]()
+
+        def captured(rows: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+            g = mixed.of(rows)
+            if g is None:
+                everything.update(everything or self.gradients(R))
+                g = {name: asked[rows] for name, asked in everything.items()}
+            return {name: (self.reads_of(name, rows), asked) for name, asked in g.items()}
+        check(R, captured)
 
     def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
         first = self.run.calls[self.where[name][0][0]]
@@ -169,7 +223,7 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     groups = grouped(run.calls)
     where: dict[str, list[tuple[int, Layout]]] = {}
     calls: list[Call] = []
-    for name in with_siblings(survey, names) if examined else names:
+    for name in with_siblings(survey.maps, names) if examined else names:
         own = groups.get(name, [])
         if n == 1 and not own:
             continue
@@ -185,6 +239,17 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
         if firsts and (examples or n > 1 or audit.unseen(bench.state, firsts)):
             recording.check = Check(bench, survey, firsts, examples, rows.start, audit)
     return recording
+
+
+@dataclass
+class Forwards:
+    """Forward passes that were made: of how many examples, and in how many seconds."""
+
+    examples: int = 0
+    seconds: float = 0.0
+
+    def add(self, examples: int, seconds: float) -> None:
+        self.examples, self.seconds = self.examples + examples, self.seconds + seconds
 
 
 @contextlib.contextmanager
@@ -227,12 +292,6 @@ def _turned(bench: Bench, survey: Survey, parts: Sequence[Tensor], seed: int) ->
         after.append(prints(survey, run.calls, len(part)))
         outputs.append(run.f.detach())
     return joined(after), torch.cat(outputs)
-
-
-def with_siblings(survey: Survey, names: Sequence[str]) -> list[str]:
-    """These maps, and the other uses of the same parameters: together they make a gradient."""
-    weights = {survey.maps[k].weight for k in names} - {None}
-    return [*names, *(k for k, info in survey.maps.items() if info.weight in weights and k not in names)]
 
 
 def as_read(info: MapInfo, calls: Sequence[Call], n: int) -> tuple[Tensor, bool] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from richter.core.progress import progress
 from richter.instrument.capture import Inputs, Output, Pass, State, device_of, to_device
 from richter.instrument.captures import (
+    Forwards,
     LayerCapture,
     Recording,
     RowCotangents,
@@ -28,6 +29,7 @@ from richter.instrument.captures import (
     example_gradients,
     record,
     select,
+    timed,
     widened,
 )
 from richter.instrument.survey import Audit, Bench
@@ -43,6 +45,7 @@ class Source:
     output: Output | None = None
     audit: Audit | None = None  # what is looked at again in this measurement
     wide: bool = False  # compute in float64 with what it reads and asks: products of single precision leave its range
+    forwards: Forwards = field(default_factory=Forwards)  # that were made
 
     @property
     def device(self) -> torch.device:
@@ -66,11 +69,16 @@ class Source:
         return Bench(self.model, x, self.state, self.output, self.survey.splits, self.survey.anew)
 
     def record(self, x: Inputs, rows: slice, maps: Sequence[str]) -> Recording:
-        return record(self.bench(x), rows, self.survey, maps, self.audit)
+        recording = record(self.bench(x), rows, self.survey, maps, self.audit)
+        self.forwards.add(recording.n, recording.seconds)
+        return recording
 
     def run(self, x: Inputs, seed: int) -> Pass:
         """A forward pass with its graph, remembering no map."""
-        return self.bench(x).run(record=False, seed=seed)
+        with timed(self.device) as seconds:
+            run = self.bench(x).run(record=False, seed=seed)
+        self.forwards.add(count(x), seconds())
+        return run
 
 
 class Share(NamedTuple):
@@ -132,7 +140,8 @@ class Chunk:
         return {k: J.to(self.source.dtype) for k, J in gradients.items()}
 
     def captures(self, block: slice) -> dict[str, LayerCapture]:
-        """What every map read, and what some of the cotangents ask of it; without positions of which nothing is asked."""
+        """What every map read, and what some of the cotangents ask of it; without positions of which nothing is asked. Blocks
+        come in order, and all of them: with the last one they are looked at."""
         if not self.maps:
             return {}
         if self._alone:
@@ -140,7 +149,8 @@ class Chunk:
         return {k: self.recording.trimmed(k, c) for k, c in self._whole(block).items()}
 
     def _whole(self, block: slice) -> dict[str, LayerCapture]:
-        return {k: self.source.ready(c) for k, c in self.recording.captures(self.V[block]).items()}
+        more = block.stop < len(self.V)
+        return {k: self.source.ready(c) for k, c in self.recording.captures(self.V[block], more=more).items()}
 
     @cached_property
     def _alone(self) -> list[Chunk]:

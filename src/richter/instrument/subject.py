@@ -18,7 +18,7 @@ from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.core.text import MOVED_BUFFERS, few_of
 from richter.instrument.capture import Output, State, device_of, outputs_of, same_bits, state_of, to_device, weight_bytes
-from richter.instrument.captures import RowCotangents, select
+from richter.instrument.captures import Forwards, RowCotangents, select
 from richter.instrument.checks import check_labels, check_selection
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.matrices import Widened
@@ -63,7 +63,7 @@ class Subject:
         self.carried: dict[str, Any] = {}  # and those of now, for the next one
         self.step: int | None = None  # of training, at which it is measured
         self.moved = ""  # what is to be said of token labels
-        self.forwards: list[tuple[int, float]] = []  # (examples, seconds) of the forward passes that were made anyway
+        self.forwards = Forwards()  # that were made anyway
 
     @cached_property
     def _copied_bytes(self) -> int:
@@ -83,7 +83,7 @@ class Subject:
         was, because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by
         itself."""
         self._forget("_copied_bytes", "bases", "drift", "drifted", "journey", "loss_gradient", "then")  # computed once
-        self.forwards, self.carried = [], {}
+        self.forwards, self.carried = Forwards(), {}
         self.measured += 1
         self.audit = Audit(n=self.probe.n) if self.errors or self.measured % UNTRUSTED == 1 else None
         self._find_device()
@@ -123,7 +123,7 @@ class Subject:
     def _begin_again(self) -> None:
         """A measurement that was given up has left nothing behind."""
         self.audit = Audit(n=self.probe.n)
-        self.forwards, self.carried = [], {}
+        self.forwards, self.carried = Forwards(), {}
         self._forget("bases", "journey", "loss_gradient")
         self._read_matrices()
 
@@ -253,13 +253,13 @@ class Subject:
     @property
     def source(self) -> Source:
         """The network now."""
-        return Source(self.model, self.state, self.survey, self.output, self.audit, self.wide)
+        return Source(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
 
     @property
     def initial_source(self) -> Source:
         """The network at initialisation."""
         assert self.then is not None
-        return Source(self.model, self.then, self.survey, self.output, self.audit, self.wide)
+        return Source(self.model, self.then, self.survey, self.output, self.audit, self.wide, self.forwards)
 
     @cached_property
     def bases(self) -> Bases:
@@ -289,13 +289,6 @@ class Subject:
     def wanted(self) -> list[Unit]:
         """What kernels are made of: everything, or the modules that were asked for."""
         return [u for u in self.units if self.layers is None or u.module in self.modules]
-
-    @property
-    def sharing(self) -> list[str]:
-        """The maps that are asked for, and other uses of the same parameters."""
-        maps = self.survey.maps
-        weights = {maps[k].weight for k in self.maps} - {None}
-        return [k for k, m in maps.items() if k in self.maps or (m.weight in weights and m.kind in MAP_KINDS)]
 
     def places(self, kind: str) -> list[str]:
         """Where rows are: linear maps, these or modules with parameters and the whole model, or the whole model alone."""
@@ -341,8 +334,7 @@ class Subject:
     @property
     def pass_seconds(self) -> float:
         """What a forward-backward pass of the probe takes: three times its forward pass; NaN if none was made."""
-        examples = sum(n for n, _ in self.forwards)
-        return 3 * self.probe.n * sum(t for _, t in self.forwards) / examples if examples else math.nan
+        return 3 * self.probe.n * self.forwards.seconds / self.forwards.examples if self.forwards.examples else math.nan
 
     def _find_device(self) -> None:
         self.device = device_of(self.model)

@@ -111,6 +111,15 @@ def size(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
     return Size(info.kind, n, m, s, s, v, *widths(info.kind, info.shape), same)
 
 
+def forward_operations(survey: Survey) -> int:
+    """Of a forward pass of one example through all maps: a lookup multiplies nothing, a norm each number once."""
+    number = 0
+    for info in survey.maps.values():
+        d_in, _, groups = widths(info.kind, info.shape)
+        number += 0 if info.kind == "lookup" else 2 * info.width * (d_in // groups)
+    return number
+
+
 @dataclass(frozen=True)
 class Request:
     """A kernel that is asked for: of which units, between how many examples, of how many cotangents."""
@@ -155,9 +164,7 @@ def make_plan(r: Request, memory: int) -> Plan:
     passes = chunks[0] * (chunks[0] + 1) // 2 if r.same else chunks[0] * (1 + chunks[1])
     backward = v * (chunks[0] ** 2 if r.same else 2 * chunks[0] * chunks[1])  # both sides of every pair of chunks
     lines = tuple(_line(r, u) for u in r.units)
-    through = 2 * sum(0 if info.kind == "lookup" else info.width * info.shape[-1] for info in r.survey.maps.values())
-    through *= c * (passes + backward)
-    operations = through + sum(u.operations for u in lines)
+    operations = c * (passes + backward) * forward_operations(r.survey) + sum(u.operations for u in lines)
     block = 1 if r.outputs == "trace" else v
     return Plan((n, m), v, r.outputs, c, block, passes, backward, need(c), result, operations, lines)
 

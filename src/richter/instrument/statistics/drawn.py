@@ -5,9 +5,13 @@ the columns of S are random signs of one example, divided so that S S^T is the i
   for different draws of the same one;
 * y~^T K y~ exactly: the labels, and ones, are two more combinations;
 * the largest eigenvalue l from two numbers that bracket it: that of M, u, which is too large on the average, and what draws left
-  out say of its vector, d, which is too small (no vector does better than the first one). Both are off by as much, and for an
-  eigenvalue that stands out of the others, however many these are, u d = l^2  [Ledoit and Peche 2011: d = l^2 / u outside of the
-  bulk]. Where they lie too far apart, it does not stand out, and there is no number.
+  out say of its vector, d, which is too small (no vector does better than the first one). To second order in S S^T - I both are
+  off by as much, whatever S is, so that u d = l^2. For many draws that are alike, as of a sample covariance, this holds of every
+  eigenvalue that stands out of the others, however many these are: d = 1 / (u m^2) by the oracle of nonlinear shrinkage
+  [Ledoit and Peche 2011], where m, the limit of the mean of 1 / (t - u) over all other eigenvalues t of M, is -1 / l outside of
+  the bulk [where the others are 1, Baik and Silverstein 2006: u = l + c l / (l - 1)]. Draws of examples that differ much are not
+  alike: with all others in a fifth of the examples and d / u = 0.65, the root of u d is 7 % too small. Where they lie too far
+  apart, the eigenvalue does not stand out, and there is no number.
 """
 
 from __future__ import annotations
@@ -26,20 +30,9 @@ from richter import linalg
 from richter.core import WHOLE, Mark, Remark, show_bytes
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.centred import CentredKernel
-from richter.instrument.statistics.frame import (
-    GROUPS,
-    Gathering,
-    Group,
-    Missing,
-    Place,
-    Simple,
-    Statistic,
-    Wants,
-    finite,
-    in_range,
-)
+from richter.instrument.statistics.frame import GROUPS, Gathering, Group, Missing, OfKernels, Simple, Wants, finite, in_range
 from richter.instrument.statistics.grams import KERNEL, Tangents
-from richter.kernels.planning import make_plan
+from richter.kernels.planning import forward_operations, make_plan
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
@@ -314,13 +307,8 @@ def operations(t: Seen) -> float:
     return make_plan(t.request(t.units, "full"), max(t.memory, t.least())).operations
 
 
-@dataclass(frozen=True)
-class Drawn(Statistic):
+class Drawn(OfKernels):
     """A CentredKernel from random combinations of each example's outputs, with groups of examples and of draws to leave out."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def seen(self, subject: Subject, cotangents: Cotangents) -> Seen:
         draws = draws_of(cotangents, len(subject.kernel_rows))
@@ -337,7 +325,7 @@ class Drawn(Statistic):
         if least > subject.memory:
             return f"{TOP}, which is drawn from memory='{show_bytes(least + subject.fixed)}' on: give that, or {FEWER}"
         number = operations(t)
-        passes = number / (6 * subject.probe.n * sum(m.width * m.shape[-1] for m in subject.survey.maps.values()))
+        passes = number / max(1, 3 * subject.probe.n * forward_operations(subject.survey))  # tables multiply nothing
         if number > FEW and passes > DEAR:
             return f"{TOP}, and drawing it takes as many operations as {passes:.0f} passes: fewer Probe(kernel=...), or {FEWER}"
         return ""

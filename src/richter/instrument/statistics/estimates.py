@@ -44,7 +44,7 @@ from richter.instrument.statistics.frame import (
     Gathering,
     Group,
     Missing,
-    Place,
+    OfKernels,
     Simple,
     Statistic,
     Wants,
@@ -63,10 +63,9 @@ from richter.instrument.statistics.products import centred, parameter_groups, pa
 from richter.instrument.statistics.tables import recorded
 from richter.instrument.stream import chunks, fitting
 from richter.instrument.targets import labelled as having_labels
-from richter.kernels.planning import make_plan
+from richter.kernels.planning import forward_operations, make_plan
 
 if TYPE_CHECKING:
-    from richter.instrument.cotangents import Use
     from richter.instrument.subject import Subject
 
 SMALL = 2 ** 26  # bytes: kernels below this size are never estimated
@@ -110,13 +109,8 @@ class Estimates(Simple):
 # ------------------------------------------------------------------------------------------------ many outputs
 
 
-@dataclass(frozen=True)
-class Sketch(Statistic):
+class Sketch(OfKernels):
     """|C K C|_F from random vectors of all examples and outputs; y~^T K y~ exactly."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)
@@ -182,7 +176,7 @@ def _pull(t: Tangents, vectors: Vectors, gradients: Whole | Compressed) -> None:
     for chunk in chunks(subject.source, t.x, size, title="kernels"):
         with timed(subject.device) as seconds:
             run = recorded(subject, chunk.x, chunk.rows.start, gradients.maps)
-        subject.forwards.append((chunk.n, seconds()))
+        subject.forwards.add(chunk.n, seconds())
         check_finite(run.f)
         for v in range(len(vectors)):
             gradients.add(v, run, vectors(v, chunk.rows).to(run.f.device))
@@ -204,13 +198,8 @@ def _vectors_bytes(t: Tangents, vectors: int) -> int:
 # ----------------------------------------------------------------------------------------------- many examples
 
 
-@dataclass(frozen=True)
-class Free(Statistic):
+class Free(OfKernels):
     """|C K C|_F and its largest eigenvalue without K, y~^T K y~ exactly."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)  # a module's products in a third of the memory, a pair of examples in another
@@ -231,7 +220,7 @@ def operations(t: Tangents) -> tuple[float, float]:
     q = SKETCHED + 2 * (SKETCHED + CORRECTING)
     exact = make_plan(t.request(subject.wanted, "full"), 2 ** 62).operations
     maps = [survey.maps[k] for u in subject.wanted for k in u.maps]
-    through = 2 * t.n * (1 + t.v) * sum(m.width * m.shape[-1] for m in survey.maps.values() if m.kind == "dense")
+    through = t.n * (1 + t.v) * forward_operations(survey)
     own = sum(2 * t.n * (m.width * m.shape[-1] * t.v + t.v * q * m.entries if m.unfolded or
                          m.width > m.shape[0] else q * m.entries) for m in maps)
     return exact, 4 * through + 2 * own
@@ -282,16 +271,13 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Diagonal(Statistic):
+class Diagonal(OfKernels):
     """Each output's own kernels: of all outputs, or of some drawn from those that have labels. ``sums``: what is to be known of
     them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out, if known here."""
 
-    name: str
     sums: Callable[[Tensor, Tensor], Any] = of_diagonal
     leaving: Callable[[Tensor, Tensor, int], Sequence[Any]] | None = of_diagonal_leaving
     labelled: bool = True  # are labels needed?
-    use: Use = "kernel"
-    place: Place = "module"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)

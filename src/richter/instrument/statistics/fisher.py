@@ -24,7 +24,7 @@ from richter.core import WHOLE, Mark, Remark, SelectionError
 from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs
 from richter.instrument.statistics.centred import flat
 from richter.instrument.statistics.estimates import Estimate, Estimates
-from richter.instrument.statistics.frame import Derived, Gathering, Place, Statistic, Wants, finite
+from richter.instrument.statistics.frame import Derived, Gathering, OfKernels, Statistic, Wants, finite
 from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents
 from richter.instrument.statistics.operators import Multiplied, Operator, Products
 
@@ -217,14 +217,11 @@ FISHER = Fisher("fisher_kernel", fisher_kernel, (TANGENT_KERNEL, LABELS), fisher
 
 
 @dataclass(frozen=True)
-class FisherSketch(Statistic):
+class FisherSketch(OfKernels):
     """From the Gram matrix of random combinations of each example's outputs."""
 
-    name: str
     draws: int
     seed: int = 0
-    use: Use = "kernel"
-    place: Place = "module"
 
     def sampled(self, subject: Subject) -> Tangents:
         return Tangents(subject, SampledRoot(RandomOutputs(self.draws, self.seed)).prepare(subject))

@@ -185,6 +185,15 @@ class Statistic(Protocol):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering: ...
 
 
+@dataclass(frozen=True)
+class OfKernels(Statistic):
+    """What is to be known of tangent kernels, those of each module and that of the whole model."""
+
+    name: str
+    use = "kernel"
+    place = "module"
+
+
 @dataclass
 class Simple(Gathering):
     """What is not gathered in a pass: subclasses have a ``value``."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from richter.core import Remark
-from richter.instrument.captures import map_gradient
+from richter.instrument.captures import map_gradient, with_siblings
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import APART, GROUPS, Gathering, Group, Missing, Statistic, Wants, in_range
 from richter.instrument.statistics.moments import Sums, remark_of
@@ -30,7 +30,7 @@ class Gradient(Statistic):
         return cotangents.lacking(subject) or self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        users = subject.sharing
+        users = with_siblings(subject.survey.maps, subject.maps)
         entries = sum(subject.survey.maps[k].entries for k in users)
         return Wants(tuple(users), reads=True,  # sums, those of the chunk in hand, and what is made of them
                      held=(8 * (GROUPS + 4) + subject.itemsize * GROUPS) * entries if users else 0,
@@ -39,7 +39,8 @@ class Gradient(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         n, groups = subject.probe.n, subject.groups
         sizes = [len(range(g, n, groups)) if g < groups else 0 for g in range(GROUPS)]
-        return _Gradient(subject, {k: Sums(counts=list(sizes)) for k in subject.sharing}, {"examples": groups},
+        users = with_siblings(subject.survey.maps, subject.maps)
+        return _Gradient(subject, {k: Sums(counts=list(sizes)) for k in users}, {"examples": groups},
                          remark_of(subject, cotangents))
 
 

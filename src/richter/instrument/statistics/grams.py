@@ -20,7 +20,7 @@ from richter.instrument.capture import to_device
 from richter.instrument.captures import LayerCapture, room_for, select, widened
 from richter.instrument.cotangents import MOST, Cotangents
 from richter.instrument.statistics import frame
-from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
+from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, OfKernels, Simple, Statistic, Wants
 from richter.instrument.statistics.moments import remark_of
 from richter.instrument.statistics.sizes import audit_bytes
 from richter.instrument.stream import Chunk
@@ -31,7 +31,6 @@ from richter.kernels.planning import Request, Unit, least
 from richter.linalg import without_each
 
 if TYPE_CHECKING:
-    from richter.instrument.cotangents import Use
     from richter.instrument.statistics.passes import Reading
     from richter.instrument.subject import Subject
 
@@ -204,13 +203,8 @@ class Kept:
             mine.h[into] = h
 
 
-@dataclass(frozen=True)
-class Gram(Statistic):
+class Gram(OfKernels):
     """The tangent kernel "n v n v" over the probe's kernel examples, of each module and of the whole model."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         if not cotangents.exact:
@@ -291,13 +285,8 @@ def left(n: int, without: Group) -> Tensor:
     return torch.arange(n) % min(GROUPS, n) != without[1]
 
 
-@dataclass(frozen=True)
-class KernelLabels(Statistic):
+class KernelLabels(OfKernels):
     """The labels of the kernel examples, in the order of a Gram's rows and seen through the same cotangents."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _KernelLabels(Tangents(subject, cotangents))

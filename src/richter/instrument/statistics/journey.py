@@ -299,10 +299,10 @@ class Journey:
 
     def _step(self, i: int, rows: slice, then: bool, pushed: Callable[[Stretch, Any], Stretch] | None) -> None:
         """One block of examples; nothing of it is held when the next one begins."""
-        x = self.examples(rows)
+        x, last = self.examples(rows), self.last  # which takes passes of its own, when it is first asked for
         with timed(self.subject.device) as seconds:
-            now = self.run(self.last, x, rows.start)
-        self.subject.forwards.append((rows.stop - rows.start, seconds()))
+            now = self.run(last, x, rows.start)
+        self.subject.forwards.add(rows.stop - rows.start, seconds())
         stretch = Stretch(self.subject, rows, self._group(i, rows), now)
         if pushed is not None:
             stretch = pushed(stretch, x)

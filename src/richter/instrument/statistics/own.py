@@ -16,12 +16,11 @@ from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics import frame
 from richter.instrument.statistics.elsewhere import Initial, Previous
 from richter.instrument.statistics.estimates import SAMPLED, Diagonal, one_at_a_time
-from richter.instrument.statistics.frame import Derived, Gathering, Group, Missing, Place, Simple, Statistic
+from richter.instrument.statistics.frame import Derived, Gathering, Group, Missing, OfKernels, Place, Simple, Statistic
 from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents
 from richter.linalg import without_each
 
 if TYPE_CHECKING:
-    from richter.instrument.cotangents import Use
     from richter.instrument.subject import Subject
 
 OTHER_KERNELS = ("kernels {now} now and {then} then (outputs, examples, examples) are not of the same outputs and examples, and "
@@ -87,14 +86,9 @@ CROSS_OUTPUT = Derived("cross_output", cross_output, (TANGENT_KERNEL, LABELS), c
 # ------------------------------------------------------------------------------------------- the kernels of another time
 
 
-@dataclass(frozen=True)
-class OwnKernels(Statistic):
+class OwnKernels(OfKernels):
     """Each output's own kernel "v n n", of each module and of the whole model; of some outputs, where there are too many. Those
     of another time are kept, of all modules."""
-
-    name: str
-    use: Use = "kernel"
-    place: Place = "module"
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         t = Tangents(subject, cotangents)

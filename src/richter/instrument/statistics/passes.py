@@ -189,7 +189,7 @@ class Pass:
         example. Where captures are audited, the gradients of a large model's weights are held too."""
         survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
         names = list(dict.fromkeys([*self.subject.maps, *self.maps]))
-        names = names if self.subject.audit is None else with_siblings(survey, names)
+        names = names if self.subject.audit is None else with_siblings(survey.maps, names)
         optional = {k for w in self.wants if w.optional for k in w.maps}
         reads = any(w.reads for w in self.wants if not w.optional)
         audit, n = self.subject.audit, self.subject.probe.n
@@ -244,10 +244,12 @@ class Pass:
              blocks: Mapping[Cotangents, Sequence[slice]]) -> None:
         """What a chunk says; nothing of it is held when the next one begins."""
         recordings = self._recorded(chunk)
+        asking = [c for c, family in families.items() if any(e.wants.backward for e in family)]
         for cotangents, family in families.items():
             for block in blocks[cotangents]:
                 last = block is blocks[cotangents][-1]
-                reading = self._reading(recordings, chunk.rows, block, last, cotangents, family)
+                more = bool(asking) and not (last and cotangents is asking[-1])
+                reading = self._reading(recordings, chunk.rows, block, last, more, cotangents, family)
                 for e in family:
                     if e.wants.backward or reading.first:
                         e.gathering.add(reading)
@@ -255,21 +257,18 @@ class Pass:
     def _recorded(self, chunk: Chunk) -> list[Recording]:
         """One forward pass, and one of the initial network if it is wanted."""
         networks = [chunk, replace(chunk, source=self.subject.initial_source)] if self.initial else [chunk]
-        recordings = []
-        for network in networks:
-            recordings.append(network.recording)
-            self.subject.forwards.append((chunk.n, network.recording.seconds))
-        return recordings
+        return [network.recording for network in networks]
 
-    def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, cotangents: Cotangents,
-                 family: Sequence[Entry]) -> Reading:
+    def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, more: bool,
+                 cotangents: Cotangents, family: Sequence[Entry]) -> Reading:
+        """``more``: is something else asked of the maps afterwards?"""
         if not any(e.wants.backward for e in family):
-            for recording in recordings if last else ():
+            for recording in recordings if last and not more else ():
                 recording.look()
             return Reading(self.subject, rows, block, last, recordings[0], {}, None)
         reads = any(e.wants.reads and not e.wants.optional for e in family)
         V = self.subject.rowwise(cotangents, "mean", block)
-        now, *before = (r.captures(V(r.f, rows), reads) for r in recordings)
+        now, *before = (r.captures(V(r.f, rows), reads, more) for r in recordings)
         return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else None)
 
 

@@ -15,7 +15,7 @@ from richter.instrument.capture import Pass, State, select
 from richter.instrument.survey.audit import Doubt
 from richter.instrument.survey.examine import SURVEYED, check_alone, check_sums
 from richter.instrument.survey.layouts import Bench, grouped
-from richter.instrument.survey.maps import MapInfo, Survey
+from richter.instrument.survey.maps import MapInfo, Survey, with_siblings
 from richter.instrument.survey.verify import Tally, describe, verify_one
 from richter.layers import LinearMap
 
@@ -77,7 +77,7 @@ def amended(known: Survey, bench: Bench, doubt: Doubt, kept: Amendments) -> Surv
     failed = {k for k in doubted - kept.refused.keys() if not known.maps[k].layouts}  # it was read alone already
     kept.refused |= {k: _unexplained(k) for k in failed}
     maps = known.maps | {k: m.info for k, m in kept.later.items()}
-    kept.singly |= _sharing(maps, {*doubt.maps})
+    kept.singly |= maps.keys() & with_siblings(maps, doubt.maps)
     _check_mixing(bench, known, doubt, kept.singly)
     result = kept.apply(known, bench.state)
     if _same(result, known):  # nothing more can be done about it
@@ -111,12 +111,6 @@ def _described(bench: Bench, one: Pass, names: set[str]) -> dict[str, Later]:
             info = tally.info(bench.modules.get(id(first.module), ""), weights.get(id(first.weight)), 1)
             later[name] = Later(info, first.map, first.module, first.weight.detach(), bench.state)
     return later
-
-
-def _sharing(maps: dict[str, MapInfo], names: set[str]) -> set[str]:
-    """These maps, and the other uses of the same parameters: a gradient is that of all uses."""
-    weights = {maps[k].weight for k in names if k in maps} - {None}
-    return {k for k, info in maps.items() if k in names or info.weight in weights}
 
 
 def _check_mixing(bench: Bench, known: Survey, doubt: Doubt, singly: set[str]) -> None:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -170,8 +171,8 @@ def suspects(before: Prints, after: Prints, order: Tensor, precision: torch.dtyp
 # ------------------------------------------------------------------------------------------------------- single examples
 
 
-# examples, weights of cotangents -> h, g "n s ..." by map
-Captured = Callable[[Tensor, Tensor], dict[str, tuple[Tensor, Tensor]]]
+# examples -> h, and g of a combination of all cotangents, "n s ..." by map
+Captured = Callable[[Tensor], dict[str, tuple[Tensor, Tensor]]]
 
 
 @dataclass
@@ -185,26 +186,30 @@ class Check:
     seed: int  # of the first example
     audit: Audit
 
-    def __call__(self, V: Tensor, captured: Captured) -> None:
-        """Do these captures, for cotangents V "v n k", rebuild the gradients of single examples? A Doubt if not."""
-        mix = torch.randn(len(V), generator=torch.Generator().manual_seed(self.audit.number)).to(V)
-        cotangents = torch.einsum("v,vnk->nk", mix, V)
+    @cached_property
+    def rows(self) -> list[int]:
+        """The examples that will be looked at, whatever these say."""
+        return sorted({*self.examples, *(self._together() if self.bench.n > 1 else ())})
+
+    def __call__(self, cotangents: Tensor, captured: Captured) -> None:
+        """Do these captures, for a combination "n k" of all cotangents, rebuild the gradients of single examples? A Doubt if
+        not."""
         doubted: dict[str, int] = {}
         together = [self._together()] if self.bench.n > 1 else []
-        for rows in [*together, *([] if self._one_by_one(cotangents, captured, mix) else ([i] for i in self.examples))]:
-            doubted |= self._doubted(rows, cotangents, captured, mix)
+        for rows in [*together, *([] if self._one_by_one(cotangents, captured) else ([i] for i in self.examples))]:
+            doubted |= self._doubted(rows, cotangents, captured)
         unseen = self.audit.unseen(self.bench.state, self.calls)  # a gradient of zero is no evidence
-        everything = captured(torch.arange(self.bench.n, device=V.device), mix) if unseen else {}
+        everything = captured(torch.arange(self.bench.n, device=cotangents.device)) if unseen else {}
         for name in unseen:
             sizes = everything[name][1].flatten(1).norm(dim=1)
             if sizes.max() > 0 and self.audit.unseen(self.bench.state, [name]):  # not seen with another one meanwhile
-                doubted |= self._doubted([int(sizes.argmax())], cotangents, captured, mix)
+                doubted |= self._doubted([int(sizes.argmax())], cotangents, captured)
         if doubted:
             biases = [k for k in doubted if k in self.survey.biases]
             raise Doubt([k for k in doubted if k not in biases], self.bench.x, next(iter(doubted.values())),
                         "they do not rebuild the gradients of single examples", biases)
 
-    def _one_by_one(self, cotangents: Tensor, captured: Captured, mix: Tensor) -> bool:
+    def _one_by_one(self, cotangents: Tensor, captured: Captured) -> bool:
         """Is nothing wrong with any of the examples, each in a pass of its own? One backward pass through all of these says so,
         for a random combination of them; if it does not, or cannot, they are looked at one after the other."""
         if len(self.examples) < 2 or self._computed or self.bench.n == 1:
@@ -216,14 +221,14 @@ class Check:
         if len(passes) < len(runs) or len({run.f.shape for run in passes}) > 1:
             return False
         both = replace(passes[0], f=torch.cat([run.f.reshape(1, -1) for run in passes]))
-        shares = {k: (h, g * weights.to(g).reshape(-1, *[1] * (g.dim() - 1))) for k, (h, g) in captured(index, mix).items()}
+        shares = {k: (h, g * weights.to(g).reshape(-1, *[1] * (g.dim() - 1))) for k, (h, g) in captured(index).items()}
         return not self._wrong(both, cotangents[index] * weights[:, None], shares)
 
-    def _doubted(self, rows: list[int], cotangents: Tensor, captured: Captured, mix: Tensor) -> dict[str, int]:
+    def _doubted(self, rows: list[int], cotangents: Tensor, captured: Captured) -> dict[str, int]:
         """Maps (and biases) that do not rebuild the gradient of these examples, and one of these by which they do not."""
         flipped = EXACT if self.bench.state.precision == torch.float64 else FLIPPED
         index = torch.tensor(rows, device=cotangents.device)
-        h_and_g = captured(index, mix)
+        h_and_g = captured(index)
         run = self._run(rows)
         apart = self._among(index, cotangents, h_and_g) if run is None else self._wrong(run, cotangents[index], h_and_g)
         if run is not None and self.bench.n > 1 and any(error < flipped for error in apart.values()):
@@ -231,7 +236,7 @@ class Check:
             apart = {k: error for k, error in apart.items() if k in among or error >= flipped}
         if apart and self.bench.n > 1 and self._rounded(rows, cotangents) and not self._among(index, cotangents, h_and_g):
             return {}
-        return dict.fromkeys(apart, self._culprit(rows, apart, cotangents, captured, mix) if apart else rows[0])
+        return dict.fromkeys(apart, self._culprit(rows, apart, cotangents, captured) if apart else rows[0])
 
     def _among(self, index: Tensor, cotangents: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
         """The same for examples that stay among the others, of which nothing is asked."""
@@ -258,12 +263,12 @@ class Check:
         off, size = zip(*((float((a - b).norm()), float(a.norm())) for a, b in gradients), strict=True)
         return among.f.dtype == torch.float64 and max(off) <= EXACT * max(size)
 
-    def _culprit(self, rows: list[int], maps: Mapping[str, float], cotangents: Tensor, captured: Captured, mix: Tensor) -> int:
+    def _culprit(self, rows: list[int], maps: Mapping[str, float], cotangents: Tensor, captured: Captured) -> int:
         """Of several examples, one by which a map is in doubt."""
         for i in rows if len(rows) > 1 else ():
             index = torch.tensor([i], device=cotangents.device)
             run = self._run([i])
-            if run is not None and self._wrong(run, cotangents[index], captured(index, mix)).keys() & maps.keys():
+            if run is not None and self._wrong(run, cotangents[index], captured(index)).keys() & maps.keys():
                 return i
         return rows[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -101,3 +101,9 @@ class Survey:
     def batched(self) -> dict[str, MapInfo]:
         """Maps that can be read for many examples at a time."""
         return {name: m for name, m in self.maps.items() if m.layouts}
+
+
+def with_siblings(maps: Mapping[str, MapInfo], names: Collection[str]) -> list[str]:
+    """These maps, and then the other uses of the same parameters, of whatever kind: together they make a gradient."""
+    weights = {maps[k].weight for k in names if k in maps} - {None}
+    return [*names, *(k for k, info in maps.items() if info.weight in weights and k not in names)]
