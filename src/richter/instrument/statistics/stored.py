@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from richter.instrument.capture import to_device
+from richter.core.freed import trim
+from richter.instrument.capture import to_device, weight_bytes
 from richter.instrument.captures import LayerCapture
 from richter.instrument.cotangents import SomeOutputs
 from richter.instrument.statistics.grams import Tangents
@@ -110,6 +111,8 @@ def _kept(t: Tangents, units: Sequence[Unit], outputs: Sequence[int], size: int)
     for chunk in chunks(job.source, t.x, size, maps=job.maps, cotangents=job.cotangents, title="kernels"):
         for c, mine in enumerate(parts):
             mine.append({k: _own(capture) for k, capture in chunk.captures(slice(c, c + 1)).items()})
+        del chunk  # with its graph, which malloc keeps
+        trim(weight_bytes(t.subject.model))
     for c in range(len(outputs)):
         mine, parts[c] = parts[c], []
         names = dict.fromkeys(k for part in mine for k in part)
