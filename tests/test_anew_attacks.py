@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from richter.core import CaptureError
 from richter.instrument.capture import forward, quiet, state_of
 from richter.instrument.capture.likeness import alike, likeness
-from test_anew import Block, Counting, Deep, X, gradients
+from test_anew import Block, Counting, Deep, X, gradients, weighed
 
 
 class Late(Block):
@@ -221,3 +222,32 @@ def test_likeness(dtype: torch.dtype) -> None:
         endless[0, :9], others[0, :9] = -torch.inf, -torch.inf
         assert alike([likeness(endless)], [likeness(endless.clone())])
         assert not alike([likeness(endless)], [likeness(t)])
+
+
+def test_a_block_that_fails_inside_another_is_weighed_as_what_it_is() -> None:
+    class Guarded(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wrong = nn.Sequential(nn.Linear(6, 6), nn.Linear(5, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with contextlib.suppress(RuntimeError):
+                return self.wrong(x)
+            return super().forward(x)
+
+    assert weighed(Deep(12, Guarded)).blocks == tuple(sorted(f"blocks.{i}" for i in range(12)))
+
+
+def test_a_block_whose_input_is_written_into_after_all_blocks_is_kept() -> None:
+    class Doubling(Deep):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks[:-1]:
+                x = block(x)
+            y = self.blocks[-1](x)
+            return self.head((y + x.mul_(2))[:, -1])
+
+    class Scaling(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * 1.5)
+
+    assert weighed(Doubling(4, Scaling)).blocks == ("blocks.0", "blocks.1", "blocks.2")

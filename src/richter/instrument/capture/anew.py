@@ -265,17 +265,21 @@ class Scale:
         self._saved: list[tuple[Place, int]] = []  # and the innermost call that keeps it
         self._calls: list[_Call] = []
         self._running: list[int] = []
+        self._given: list[_Call] = []  # those of which something that they were given is still there
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Scale:
         for name, module in self.model.named_modules():
-            if name and next(module.children(), None) is not None and not isinstance(module, torch.jit.ScriptModule):
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if name and next(module.children(), None) is not None:
                 def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
                     self._begin(name, [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
-                handles = (module.register_forward_pre_hook(begin, with_kwargs=True),
-                           module.register_forward_hook(self._end, prepend=True))
-                for handle in handles:
-                    self._stack.callback(handle.remove)
+                self._stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+
+            def end(*_: Any, name: str = name) -> None:
+                self._end(name)
+            self._stack.callback(module.register_forward_hook(end, prepend=True, always_call=True).remove)
         self._stack.enter_context(saved_tensors_hooks(self._save, self._look))
         return self
 
@@ -286,12 +290,16 @@ class Scale:
         self._calls.append(_Call(name, self._running[-1] if self._running else -1, set(self._placed(given)),
                                  [(weakref.ref(t), t._version) for t in given]))
         self._running.append(len(self._calls) - 1)
+        self._given.append(self._calls[-1])
 
-    def _end(self, module: nn.Module, *_: Any) -> None:
-        for call in self._calls:
+    def _end(self, name: str) -> None:
+        """Of any module, by an error too, which the model may catch."""
+        for call in self._given:
             call.look()
-        if self._running:
-            self._running.pop()
+        self._given = [call for call in self._given if call.versions]
+        if any(self._calls[i].name == name for i in self._running):
+            while self._calls[self._running.pop()].name != name:
+                pass
 
     def _save(self, t: Tensor) -> Tensor | None:
         for place in self._placed([t]):
