@@ -11,8 +11,8 @@ the model's own parameters, gradients, buffers and hooks are never touched.
 ``state``: what goes in and comes out; ``quiet``: what is put back, be it what modules keep (``remembered``, by ``kinds`` and
 ``iterators``) or weights and gradients (``guard``, ``originals``), while other threads wait (``gate``); ``detours`` around
 checkpoints, compiled code and parametrisations; ``recorder``: the pass; ``calls``: what it leaves; ``anew``: what it keeps, and
-blocks that are computed again instead; ``uses`` of weights outside their module, which are ``products`` with ``parts`` of them;
-``shortcuts`` in backward passes; ``tangents``: products with the Jacobian.
+blocks that are computed again instead, with a ``likeness`` of what they kept; ``uses`` of weights outside their module, which are
+``products`` with ``parts`` of them; ``shortcuts`` in backward passes; ``tangents``: products with the Jacobian.
 """
 
 from richter.core.modules import unwrap

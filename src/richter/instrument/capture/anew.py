@@ -3,8 +3,8 @@ there is no room for them (checkpoints).
 
 A block is run again inside a backward pass with the weights, draws and hooks of its first run; what it keeps is held until
 another block is wanted. ``torch.utils.checkpoint`` would hold what a backward pass did not ask for (gradients of weights are
-rarely wanted here) until the graph is let go, once for every backward pass, and would not see that a block reads other numbers
-the second time."""
+rarely wanted here) until the graph is let go, once for every backward pass, and would not see that a block keeps other numbers
+the second time. It runs to its end: what it, or hooks of the user's inside it, put back at its end must be put back."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from richter.core import CaptureError
 from richter.instrument.capture.detours import checkpoints_called, compiled_eagerly
+from richter.instrument.capture.likeness import Likeness, alike, likeness
 from richter.instrument.capture.quiet import drawn_since, draws_again, streams
 from richter.instrument.capture.state import State
 
@@ -31,10 +32,6 @@ PAYS = 0.8  # of what is kept: where blocks would save less, they are left as th
 ANEW = ("Its graph has no room in memory=, so its insides are computed again for every backward pass. Allow more memory, or keep "
         "what it remembers from one call to the next (a cache, a counter) out of its forward().")
 HALVINGS = 8  # sizes of blocks that are tried
-
-
-class Enough(BaseException):
-    """All that a block keeps has been computed again."""
 
 
 class Wanted(BaseException):
@@ -74,10 +71,12 @@ class Block:
     state: State
     room: Room
     recorded: Again
-    kinds: list[tuple[torch.Size, torch.dtype]] = field(default_factory=list)  # of the tensors that it keeps
+    stay: Collection[int] = ()  # where weights lie that nobody writes into
+    kept: list[Likeness] = field(default_factory=list)  # of the tensors that it keeps
     drawn: Sequence[Tensor] = ()  # states of the random streams when it began, if it drew from them
 
     def __post_init__(self) -> None:
+        self.args, self.kwargs = _held(self.args, self.kwargs)
         self.versions = [(t, t._version) for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
         self.casts = {device: torch.get_autocast_dtype(device) for device in {"cpu", *(t.device.type for t, _ in self.versions)}
                       if torch.is_autocast_enabled(device)}
@@ -92,37 +91,58 @@ class Block:
         self.drawn, self.streams = drawn_since(self.state.model, self.streams), []
 
     def _keep(self, t: Tensor) -> int:
-        self.kinds.append((t.shape, t.dtype))
-        return len(self.kinds) - 1
+        self.kept.append(self._likeness(t))
+        return len(self.kept) - 1
+
+    def _likeness(self, t: Tensor) -> Likeness:
+        return likeness(t, t.layout is torch.strided and t.untyped_storage().data_ptr() in self.stay)
 
     def _kept(self, number: int) -> Tensor:
+        if self.hooks is not None:
+            raise self.other("it differentiates inside its forward pass")
         return self.room.kept(self)[number]
 
     def again(self) -> list[Tensor]:
         """What it keeps, in the order in which it does."""
         kept: list[Tensor] = []
+        versions: list[int] = []
+        found: list[Likeness] = []
 
         def keep(t: Tensor) -> None:
-            if len(kept) >= len(self.kinds) or (t.shape, t.dtype) != self.kinds[len(kept)]:
+            if len(kept) >= len(self.kept):
                 raise self.other()
+            found.append(self._likeness(t))
             kept.append(t.detach())
-            if len(kept) == len(self.kinds):
-                raise Enough
+            versions.append(t._version)
 
         if any(t._version != version for t, version in self.versions):
             raise self.other("what it is given was changed in place since")
-        with (contextlib.suppress(Enough), torch.enable_grad(), saved_tensors_hooks(keep, _never), self.state.in_place(),
-              checkpoints_called(), compiled_eagerly(), draws_again(self.state.model, self.drawn), self.recorded(),
-              contextlib.ExitStack() as around):
-            for device, dtype in self.casts.items():
-                around.enter_context(torch.autocast(device, dtype))
-            self.module.forward(*self.args, **self.kwargs)
-        if len(kept) < len(self.kinds):
+        try:
+            with (torch.enable_grad(), saved_tensors_hooks(keep, _never), self.state.in_place(), checkpoints_called(),
+                  compiled_eagerly(), draws_again(self.state.model, self.drawn), self.recorded(),
+                  contextlib.ExitStack() as around):
+                for device, dtype in self.casts.items():
+                    around.enter_context(torch.autocast(device, dtype))
+                args, kwargs = _held(self.args, self.kwargs)
+                self.module.forward(*args, **kwargs)
+        except (CaptureError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise self.other(f"it fails the second time ({type(error).__name__}: {error})") from error
+        if not alike(self.kept, found):
             raise self.other()
+        if any(t._version != version for t, version in zip(kept, versions, strict=True)):
+            raise self.other("it changes in place what its own backward pass needs")
         return kept
 
     def other(self, why: str = "it computes something else than the first time") -> CaptureError:
         return CaptureError(f"module {self.name!r} cannot be run again: {why}. {ANEW}")
+
+
+def _held(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same in lists and dicts of its own: a block may add to those that it is given, and does so again."""
+    held: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(lambda leaf: leaf, (args, kwargs))
+    return held
 
 
 def _never(_: Any) -> Tensor:
@@ -138,13 +158,14 @@ class Blocks:
         self._room, self._number = Room(), 0
         self._open: list[tuple[nn.Module, Block | None, Callable[[], Again]]] = []
         self._handles: list[Any] = []
+        self._stay = {p.untyped_storage().data_ptr() for _, p in state.shared}
 
     def __enter__(self) -> None:
         for name, module in self.modules.items():
             def begin(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
                 self._begin(name, module, args, kwargs)
             self._handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))  # behind those of the user
-            self._handles.append(module.register_forward_hook(self._end, prepend=True))
+            self._handles.append(module.register_forward_hook(self._end, prepend=True, always_call=True))
 
     def __exit__(self, *exc: Any) -> None:
         for handle in self._handles:
@@ -160,12 +181,15 @@ class Blocks:
             return
         ended = self.recorded()
         self._number += 1
-        block = Block(self._number, name, module, args, kwargs, self.state, self._room, contextlib.nullcontext)
+        block = Block(self._number, name, module, args, kwargs, self.state, self._room, contextlib.nullcontext,
+                      self._stay)
         self._open.append((module, block, ended))
 
     def _end(self, module: nn.Module, *_: Any) -> None:
-        while self._close() is not module:  # one inside it ended by an error that the model has caught
-            pass
+        """By an error too, which the model may catch; it may have come before the block began."""
+        if any(begun is module for begun, *_ in self._open):
+            while self._close() is not module:
+                pass
 
     def _close(self) -> nn.Module:
         module, block, ended = self._open.pop()
@@ -241,17 +265,21 @@ class Scale:
         self._saved: list[tuple[Place, int]] = []  # and the innermost call that keeps it
         self._calls: list[_Call] = []
         self._running: list[int] = []
+        self._given: list[_Call] = []  # those of which something that they were given is still there
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Scale:
         for name, module in self.model.named_modules():
-            if name and next(module.children(), None) is not None and not isinstance(module, torch.jit.ScriptModule):
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if name and next(module.children(), None) is not None:
                 def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
                     self._begin(name, [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
-                handles = (module.register_forward_pre_hook(begin, with_kwargs=True),
-                           module.register_forward_hook(self._end, prepend=True))
-                for handle in handles:
-                    self._stack.callback(handle.remove)
+                self._stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+
+            def end(*_: Any, name: str = name) -> None:
+                self._end(name)
+            self._stack.callback(module.register_forward_hook(end, prepend=True, always_call=True).remove)
         self._stack.enter_context(saved_tensors_hooks(self._save, self._look))
         return self
 
@@ -262,12 +290,16 @@ class Scale:
         self._calls.append(_Call(name, self._running[-1] if self._running else -1, set(self._placed(given)),
                                  [(weakref.ref(t), t._version) for t in given]))
         self._running.append(len(self._calls) - 1)
+        self._given.append(self._calls[-1])
 
-    def _end(self, module: nn.Module, *_: Any) -> None:
-        for call in self._calls:
+    def _end(self, name: str) -> None:
+        """Of any module, by an error too, which the model may catch."""
+        for call in self._given:
             call.look()
-        if self._running:
-            self._running.pop()
+        self._given = [call for call in self._given if call.versions]
+        if any(self._calls[i].name == name for i in self._running):
+            while self._calls[self._running.pop()].name != name:
+                pass
 
     def _save(self, t: Tensor) -> Tensor | None:
         for place in self._placed([t]):

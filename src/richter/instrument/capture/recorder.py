@@ -174,13 +174,13 @@ class Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def _again(self, path: list[nn.Module], calls: Sequence[Known]) -> Iterator[None]:
         """As the first time; what maps read is compared with what they read then."""
-        before = self.scope.path, self._known
-        self.scope.path, self._known = list(path), iter(calls)
+        before = self.scope.path, self._known, self.scope.copies
+        self.scope.path, self._known, self.scope.copies = list(path), iter(calls), dict(self.scope.copies)
         try:
             with self:
                 yield
         finally:
-            self.scope.path, self._known = before
+            self.scope.path, self._known, self.scope.copies = before
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         wait_at(module)  # a thread that does not measure

@@ -52,7 +52,7 @@ class Scope:
         self.path: list[nn.Module] = []  # the modules whose forward is running, the innermost last
         self.called: set[nn.Module] = set()
         self._maps: dict[str, dict[str, Key | None]] = {}  # parameter -> its maps by their names, in the order of their first use
-        self._copies: dict[int, tuple[Tensor, int, Part]] = {}  # id of a copy of a part -> it, its version, the part
+        self.copies: dict[int, tuple[Tensor, int, Part]] = {}  # id of a copy of a part -> it, its version, the part
 
     @property
     def running(self) -> nn.Module | None:
@@ -105,7 +105,7 @@ class Scope:
         (which speaks for itself)."""
         if not isinstance(w, Tensor) or not w.requires_grad or w.layout is not torch.strided:
             return None
-        copy = self._copies.get(id(w))
+        copy = self.copies.get(id(w))
         if copy is not None and copy[1] == w._version:
             return copy[2]
         p = w if id(w) in self.names else w._base if w.grad_fn is not None else None  # None: a view made under no_grad
@@ -119,7 +119,7 @@ class Scope:
         part = self._part(w)
         if part is not None and z is not w and z.shape == w.shape and z.device == w.device and z.is_floating_point() \
                 and torch.finfo(z.dtype).eps <= torch.finfo(w.dtype).eps:
-            self._copies[id(z)] = (z, z._version, part)
+            self.copies[id(z)] = (z, z._version, part)
 
     def _multiplied(self, part: Part, in_w: Labels, x: Tensor, in_x: Labels, out: Labels, z: Tensor) -> Iterator[Use]:
         """A product with a part. Its axes are groups where both what it is multiplied with and the result have them, d_in and
