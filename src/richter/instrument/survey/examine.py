@@ -37,16 +37,16 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     _check_modes(model)
     part, weight = _weighed(bench)
     m, item = bench.inner.stop - 1, part.f.element_size()
-    graph, light, asked = (size // (m * item) for size in (weight.kept, weight.light, item * _asked(part)))
+    graph, light, asked = weight.kept // (m * item), weight.light // (m * item), sum(c.shape.numel() for c in part.calls) // m
     fewer = bench if bench.n <= FEWEST else replace(bench, x=select(x, slice(0, FEWEST)))
     for some, kept in ((bench, graph), (fewer, graph), (replace(fewer, anew=weight.blocks), light)):
         bench = some
-        if item * looked(model, bench.n, kept, asked, part.f[0].numel()) <= max(memory, SMALL):
+        if item * looked(model, bench.n, kept, asked, part.f.numel() // m) <= max(memory, SMALL):
             break
     bench = replace(bench, splits=splits(bench))
-    m = bench.inner.stop - 1
-    if bench.splits or len(part.f) != m:
+    if bench.splits or bench.inner.stop - 1 != m:
         part = bench.run(bench.inner)
+    m = bench.inner.stop - 1
     whole = bench.run()
     drawn = draws(bench, whole, part)
     whole, layouts, expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
@@ -79,10 +79,6 @@ def _weighed(bench: Bench) -> tuple[Pass, Weight]:
             weight = scale.weight(c.read for c in part.calls)
             return part, Weight(weight.kept) if part.differentiates or bench.state.parametrised else weight
     return bench.run(bench.inner), Weight()
-
-
-def _asked(run: Pass) -> int:
-    return sum(c.shape.numel() for c in run.calls)
 
 
 def looked(model: nn.Module, n: int, graph: int, asked: int, outputs: int) -> int:
