@@ -16,7 +16,7 @@ blocks that are computed again instead, with a ``likeness`` of what they kept; `
 """
 
 from richter.core.modules import unwrap
-from richter.instrument.capture.anew import Scale, Wanted, Weight
+from richter.instrument.capture.anew import Scale, Wanted, Weight, unkept
 from richter.instrument.capture.calls import TOGETHER, Call, Pass, Product, index_of
 from richter.instrument.capture.originals import BACKUP_BYTES, same_bits, weight_bytes
 from richter.instrument.capture.quiet import differentiable_twice, quiet
@@ -42,4 +42,4 @@ from richter.instrument.capture.tangents import Direction, batch_statistics, pus
 __all__ = ["BACKUP_BYTES", "TOGETHER", "Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "Scale", "State",
            "Wanted", "Weight", "batch_statistics", "check_finite", "copy_of", "count", "device_of", "differentiable_twice",
            "doubled", "forward", "in_double", "index_of", "outputs_of", "pushed_forward", "pushed_twice", "quiet", "same_bits",
-           "select", "state_of", "to_device", "unwrap", "weight_bytes", "written"]
+           "select", "state_of", "to_device", "unkept", "unwrap", "weight_bytes", "written"]

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from richter.instrument.capture.likeness import Likeness, alike, likeness
 from richter.instrument.capture.quiet import drawn_since, draws_again, streams
 from richter.instrument.capture.state import State
 
+T = TypeVar("T")
 Again = Callable[[], contextlib.AbstractContextManager[None]]  # around a block that is run again
 PAYS = 0.8  # of what is kept: where blocks would save less, they are left as they are
 ANEW = ("Its graph has no room in memory=, so its insides are computed again for every backward pass. Allow more memory, or keep "
@@ -216,9 +217,14 @@ def without_caches(model: nn.Module) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ what is kept
 
 
-def nothing_kept() -> contextlib.AbstractContextManager[Any]:
-    """Inside, forward passes keep nothing, and there are no backward passes."""
-    return saved_tensors_hooks(lambda _: None, _wanted)
+def unkept(work: Callable[[], T]) -> T:
+    """What ``work`` returns, in which forward passes keep nothing and nothing goes backward. A model that differentiates inside
+    its forward pass, or uses torch.func, needs what they keep: for it the work is done once more."""
+    try:
+        with saved_tensors_hooks(lambda _: None, _wanted):
+            return work()
+    except (Wanted, RuntimeError):
+        return work()
 
 
 def _wanted(_: Any) -> Tensor:

@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from richter.core import CaptureError
-from richter.instrument.capture.anew import ANEW, Again, Blocks, Wanted, nothing_kept, without_caches
+from richter.instrument.capture.anew import ANEW, Again, Blocks, unkept, without_caches
 from richter.instrument.capture.calls import Call, Pass, Product
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
 from richter.instrument.capture.gate import wait_at
@@ -99,18 +99,12 @@ def _check_unwritten(state: State, versions: Sequence[int]) -> None:
 def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[str]:
     """Names of the parameters that a forward pass changes in place (``max_norm`` of an embedding, a hand-made
     projection): rehearsed on copies, so that nothing of the model's own is touched."""
-    for keeping in (nothing_kept, contextlib.nullcontext):  # for a model that differentiates, or uses torch.func, it is kept
+    def rehearsed() -> set[str]:
         state = state_of(model, copied=None)
         before = {name: t._version for name, t in state.items()}
-        try:
-            with keeping():
-                forward(model, x, state, output=output, record=False)
-        except (Wanted, RuntimeError):
-            if keeping is nothing_kept:
-                continue
-            raise
+        forward(model, x, state, output=output, record=False)
         return {name for name, t in state.items() if t._version != before[name]}
-    raise AssertionError("the last attempt returns, or raises")
+    return unkept(rehearsed)
 
 
 class Known(NamedTuple):

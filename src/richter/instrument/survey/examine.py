@@ -45,12 +45,13 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
             break
     bench = replace(bench, splits=splits(bench))
     if bench.splits or bench.inner.stop - 1 != m:
-        part = bench.run(bench.inner)
+        part = bench.glance(bench.inner)
     m = bench.inner.stop - 1
-    whole = bench.run()
-    drawn = draws(bench, whole, part)
-    whole, layouts, expand = expanded(bench, whole, layouts_of(whole, part, bench.n, m))
-    del part
+    first = bench.glance()
+    drawn = draws(bench, first, part)
+    first, layouts, expand = expanded(bench, first, layouts_of(first, part, bench.n, m))
+    del part, first
+    whole = bench.run(expand=dict.fromkeys(expand, bench.n))
     verified = verify(bench, whole, layouts, drawn)
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
@@ -127,7 +128,7 @@ def draws(bench: Bench, whole: Pass, part: Pass, again: bool = False) -> bool:
         off = max(off, *(_alone(bench, whole, i) for i in (0, bench.n - 1)))
     if not off > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
         return False
-    if torch.equal(bench.run(record=False, seed=1).f, whole.f):
+    if torch.equal(bench.glance(record=False, seed=1).f, whole.f):
         raise _mixing(off)
     return True
 
@@ -141,18 +142,18 @@ def _check_neighbours(bench: Bench, whole: Pass) -> None:
     off = 0.0
     for among, mine in zip(others, kept, strict=True):
         index = torch.where(torch.isin(here, mine), here, among.roll(1))
-        run = replace(bench, x=select(bench.x, index)).run(record=False)
+        run = replace(bench, x=select(bench.x, index)).glance(record=False)
         off = max(off, _difference(run.f[mine], whole.f[mine], whole.f) if run.f.shape == whole.f.shape else math.inf)
     eps = torch.finfo(coarsest(bench.state, whole.f)).eps
     if off > 32 * eps:
-        turned = replace(bench, x=select(bench.x, here.flip(0))).run(record=False)
+        turned = replace(bench, x=select(bench.x, here.flip(0))).glance(record=False)
         rounding = _difference(turned.f.flip(0), whole.f, whole.f) if not _drawing(bench, whole) else 0.0
         if off > max(32 * eps, 10 * rounding):
             raise _mixing(off)
 
 
 def _drawing(bench: Bench, whole: Pass) -> bool:
-    return not torch.equal(bench.run(record=False, seed=1).f, whole.f)
+    return not torch.equal(bench.glance(record=False, seed=1).f, whole.f)
 
 
 def _mixing(off: float) -> MixingError:
@@ -177,7 +178,7 @@ def _check_outputs(bench: Bench, whole: Pass, part: Pass) -> None:
 def _alone(bench: Bench, whole: Pass, i: int) -> float:
     """How much the output of one example changes when it is alone; 0 for models that cannot run on one."""
     try:
-        f = bench.alone(i, record=False).f
+        f = bench.glance(slice(i, i + 1), record=False).f
     except UNABLE:
         return 0.0
     among = whole.f[i:i + 1]

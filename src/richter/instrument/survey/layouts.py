@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from richter.instrument.capture import Call, Inputs, Output, Pass, State, count, forward, select
+from richter.instrument.capture import Call, Inputs, Output, Pass, State, count, forward, select, unkept
 from richter.instrument.survey.maps import Layout
 
 Candidates = tuple[str, ...]  # how examples may lie in a call; none: in no way that is known; SHARED: not at all
@@ -51,6 +51,10 @@ class Bench:
         """A forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
         x = self.x if rows == slice(None) else select(self.x, rows)
         return forward(self.model, x, self.state, output=self.output, splits=self.splits, anew=self.anew, **options)
+
+    def glance(self, rows: slice = slice(None), **options: Any) -> Pass:
+        """The same without a graph: for what was read, and for outputs."""
+        return unkept(lambda: self.run(rows, **options))
 
     def alone(self, i: int, **options: Any) -> Pass:
         """A forward pass of one example."""
@@ -130,7 +134,7 @@ def expanded(bench: Bench, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts
     accepted: set[str] = set()
     for module in sorted(shared):
         try:
-            trial = bench.run(expand=dict.fromkeys({*accepted, module}, bench.n))
+            trial = bench.glance(expand=dict.fromkeys({*accepted, module}, bench.n))
         except (*UNABLE, TypeError):
             continue  # the model does not broadcast there: one example at a time, then
         if close(trial.f, whole.f, whole.state.precision):
@@ -138,6 +142,6 @@ def expanded(bench: Bench, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts
             whole = trial
     if accepted:
         m = bench.inner.stop - 1
-        part = bench.run(bench.inner, expand=dict.fromkeys(accepted, m))
+        part = bench.glance(bench.inner, expand=dict.fromkeys(accepted, m))
         layouts = layouts_of(whole, part, bench.n, m)
     return whole, layouts, accepted

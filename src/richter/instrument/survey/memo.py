@@ -113,7 +113,7 @@ def renewed(known: Survey, bench: Bench) -> Survey | None:
     whole = bench.run(expand=dict.fromkeys(known.expand, bench.n))
     if whole.f.shape != (bench.n, *known.shape) or whole.differentiates != known.differentiates:
         return None
-    if examine.draws(bench, whole, bench.run(bench.inner, record=False), again=True):
+    if examine.draws(bench, whole, bench.glance(bench.inner, record=False), again=True):
         return None
     calls: dict[str, int] = {}
     for c in whole.calls:
