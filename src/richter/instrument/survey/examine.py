@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import CaptureError, Mark, MixingError, Remark
+from richter.core.freed import trim
 from richter.core.sizes import SMALL
-from richter.instrument.capture import Inputs, Output, Pass, Scale, State, Wanted, Weight, check_finite, select
+from richter.instrument.capture import Inputs, Output, Pass, Scale, State, Wanted, Weight, check_finite, select, weight_bytes
 from richter.instrument.survey.ends import given, readouts
 from richter.instrument.survey.layouts import UNABLE, Bench, expanded, layouts_of, rounding, tolerance
 from richter.instrument.survey.maps import Survey
@@ -51,6 +52,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     drawn = draws(bench, first, part)
     first, layouts, expand = expanded(bench, first, layouts_of(first, part, bench.n, m))
     del part, first
+    trim(weight_bytes(model))
     whole = bench.run(expand=dict.fromkeys(expand, bench.n))
     verified = verify(bench, whole, layouts, drawn)
     result = describe(Survey(
