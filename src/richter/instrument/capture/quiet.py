@@ -84,14 +84,21 @@ def _generators(model: nn.Module) -> list[torch.Generator]:
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
     """For one forward pass: what is drawn inside depends on ``seed`` and on that of the measurement alone, and the streams are
     as they were afterwards."""
-    mine, generators = _DRAWN.get()
-    generators = generators or _generators(model)
+    mine = _DRAWN.get()[0]
+    with _borrowed(model) as generators:
+        for generator in generators:
+            generator.manual_seed(mine * 1_000_003 + seed)
+        yield
+
+
+@contextlib.contextmanager
+def _borrowed(model: nn.Module) -> Iterator[Sequence[torch.Generator]]:
+    """The streams of a model, for this thread alone; they are as they were afterwards."""
+    generators = _DRAWN.get()[1] or _generators(model)
     with _BORROWED:
         states = [generator.get_state() for generator in generators]
         try:
-            for generator in generators:
-                generator.manual_seed(mine * 1_000_003 + seed)
-            yield
+            yield generators
         finally:
             _restore(generators, states)
 
@@ -131,14 +138,9 @@ def draws_again(model: nn.Module, states: Sequence[Tensor]) -> Iterator[None]:
     if not states:
         yield
         return
-    generators = _DRAWN.get()[1] or _generators(model)
-    with _BORROWED:
-        before = [generator.get_state() for generator in generators]
-        try:
-            _restore(generators, states)
-            yield
-        finally:
-            _restore(generators, before)
+    with _borrowed(model) as generators:
+        _restore(generators, states)
+        yield
 
 
 def _restore(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
