@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from richter.core.freed import trim
-from richter.instrument.capture import to_device, weight_bytes
+from richter.instrument.capture import TOGETHER, to_device, weight_bytes
 from richter.instrument.captures import LayerCapture
 from richter.instrument.cotangents import SomeOutputs
 from richter.instrument.statistics.grams import Tangents
@@ -115,8 +115,22 @@ def _kept(t: Tangents, units: Sequence[Unit], outputs: Sequence[int], size: int)
         trim(weight_bytes(t.subject.model))
     for c in range(len(outputs)):
         mine, parts[c] = parts[c], []
-        names = dict.fromkeys(k for part in mine for k in part)
-        yield {k: beside([{k: part.pop(k)} if k in part else {} for part in mine])[k] for k in names}  # they are let go
+        yield _joined(mine, weight_bytes(t.subject.model))
+
+
+def _joined(parts: Sequence[dict[str, LayerCapture]], size: int) -> dict[str, LayerCapture]:
+    """All examples of each map side by side. Their parts are let go, of a model of this ``size`` to the system: they are too
+    small for malloc to put the next map there."""
+    whole: dict[str, LayerCapture] = {}
+    left = 0
+    for k in dict.fromkeys(k for part in parts for k in part):
+        whole[k] = beside([{k: part.pop(k)} if k in part else {} for part in parts])[k]
+        left += whole[k].h.nbytes + whole[k].g.nbytes
+        if left > TOGETHER:
+            left = 0
+            trim(size)
+    trim(size)
+    return whole
 
 
 def _add(t: Tangents, output: int, captures: dict[str, LayerCapture], K: dict[str, Tensor]) -> None:
