@@ -4,6 +4,7 @@ break it."""
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -263,3 +264,36 @@ def test_what_was_freed_is_given_back_only_of_large_models(monkeypatch: pytest.M
     assert calls == [0]
     monkeypatch.setattr(freed, "_trim", lambda: None)
     freed.give_back(freed.SMALL + 1)  # another C library
+
+
+JOINED = """
+from pathlib import Path
+import torch
+from richter.instrument.captures import LayerCapture
+from richter.instrument.statistics import stored
+
+def size(what):
+    (line,) = (s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith(what))
+    return int(line.split()[1])
+
+def capture(k):
+    return LayerCapture("dense", torch.zeros(1), torch.ones(1, 64, 512 + k % 7), torch.ones(1, 1, 64, 512))
+
+stored.TOGETHER = 2 ** 23
+arrays = [torch.ones(2 ** 22) for _ in range(3)]
+del arrays  # from now on malloc maps no array of this size by itself
+before = size("VmRSS")
+parts = [{str(k): capture(k) for k in range(40)} for _ in range(16)]
+held = size("VmRSS") - before
+Path("/proc/self/clear_refs").write_text("5")
+whole = stored._joined(parts, 2 ** 30)
+assert len(whole) == 40 and all(c.h.shape[0] == c.g.shape[1] == 16 for c in whole.values())
+print((size("VmHWM") - before) / held)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident size is read as Linux shows it")
+def test_captures_that_are_put_side_by_side_are_not_held_twice() -> None:
+    """1.25 times as much stayed resident where malloc was left to itself; of 355 M parameters 6.85 GiB where 6 were allowed."""
+    done = subprocess.run([sys.executable, "-c", JOINED], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.12
