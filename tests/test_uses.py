@@ -418,3 +418,19 @@ def test_forward_passes_of_another_kind_are_measured(factory: Callable[[], nn.Mo
     assert seen or (unseen and all(text.startswith(UNKNOWN) for text in unseen))
     if factory is not SparseState:  # the oracle has no sparse Jacobians
         assert kernel_error(model, x) < 1e-12
+
+
+class Tries(Net):
+    def middle(self, h: Tensor) -> Tensor:
+        try:
+            return self.b(h[:, :-1])
+        except RuntimeError:
+            return F.linear(h, self.b.weight, self.b.bias)
+
+
+def test_a_layer_whose_error_the_model_catches_is_not_taken_for_running() -> None:
+    """What follows used its weight unseen: it had no row."""
+    x = torch.stack([zoo.normal(i, 4) for i in range(6)])
+    probe = richter.Probe(x, torch.arange(6) % 3)
+    plain, tries = (richter.measure(built(factory, 1.0), probe, ["nfc"]).rows for factory in (Net, Tries))
+    assert [(r.layer, r.value) for r in tries] == [(r.layer, pytest.approx(r.value, rel=1e-12)) for r in plain]

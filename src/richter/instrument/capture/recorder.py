@@ -141,8 +141,10 @@ class Recorder(TorchFunctionMode):
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and nothing inside is seen
                     continue
                 self._handles.append(module.register_forward_pre_hook(self._begin, prepend=True))
-                # first of all hooks: a user's may change the output, and that is no longer the linear map
-                self._handles.append(module.register_forward_hook(self._end, with_kwargs=True, prepend=True))
+                # first of all hooks: a user's may change the output, and that is no longer the linear map; after an error too,
+                # which the model may catch
+                ended = module.register_forward_hook(self._end, with_kwargs=True, prepend=True, always_call=True)
+                self._handles.append(ended)
             super().__enter__()
         except BaseException:
             self._unhook()
