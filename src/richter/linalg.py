@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,15 @@ from torch import Tensor
 
 DENSE = 64  # rows up to which all eigenvalues of a matrix are as quick as one
 MANY = 512  # rows up to which all eigenvectors are as quick as many of them
+ALONE = 2 ** 13  # entries of a matrix whose products numpy makes without waking other threads
+
+
+def product(A: NDArray[Any], B: NDArray[Any]) -> NDArray[Any]:
+    """A B of numpy's arrays; of large ones by torch, whose threads are those that train. Numpy's are others, which go on waiting
+    for work when they have done theirs, in the way of the training: half of what a snapshot of a small network took was that."""
+    if max(A.size, B.size) <= ALONE:
+        return np.asarray(A @ B)
+    return torch.matmul(torch.from_numpy(A), torch.from_numpy(B)).numpy()  # type: ignore[no-any-return]
 
 # ------------------------------------------------------------------------------------------------ largest eigenvalues
 
@@ -60,11 +70,11 @@ def lanczos(times: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any], 
     for step in range(1, most + 1):
         basis = V[:first + step]
         w = times(basis[-1])
-        along = basis @ w
+        along = product(basis, w)
         alpha.append(float(along[-1]))
-        w = w - along @ basis
+        w = w - product(along, basis)
         if again:
-            w -= (basis @ w) @ basis
+            w -= product(product(basis, w), basis)
         size = _length(w)
         if step < 3 or step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):  # looking costs as much as a product
             values, turns = np.linalg.eigh(np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1) if beta else np.diag(alpha))
@@ -75,7 +85,7 @@ def lanczos(times: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any], 
         beta.append(size)
         np.divide(w, size, out=V[first + step])
     turns = turns.astype(start.dtype)
-    return Lanczos(top, turns[:, -1] @ basis[first:], basis[first:], turns)
+    return Lanczos(top, product(turns[:, -1], basis[first:]), basis[first:], turns)
 
 
 def _length(w: NDArray[Any]) -> float:
@@ -140,10 +150,10 @@ def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6, rough
     roughly = roughly or rough(K)
     if roughly is None:
         return Leading(K.diagonal().max().item())
-    found = lanczos(roughly.matrix.__matmul__, anywhere(len(K), torch.empty(0, dtype=torch.float64)).float().numpy(), 1e-5,
+    found = lanczos(partial(product, roughly.matrix), anywhere(len(K), torch.empty(0, dtype=torch.float64)).float().numpy(), 1e-5,
                     centred=centred)
-    exact = lanczos(K.cpu().numpy().__matmul__, found.vector.astype(np.float64), of_value=VALUE, centred=centred)
-    return Leading(exact.value, found.turns[:, -most:].T @ found.basis, roughly)
+    exact = lanczos(partial(product, K.cpu().numpy()), found.vector.astype(np.float64), of_value=VALUE, centred=centred)
+    return Leading(exact.value, product(found.turns[:, -most:].T, found.basis), roughly)
 
 
 def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
@@ -293,7 +303,7 @@ def _ritz_on_sets(K: NDArray[Any], keep: NDArray[Any], vectors: NDArray[Any], ce
         return (X - X @ means if centred else X) * keep[:, None]
 
     def times(X: NDArray[Any]) -> NDArray[Any]:
-        return on_sets((X.reshape(-1, len(K)) @ K).reshape(X.shape))
+        return on_sets(product(X.reshape(-1, len(K)), K).reshape(X.shape))
 
     Z = on_sets(vectors.astype(K.dtype)[None])
     KZ = times(Z)

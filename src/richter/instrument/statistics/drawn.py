@@ -256,7 +256,7 @@ def top(M: Float[Tensor, "r r"], keep: Float[Tensor, " r"], start: Float[Tensor,
     if not M.any():
         return Top(0.0, torch.zeros_like(start), start[:, None])
     matrix, rows = M.cpu().numpy(), keep.cpu().numpy()
-    found = linalg.lanczos(lambda q: (matrix @ q) * rows, (start * keep).cpu().numpy(), tolerance)
+    found = linalg.lanczos(lambda q: linalg.product(matrix, q) * rows, (start * keep).cpu().numpy(), tolerance)
     vector, directions = (torch.from_numpy(z).to(M) for z in (found.vector, found.turns.T @ found.basis))
     return Top(found.value, vector, directions.T)
 
