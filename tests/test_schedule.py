@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -80,7 +80,8 @@ class Clock:
 
 def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float = 1.0, cost: float = 1.0,
             steps: int = 400, when: Any = 1, measures: Any = ("nfc",), brief: float = 0.0,
-            known: int | None = None, pace: float = 1.0) -> tuple[richter.Observer, Clock]:
+            known: int | None = None, pace: float = 1.0,
+            numbers: Sequence[int] | None = None) -> tuple[richter.Observer, Clock]:
     """Training steps of one second, measurements of `cost` seconds (the first one of `first`, of what is cheap alone `brief`),
     due at every step."""
     clock = Clock()
@@ -96,7 +97,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float 
         patch.setattr(richter.instrument.measurement.Measurement, "take", take)
         for module in (richter.instrument.observe, richter.instrument.budget):
             patch.setattr(module, "time", clock)
-        for step in range(steps):
+        for step in numbers or range(steps):
             clock.now += pace
             watch(step)
     return watch, clock
@@ -196,11 +197,34 @@ def test_without_it_a_second_is_lent_and_paid_back(monkeypatch: pytest.MonkeyPat
     assert 0.6 < watch._budget.spent <= 1.0
 
 
-def test_steps_that_begin_again_cost_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two loops that count from zero, one Observer: its pace is that of all steps then."""
-    watch, clock = watched(monkeypatch, 0.05, steps=400, when=None, known=400)
-    monkeypatch.setattr(richter.instrument.budget, "time", clock)
-    assert all(watch._budget._room(step, 1.0)[1] > 0 for step in (1, 63, 64, 128, 399))
+@pytest.mark.parametrize("epoch", [2, 30, 400])
+def test_steps_that_begin_again_are_counted_as_they_come(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """Each epoch counts from zero: the pace was taken for that of the steps of one, and all of them for what they earn."""
+    watch, clock = watched(monkeypatch, 0.05, steps=2000, when=1, known=2000, numbers=[i % epoch for i in range(2000)])
+    assert 0.04 < watch._budget.spent / (clock.now - 101.0) <= 0.05
+    plain, _ = watched(monkeypatch, 0.05, steps=2000, when=1, known=2000)
+    assert watch._budget.spent == pytest.approx(plain._budget.spent, rel=0.05)
+
+
+@pytest.mark.parametrize(("first", "known"), [(1500, 2000), (5000, 500)])
+def test_a_training_that_goes_on_ends_at_its_last_step(monkeypatch: pytest.MonkeyPatch, first: int, known: int) -> None:
+    """``steps`` is that of the training; where it begins behind that, it is what is to come."""
+    watch, clock = watched(monkeypatch, 0.05, steps=500, when=1, known=known, numbers=range(first, first + 500))
+    assert 0.04 < watch._budget.spent / (clock.now - 101.0) <= 0.05
+
+
+def test_the_room_of_the_end_is_kept_though_the_first_was_no_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was guessed that the next takes a fifth of the first, and what is cheap alone took what the end needs."""
+    watch, clock = watched(monkeypatch, 0.05, first=24.0, cost=20.0, brief=4.0, steps=1000, known=1000, measures=None, when=None)
+    assert kinds(watch) == ["whole", "brief", "brief"]  # there were four
+    assert (watch._budget.spent + 20) / (clock.now - 101.0 + 20) <= 1.05 * 0.05
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_of_numpy_are_numbers(kind: Any) -> None:
+    watch = richter.Observer(mlp(), probe(), steps=np.int64(100), budget=kind(0.5))
+    watch(0)
+    assert watch.budget == 0.5
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "many"])

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from richter.core import SelectionError
 
@@ -24,13 +25,16 @@ class Budget:
     Then what the whole training will earn is spread over it, most of it evenly in the logarithm of the step, and up to half
     evenly in the step, where many measurements can be paid for; how long it will take is told from the steps so far. Where they
     are not known, the share of AHEAD seconds is lent, evenly in the logarithm of the step, and paid back: what is earned later
-    goes there first.
+    goes there first. Steps may begin again, in every epoch say: they are counted as they come. A training that goes on at a step
+    before ``steps`` ends there.
     """
 
     share: float | None
     steps: int | None = None
     begun: float | None = None  # when the first call came
-    first: int | None = None  # its step
+    at: int = 0  # the step of the last
+    done: int = 0  # steps since the first
+    left: int = 0  # steps to come
     spent: float = 0.0
     costs: dict[bool, deque[float]] = field(  # of the last, by whether they were brief
         default_factory=lambda: {brief: deque(maxlen=RECENT) for brief in (False, True)})
@@ -39,16 +43,19 @@ class Budget:
     seen: tuple[tuple[int, float], ...] = ((0, 0.0), (0, 0.0))  # steps and seconds of training, at the last two doublings
 
     def __post_init__(self) -> None:
-        if self.share is not None and not (isinstance(self.share, (int, float)) and 0 < self.share <= 1):
+        if self.share is not None and not (isinstance(self.share, Real) and 0 < self.share <= 1):
             raise SelectionError(f"budget={self.share}: a share of wall time in (0, 1], or None for no limit.")
-        if self.steps is not None and not (isinstance(self.steps, int) and self.steps > 0):
+        if self.steps is not None and not (isinstance(self.steps, Integral) and self.steps > 0):
             raise SelectionError(f"steps={self.steps!r}: the number of steps of the training, a positive number, or None if it "
                                  f"is not known.")
 
-    def begin(self, step: int) -> None:
-        """At the first call, and never again."""
+    def come(self, step: int) -> None:
+        """At every call: so far has the training come."""
         if self.begun is None:
-            self.begun, self.first = time.perf_counter(), step
+            self.begun, self.at = time.perf_counter(), step
+            self.left = 0 if self.steps is None else self.steps - step if step < self.steps else self.steps
+        further = step - self.at if step >= self.at else 1
+        self.at, self.done, self.left = step, self.done + further, max(0, self.left - further)
 
     def pay(self, seconds: float, done: bool, brief: bool) -> None:
         """A measurement that failed is paid for, and the next is expected to take as long at least."""
@@ -72,32 +79,40 @@ class Budget:
         elapsed = 0.0 if self.begun is None else time.perf_counter() - self.begun
         return self.spent / elapsed if elapsed else 0.0
 
-    def allows(self, step: int) -> bool:
-        """Is there room for a whole measurement at this step, and for one more at the end?"""
+    @property
+    def allows(self) -> bool:
+        """Is there room for a whole measurement now, and for one more at the end?"""
         if self.share is None or self.begun is None:
             return True
         cost = self._expected(False)
-        room, in_all = self._room(step, cost)
-        return self.spent + cost <= room and self.spent + 2 * cost <= in_all
+        room, in_all = self._room(cost)
+        return self.spent + cost <= room and self.spent + 2 * self._at_most() <= in_all
 
-    def allows_brief(self, step: int) -> bool:
-        """Is there room for what is cheap alone? It takes half of the budget at most, and once there is room for more, leaves
-        that of one whole measurement."""
+    @property
+    def allows_brief(self) -> bool:
+        """Is there room for what is cheap alone? It takes half of the budget at most, leaves the room of a whole measurement at
+        the end, if there is any without it, and once there is room for more, that of one now."""
         if self.share is None or self.begun is None:
             return True
         cost, whole = self._expected(True), self._expected(False)
-        room, _ = self._room(step, cost)
-        return self.on_brief + cost <= room / 2 and (not self.costs[False] or self.spent + cost + whole <= room)
+        room, in_all = self._room(cost)
+        end = self.spent + self._at_most()
+        kept = end + cost <= in_all or end - self.on_brief > in_all
+        return kept and self.on_brief + cost <= room / 2 and (not self.costs[False] or self.spent + cost + whole <= room)
 
-    def _room(self, step: int, cost: float) -> tuple[float, float]:
+    def _at_most(self) -> float:
+        """Seconds of a whole measurement that are kept for the end: where this is known, and until there was a second one, half
+        of what the first took, which is more than is expected."""
+        return max(self._expected(False), 0.0 if self.costs[False] or self.steps is None else (self.opening or 0.0) / 2)
+
+    def _room(self, cost: float) -> tuple[float, float]:
         """Seconds that may have been spent by now, if a measurement of this cost is made, and, as far as one can tell, in all."""
-        assert self.share is not None and self.begun is not None and self.first is not None
+        assert self.share is not None and self.begun is not None
         elapsed = time.perf_counter() - self.begun
-        done, earned = max(0, step - self.first), self.share * (elapsed + cost)
+        done, left, earned = self.done, self.left, self.share * (elapsed + cost)
         if self.steps is None:
             lent = self.share * AHEAD * min(1.0, math.log10(1 + done) / DECADES)
             return max(earned, lent), max(earned, self.share * AHEAD)
-        left = max(0, self.first + self.steps - step)
         if not done:
             return 0.0, math.inf
         training = self._pace(done, elapsed - self.spent) * (done + left)
@@ -112,4 +127,4 @@ class Budget:
         if done >= 2 * self.seen[1][0]:
             self.seen = self.seen[1], (done, seconds)
         before, then = self.seen[0]
-        return min(seconds / done, (seconds - then) / (done - before)) if done > before else seconds / done  # steps begin again
+        return min(seconds / done, (seconds - then) / (done - before)) if done > before else seconds / done

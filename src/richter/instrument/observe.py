@@ -139,7 +139,7 @@ class Observer:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
         with self._guard:
             first, self._called, self._seen, self._untried = not self._called, True, step, True
-            self._budget.begin(step)
+            self._budget.come(step)
             if scalars:
                 self._keep(step, scalars, first)
         if not self._enter(step, waiting=False):
@@ -216,7 +216,7 @@ class Observer:
         if self.writer is not None and self.writer.closed:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         start = time.perf_counter()
-        self._budget.begin(step)
+        self._budget.come(step)
         self._owed, self._missed, done = only is not None, False, False
         try:
             snap = self.measurement.take(step, self.matrices if draws else 0, only)
@@ -265,9 +265,9 @@ class Observer:
             return None
         if not (due or self._owed):
             return ()
-        if self._budget.allows(step):
+        if self._budget.allows:
             return None
-        if self._cheap and (due or self._missed) and self._budget.allows_brief(step):
+        if self._cheap and (due or self._missed) and self._budget.allows_brief:
             return self._cheap
         if due:
             self.put_off.append(step)

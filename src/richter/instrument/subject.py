@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import WHOLE, CaptureError, Remark, SelectionError, matches
+from richter.core.arrays import fingerprint
 from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.core.text import MOVED_BUFFERS, few_of
@@ -32,7 +33,7 @@ from richter.instrument.statistics.norms import understood
 from richter.instrument.statistics.sizes import copied_bytes, fixed_bytes
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import Source, chunks, fitting
-from richter.instrument.survey import FEWEST, SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, surveyed
+from richter.instrument.survey import FEWEST, SURVEYED, UNTRUSTED, Audit, Doubt, SurveyMemo, settings, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.planning import Unit, units_of
 
@@ -55,6 +56,7 @@ class Subject:
         self.memo = SurveyMemo()
         self._known: Any = None  # what a plan rests on besides the architecture
         self._initial_outputs: Tensor | None = None  # of the initial network on the examples of the survey
+        self._around: Any = None  # what it has besides its weights
         self.measured = 0  # how often
         self.audit: Audit | None = None  # what is looked at again in this measurement
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
@@ -372,7 +374,10 @@ class Subject:
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")
-        if self._initial_outputs is None or not torch.equal(seen.f, self._initial_outputs):
+        others = [b for k, b in self.model.named_buffers()
+                  if (k not in (self.initial or {}) or k in self.drifted) and b.layout is torch.strided]
+        before, self._around = self._around, (settings(self.model), fingerprint(others))
+        if self._around != before or self._initial_outputs is None or not torch.equal(seen.f, self._initial_outputs):
             self.kept.clear()  # more than weights makes a network: attributes, buffers that are not saved
         self._initial_outputs = seen.f.detach()
         matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}

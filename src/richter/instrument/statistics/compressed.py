@@ -22,7 +22,7 @@ from richter.core.sizes import SMALL
 from richter.instrument.capture import Pass, weight_bytes
 from richter.instrument.statistics.grams import Tangents
 from richter.instrument.statistics.products import parameters
-from richter.instrument.statistics.tables import Table, rows_bytes, table_bytes, tables_of
+from richter.instrument.statistics.tables import NotItself, Table, rows_bytes, table_bytes, tables_of
 from richter.kernels.planning import Unit
 
 if TYPE_CHECKING:
@@ -118,6 +118,13 @@ class Grams:
     products: dict[str, Float[Tensor, "r q q"]] = field(default_factory=dict)
     squares: dict[str, float] = field(default_factory=dict)
 
+    def add(self, parameter: str, T: Float[Tensor, "r q q"], square: float | None) -> None:
+        """Of one more parameter of a module."""
+        module = parameter.rpartition(".")[0]
+        self.products[module] = T if module not in self.products else self.products[module] + T
+        if square is not None:
+            self.squares[module] = self.squares.get(module, 0.0) + square
+
 
 class Whole:
     """Gradients "v p" of some modules."""
@@ -178,6 +185,8 @@ class Compressed:
     def add(self, v: int, run: Pass, z: Tensor) -> None:
         asked, gradients = run.backward(z, self.places)
         for table in self.tables:
+            if v == 0 and not table.itself(self.subject, run, asked, z):
+                raise NotItself(table.parameter)
             table.add(v, self.subject, run.calls, asked, len(z))
         for j, d in enumerate(gradients):
             x = d.reshape(-1)
@@ -199,17 +208,13 @@ class Compressed:
         result = Grams()
         give_back(weight_bytes(self.subject.model))  # of all that has passed
         for table in self.tables:
-            T, module = table.gram(self.subject, vectors), table.parameter.rpartition(".")[0]
-            result.products[module] = T[None, :self.q, :self.q].expand(SKETCHES, -1, -1)
-            result.squares[module] = T[-1, -1].item()
-        for j, (name, own) in enumerate(zip(self.names, self.own, strict=True)):
-            module = name.rpartition(".")[0]
-            parts = [self.B[j]] * SKETCHES if own else self.B[j].split(self.sizes, 1)
+            T = table.gram(self.subject, vectors)
+            own = T[None, :self.q, :self.q].expand(SKETCHES, -1, -1)
+            result.add(table.parameter, own, T[-1, -1].item() if self.labelled else None)
+        for j, (name, small) in enumerate(zip(self.names, self.own, strict=True)):
+            parts = [self.B[j]] * SKETCHES if small else self.B[j].split(self.sizes, 1)
             T = torch.stack([(B @ B.T).double() for B in parts])
-            before = result.products.get(module)
-            result.products[module] = T if before is None else before + T
-            if self.labelled:
-                result.squares[module] = result.squares.get(module, 0.0) + _square(self.y[j])
+            result.add(name, T, _square(self.y[j]) if self.labelled else None)
         return result
 
 

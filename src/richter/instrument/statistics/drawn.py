@@ -32,7 +32,7 @@ from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.centred import CentredKernel
 from richter.instrument.statistics.frame import GROUPS, Gathering, Group, Missing, OfKernels, Simple, Wants, finite, in_range
 from richter.instrument.statistics.grams import KERNEL, Tangents
-from richter.kernels.planning import forward_operations, make_plan
+from richter.kernels.planning import forward_operations
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
@@ -304,7 +304,7 @@ class Seen(Tangents):
 
 def operations(t: Seen) -> float:
     """Of making the kernels, some examples at a time."""
-    return make_plan(t.request(t.units, "full"), max(t.memory, t.least())).operations
+    return sum(plan.operations for plan in t.plans("full", t.v))
 
 
 class Drawn(OfKernels):
@@ -333,7 +333,7 @@ class Drawn(OfKernels):
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = self.seen(subject, cotangents)
         return Wants(alone=self.least(subject, cotangents), what=f"the kernel of one layer over {t.n} examples and {t.v} draws",
-                     passes=(1 + t.v) / 3 * t.n / subject.probe.n)
+                     passes=t.passes("full", t.v) * t.n / subject.probe.n)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = self.seen(subject, cotangents)

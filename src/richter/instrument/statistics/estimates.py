@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter import linalg
-from richter.core import WHOLE, Mark, Remark
+from richter.core import WHOLE, Mark, Remark, show_bytes
 from richter.instrument.captures import check_finite, timed
 from richter.instrument.cotangents import Cotangents, SomeOutputs
 from richter.instrument.statistics import stored
@@ -60,10 +60,10 @@ from richter.instrument.statistics.grams import (
     same_output_leaving,
 )
 from richter.instrument.statistics.products import centred, parameter_groups, parameters, products
-from richter.instrument.statistics.tables import recorded
+from richter.instrument.statistics.tables import NotItself, no_table, recorded
 from richter.instrument.stream import chunks, fitting
 from richter.instrument.targets import labelled as having_labels
-from richter.kernels.planning import forward_operations, make_plan
+from richter.kernels.planning import Unit, forward_operations, make_plan
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -139,9 +139,7 @@ def _compresses(t: Tangents) -> bool:
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
     vectors, every, lacking, compresses = Vectors(t), Grams(), DRAWN.why_not(t.subject, t.cotangents), _compresses(t)
     for units in [t.units] if compresses else parameter_groups(t, vectors.q + 1):
-        kind = Compressed if compresses else Whole
-        gradients = kind(t, units, len(vectors), vectors.labelled)
-        _pull(t, vectors, gradients)
+        gradients = _pulled(t, vectors, units, Compressed if compresses else Whole)
         mine = gradients.grams(vectors)
         every.products |= mine.products
         every.squares |= mine.squares
@@ -165,6 +163,21 @@ def _of_products(T: Float[Tensor, "r q q"], labelled: tuple[float, float] | None
     fewer = [value(squared(T, torch.arange(len(T)) != r)) for r in range(len(T))] if len(T) > 1 else []
     leaving = [value(squares[group != g][:, group != g]) for g in range(int(group.max()) + 1)]
     return Estimate(value(squares), leaving, {"sketches": fewer})
+
+
+def _pulled(t: Tangents, vectors: Vectors, units: Sequence[Unit], kind: type[Whole | Compressed]) -> Whole | Compressed:
+    """The gradients of all vectors. Where a vocabulary's matrix is used in another way for some examples than for the first, it
+    is compressed as the others are, if there is room."""
+    if kind is Compressed and (need := compressed_bytes(t, vectors.q)) > t.subject.memory:
+        raise Missing(f"what is done with the outputs of a vocabulary's matrix differs between examples, and its gradients, "
+                      f"compressed, take memory='{show_bytes(need + t.subject.fixed)}'")
+    gradients = kind(t, units, len(vectors), vectors.labelled)
+    try:
+        _pull(t, vectors, gradients)
+    except NotItself as why:
+        no_table(t, why.parameter)
+        return _pulled(t, vectors, units, kind)
+    return gradients
 
 
 def _pull(t: Tangents, vectors: Vectors, gradients: Whole | Compressed) -> None:
@@ -284,7 +297,7 @@ class Diagonal(OfKernels):
         v = t.v if cotangents.exact else SAMPLED
         least = t.least("diagonal", v)
         least = min(least, stored.least(t)) if not cotangents.exact and stored.can_be_kept(t) else least
-        passes = stored.passes(t, v) if not cotangents.exact and stored.fewer_passes(t, v) else (1 + v) / 3
+        passes = stored.passes(t, v) if not cotangents.exact and stored.fewer_passes(t, v) else t.passes("diagonal", v)
         return Wants(alone=8 * v * t.n ** 2 + least + t.audited, passes=passes * t.n / subject.probe.n,
                      what=f"estimates of kernels over {t.n} examples")
 

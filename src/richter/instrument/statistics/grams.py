@@ -27,7 +27,7 @@ from richter.instrument.stream import Chunk
 from richter.kernels.contract import mirror
 from richter.kernels.ntk import Block, Job, kernels
 from richter.kernels.operations import Outputs
-from richter.kernels.planning import Request, Unit, least
+from richter.kernels.planning import Plan, Request, Unit, least, make_plan
 from richter.linalg import product, without_each
 
 if TYPE_CHECKING:
@@ -128,24 +128,36 @@ class Tangents:
 
     # ------------------------------------------------------------------------------------------------------ kernels
 
-    def anew(self, outputs: Outputs, cotangents: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Kernels by module, of as many modules at a time as have room for them."""
-        v = self.v if cotangents is None else self.subject.number(cotangents, "kernel")
-        memory = self.memory
+    def turns(self, outputs: Outputs, v: int) -> list[tuple[list[Unit], int]]:
+        """As many modules at a time as have room for their kernels, and what is left of memory beside these."""
         each = 8 * self.n ** 2 * (v * v if outputs == "full" else v)
         groups: list[list[Unit]] = []
         held = 0
         for units in self.by_module.values():
             together = [*groups[-1], *units] if groups else []
-            if groups and held + each + 4 * least(self.request(together, outputs, v)) <= memory:
+            if groups and held + each + 4 * least(self.request(together, outputs, v)) <= self.memory:
                 groups[-1] += units
                 held += each
             else:
                 groups.append(list(units))
                 held = each
-        for units in progress(groups, title="kernels"):
-            job = self.job(units, outputs, cotangents)
-            yield from kernels(job, self.x, None, memory - each * len(job.modules), True, self.subject.probe.chunk).items()
+        return [(units, self.memory - each * len({u.module for u in units})) for units in groups]
+
+    def plans(self, outputs: Outputs, v: int) -> list[Plan]:
+        """What ``anew`` will do; where there is no room, as if there were some for the smallest piece of work."""
+        requests = [(self.request(units, outputs, v, same=True, chunk=self.subject.probe.chunk), room)
+                    for units, room in self.turns(outputs, v)]
+        return [make_plan(request, max(room, least(request))) for request, room in requests]
+
+    def passes(self, outputs: Outputs, v: int) -> float:
+        """Of the kernel examples, forward and backward: a pair of chunks goes once more than its chunks would."""
+        return sum(plan.chunk * (plan.passes + plan.backward) for plan in self.plans(outputs, v)) / 3 / max(1, self.n)
+
+    def anew(self, outputs: Outputs, cotangents: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Kernels by module, of as many modules at a time as have room for them."""
+        v = self.v if cotangents is None else self.subject.number(cotangents, "kernel")
+        for units, room in progress(self.turns(outputs, v), title="kernels"):
+            yield from kernels(self.job(units, outputs, cotangents), self.x, None, room, True, self.subject.probe.chunk).items()
 
     def from_captures(self, captures: Mapping[str, LayerCapture]) -> Iterator[tuple[str, Tensor]]:
         """The same from captures of all examples and cotangents."""

@@ -36,7 +36,6 @@ BLOCK = 64  # examples whose statistics a norm uses
 IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do to them where it is said to have no effect
 IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect
 FEW, FEWEST = 16, 4  # examples on which a way is tried, and effects of scales are seen: one in 16
-FAR_FROM_IDLE = 0.03  # of the same: if every layer's scale does so much, no norm follows a layer, and nobody looks again
 COTANGENTS = 3  # random ones, from which the effect of a layer's scale is seen
 
 
@@ -102,7 +101,7 @@ class Journey:
         layers = self._layers()
         sizes = {k: (self.first[k].norm().item(), self.subject.state[k].norm().item()) for k in layers}
         grown = {k: before / size for k, (before, size) in sizes.items() if before and size and before != size}
-        if not grown or self.subject.kept.get("no scale is idle"):
+        if not grown:
             return {}
         idle = self._without_effect(self.subject.state)
         if idle:
@@ -192,7 +191,6 @@ class Journey:
                 effects[weight] += sum(effect for effect, _ in parts) ** 2
                 rounding[weight] += sum(rounded for _, rounded in parts) ** 2
         largest = max(effects.values(), default=0.0)
-        self.subject.kept["no scale is idle"] = min(effects.values(), default=0.0) > FAR_FROM_IDLE ** 2 * largest
         eps = 8 * torch.finfo(state.precision).eps
         return {k for k, effect in effects.items() if rounding[k] > 0 and math.sqrt(effect) <= IN_VAIN * math.sqrt(size)
                 + IN_VAIN_BESIDE * math.sqrt(largest) + eps * math.sqrt(rounding[k])}  # a weight that is not used says nothing

@@ -28,7 +28,13 @@ OUTPUTS = 8  # arrays of an example's outputs on their way: see passes.AUDITED
 
 def can_be_kept(t: Tangents) -> bool:
     survey = t.subject.survey
-    return not survey.drawn and all(k in survey.batched for k in t.maps)
+    return not survey.drawn and all(k in survey.batched for k in t.maps) and loose_bytes(t) <= t.memory // 4
+
+
+def loose_bytes(t: Tangents) -> int:
+    """Of the gradients of all kernel examples in a module's parameters that are no maps, and of their products."""
+    numbers = [sum(t.subject.state[u.parameter].numel() for u in units if not u.maps) for units in t.by_module.values()]
+    return 2 * t.n * t.subject.itemsize * max(numbers, default=0)
 
 
 def kept_bytes(t: Tangents, units: Sequence[Unit], outputs: int) -> int:
@@ -48,7 +54,8 @@ def chunk_bytes(t: Tangents) -> int:
 
 
 def products_bytes(t: Tangents) -> int:
-    return 6 * t.subject.itemsize * min(NUMBERS, max((t.n * t.subject.survey.maps[k].positions for k in t.maps), default=1) ** 2)
+    positions = max((t.subject.survey.maps[k].positions for k in t.maps), default=1)
+    return 6 * t.subject.itemsize * min(NUMBERS, (t.n * positions) ** 2) + loose_bytes(t)
 
 
 def least(t: Tangents) -> int:

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 SHARE = 6  # of memory, one part in so many is for rows of gradients
 LARGE = 2 ** 16  # entries of a matrix that is worth it
+SAME = 1e-5  # relative
+
+
+class NotItself(Exception):
+    """What is asked of a read-out is not what is asked of the outputs: tokens are masked behind it, or logits clipped."""
+
+    def __init__(self, parameter: str) -> None:
+        super().__init__(parameter)
+        self.parameter = parameter
 
 
 @dataclass
@@ -61,6 +70,16 @@ class Table:
             self.asked.append([])
         if parts:
             self.asked[v].append(torch.cat(parts).clone())
+
+    def itself(self, subject: Subject, run: Pass, g: Sequence[Tensor], z: Float[Tensor, "n k"]) -> bool:
+        """Is what a vector asks of the read-out, of every example, the vector itself?"""
+        for c, d in zip(run.calls, g, strict=True):
+            if c.name == self.readout:
+                layout = subject.survey.maps[c.name].layouts[0]
+                z = z.to(run.f.dtype).to(d)
+                off = by_example(c.map.outputs(c.module, d), len(z), layout).reshape(len(z), -1) - z
+                return bool((off.norm(dim=1) <= SAME * z.norm(dim=1)).all())
+        return not self.readout
 
     def gram(self, subject: Subject, vectors: Vectors) -> Float[Tensor, "q q"]:
         """Inner products of the gradients of all vectors, some rows at a time."""
@@ -110,6 +129,13 @@ def tables_of(t: Tangents, names: Sequence[str]) -> list[Table]:
     return [Table(*known) for known in kept["tables", *names]]
 
 
+def no_table(t: Tangents, parameter: str) -> None:
+    """It was taken for one, and is used in another way for some examples."""
+    for key, known in t.subject.kept.items():
+        if isinstance(key, tuple) and key[0] == "tables":
+            known[:] = [table for table in known if table[0] != parameter]
+
+
 def _seen(t: Tangents, names: Sequence[str]) -> Iterator[Table]:
     subject, survey = t.subject, t.subject.survey
     for name in names:
@@ -146,10 +172,7 @@ def _as_said(t: Tangents, table: Table) -> bool:
     if not table.readout:
         return True
     V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(run.f)
-    c = next(c for c in run.calls if c.name == table.readout)
-    g = run.backward(V)[0][run.calls.index(c)]
-    asked = by_example(c.map.outputs(c.module, g), 1, subject.survey.maps[c.name].layouts[0]).reshape(-1)
-    return bool((asked - V.reshape(-1)).norm() <= 1e-5 * V.norm())
+    return table.itself(subject, run, run.backward(V)[0], V.reshape(1, -1))
 
 
 def recorded(subject: Subject, x: object, seed: int, maps: Sequence[str]) -> Pass:

@@ -24,10 +24,10 @@ from richter.instrument.survey.audit import (
 from richter.instrument.survey.examine import FEWEST, SURVEYED, check_same, looked, note_called, survey
 from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey, with_siblings
-from richter.instrument.survey.memo import SurveyMemo, surveyed
+from richter.instrument.survey.memo import SurveyMemo, settings, surveyed
 from richter.instrument.survey.verify import map_gradient
 
 __all__ = ["FEWEST", "MOST_DOUBTS", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout",
            "MapInfo", "Prints", "Survey", "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined",
-           "looked", "map_gradient", "note_called", "passed", "prints", "survey", "surveyed", "suspects", "tolerance",
+           "looked", "map_gradient", "note_called", "passed", "prints", "settings", "survey", "surveyed", "suspects", "tolerance",
            "with_siblings"]

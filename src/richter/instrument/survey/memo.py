@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import types
 import weakref
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ from richter.instrument.survey.layouts import Bench, tolerance
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import biases, coarsest, verify
 
+LONG = 16  # entries of a list that is compared
+
 
 @dataclass(frozen=True)
 class _Entry:
@@ -29,6 +32,7 @@ class _Entry:
 
     model: weakref.ref[nn.Module]
     architecture: Any
+    settings: Any
     weights: Any
     x: Inputs
     f: Tensor  # outputs of the first examples
@@ -70,15 +74,16 @@ class SurveyMemo:
         return self.amendments.apply(survey, state)
 
     def recall(self, model: nn.Module, x: Inputs, output: Output | None, look: bool) -> tuple[set[str], State, Survey] | None:
-        """What ``surveyed`` gives, if this model was surveyed on these examples. That the same modules of a plain model work in
-        the same way is trusted, unless one is to ``look``: then that it gives the same outputs with the same weights is looked
-        at on the first of them, and with others, that its gradients are still rebuilt."""
+        """What ``surveyed`` gives, if this model was surveyed on these examples. That the same modules of a plain model, with the
+        same settings, work in the same way is trusted, unless one is to ``look``: then that it gives the same outputs with the
+        same weights is looked at on the first of them, and with others, that its gradients are still rebuilt."""
         self.trusted = False
         entry, now = self._entry, _architecture(model, output)
         if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
             return None
         plain = not entry.copied and all(info.weight is not None for info in entry.survey.maps.values())
-        if plain and not look and _places(entry.weights) == _places(_weights(model)) and _follow(entry.survey, model):
+        if plain and not look and entry.settings == settings(model) and _places(entry.weights) == _places(_weights(model)) \
+                and _follow(entry.survey, model):
             self.trusted = True
             return entry.copied, state_of(model, copied=entry.copied), _own(entry.survey)
         if plain and entry.weights == _weights(model):  # then its matrices are the parameters themselves
@@ -102,7 +107,8 @@ class SurveyMemo:
         architecture = _architecture(model, output)
         if architecture is not None:
             f = _first_outputs(model, x, state_of(model, copied=copied), output, result)
-            self._entry = _Entry(weakref.ref(model), architecture, _weights(model), copy_of(x), f, copied, _own(result))
+            self._entry = _Entry(weakref.ref(model), architecture, settings(model), _weights(model), copy_of(x), f, copied,
+                                 _own(result))
 
 
 def renewed(known: Survey, bench: Bench) -> Survey | None:
@@ -166,16 +172,40 @@ def _architecture(model: nn.Module, output: Output | None) -> Any:
         return None
     return (None if output is None else weakref.ref(output),
             [(name, id(t), t.requires_grad, t.shape, t.dtype, t.device) for name, t in tensors],
-            [(name, id(m), type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks), id(m.__dict__.get("forward")))
+            [(name, id(m), type(m), m.training, *(len(hooks) for hooks in _hooks(m)), id(m.__dict__.get("forward")))
              for name, m in model.named_modules()])
+
+
+def _hooks(m: nn.Module) -> tuple[Sized, ...]:
+    return m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks
+
+
+def settings(model: nn.Module) -> Any:
+    """What a model is besides its modules and weights, as far as one can see: numbers and words that its modules keep."""
+    return [(name, key, value) for name, m in model.named_modules() for key, kept in vars(m).items()
+            for value in [_setting(kept)] if value is not None]
+
+
+def _setting(kept: Any) -> Any:
+    """As something that does not change with it; None of what is none."""
+    if isinstance(kept, (bool, int, str)):
+        return kept
+    if isinstance(kept, float):
+        return repr(kept)  # NaN is NaN
+    if isinstance(kept, Tensor):
+        return id(kept), kept._version, kept.data_ptr() if kept.layout is torch.strided else 0
+    if isinstance(kept, (tuple, list)) and len(kept) <= LONG:
+        return tuple(map(_setting, kept))
+    return None
 
 
 def _weights(model: nn.Module) -> Any:
     """Which numbers they are: every change counts."""
-    return [(t._version, t.data_ptr() if t.layout is torch.strided else 0) for t in (*model.parameters(), *model.buffers())]
+    return [(t._version, (t.data_ptr(), t.stride()) if t.layout is torch.strided else 0)
+            for t in (*model.parameters(), *model.buffers())]
 
 
-def _places(weights: Any) -> list[int]:
+def _places(weights: Any) -> list[Any]:
     """Where the numbers lie: where they do not move, matrices that are views of them follow every change."""
     return [place for _, place in weights]
 
