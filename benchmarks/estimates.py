@@ -117,7 +117,7 @@ def coverages(seeds: range, steps: int) -> list[bool]:
         for r in richter.measure(model, probe, names, initial=start, cotangents=random_outputs(64, seed)).rows:
             place = (r.measure, r.layer)
             if place in exact and math.isfinite(r.value):
-                stated = float(r.note.rpartition("sketch error ")[2])
+                stated = float(r.note.rpartition("sketch error ")[2].partition(",")[0])
                 within.setdefault(place, []).append(abs(r.value - exact[place]) <= stated)
             elif place in exact:
                 silent[place] += 1

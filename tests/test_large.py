@@ -4,6 +4,7 @@ compressed is right on the average and says its error; and a plan says what a me
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from richter.core import MemoryBudgetError, parse_bytes
 from richter.instrument import probe as probes
 from richter.instrument.capture import calls, quiet
 from richter.instrument.cotangents import random_outputs
-from richter.instrument.statistics import bases, compressed, stored, tables, weights
+from richter.instrument.statistics import bases, compressed, estimates, stored, tables, weights
 from richter.instrument.statistics.grams import Tangents
+from richter.instrument.statistics.products import parameters
 from richter.instrument.subject import Subject
 from richter.instrument.survey import audit, examine, verify
 from richter.instrument.targets import OneHot
@@ -230,7 +232,87 @@ def test_a_vocabulary_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None
             assert little.value("tangent_cka", layer) == pytest.approx(plenty.value("tangent_cka", layer), rel=1e-6)
 
 
+class TwoTables(nn.Module):
+    """Both are parameters of one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Parameter(torch.randn(TOKENS, WIDTH)), nn.Parameter(torch.randn(TOKENS, WIDTH))
+        self.out = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = F.embedding(ids, self.tokens) + 0.5 * F.embedding(torch.arange(ids.shape[1]).expand_as(ids), self.places)
+        return self.out(torch.tanh(h))
+
+
+class Silenced(TwoTables):
+    """The first text alone has no token whose answers are not wanted."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * (ids != 0)[..., None]
+
+
+@pytest.mark.parametrize("factory", [TwoTables, Silenced])
+def test_tables_are_all_of_a_module_and_as_all_use_them(factory: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two in a module one was lost; and what is asked of a read-out was taken for the vector itself, as of the first text."""
+    torch.manual_seed(0)
+    model = factory().double()
+    ids = torch.randint(1, TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(1))
+    ids[1:, 1:4] = 0
+    probe = richter.Probe(ids, ids.roll(1, 0))
+    monkeypatch.setattr(richter.instrument.statistics.drawn.Drawn, "least", lambda *_: 2 ** 62)
+    plenty = richter.measure(model, probe, ["tangent_cka"])
+    compressing(monkeypatch)
+    monkeypatch.setattr(tables, "LARGE", 1)
+    little = richter.measure(model, probe, ["tangent_cka"])
+    for layer in ("", "out", "*"):
+        row, exact = little.row("tangent_cka", layer), plenty.value("tangent_cka", layer)
+        assert abs(row.value - exact) <= 3 * row.error + 1e-9 * exact, row
+    assert little.value("tangent_cka", "") == pytest.approx(plenty.value("tangent_cka", ""), rel=1e-6)  # lookups alone
+    known = little.value("tangent_cka", "out") == pytest.approx(plenty.value("tangent_cka", "out"), rel=1e-6)
+    assert known == (factory is TwoTables)
+
+
+def test_where_a_read_out_has_no_room_to_be_compressed_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(1, TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(1))
+    ids[1:, 1:4] = 0
+    monkeypatch.setattr(richter.instrument.statistics.drawn.Drawn, "least", lambda *_: 2 ** 62)
+    compressing(monkeypatch)
+    monkeypatch.setattr(tables, "LARGE", 1)
+    real = compressed.compressed_bytes
+    monkeypatch.setattr(estimates, "compressed_bytes", lambda t, q: real(t, q) + 2 ** 40 * (len(tables.tables_of(
+        t, parameters(t, t.units))) < 3))
+    snap = richter.measure(Silenced().double(), richter.Probe(ids, ids.roll(1, 0)), ["tangent_cka"])
+    assert all(math.isnan(row.value) and "differs between examples" in row.note for row in snap.rows)
+
+
 # ------------------------------------------------------------------------------------------------------------------ plans
+
+
+def test_plans_count_pairs_of_chunks() -> None:
+    """They said as many passes as if all examples had room at once."""
+    model, probe, _ = subject()
+    passes = []
+    for memory in ("2GiB", "300KiB", "100KiB"):
+        s = Subject(model, probe, None, None, parse_bytes(memory), None)
+        with quiet(model):
+            s.renew()
+            t = Tangents(s, random_outputs(4))
+            passes.append(t.passes("full", 4))
+            assert passes[-1] == sum(plan.chunk * (plan.passes + plan.backward) for plan in t.plans("full", 4)) / 3 / N
+    assert passes[0] == pytest.approx((1 + 4) / 3)
+    assert passes[0] < passes[1] < passes[2]
+
+
+def test_every_memory_above_the_smallest_works() -> None:
+    """Where drawn kernels have room one module at a time and not all at once, the plan of all was an error."""
+    model, probe, _ = subject()
+    with pytest.raises(MemoryBudgetError, match=r"smallest that works here is memory='([^']*)'") as why:
+        richter.measure(model, probe, ["tangent_cka"], memory=1000)
+    smallest = parse_bytes(re.search(r"memory='([^']*)'; ", str(why.value))[1])
+    for factor in (1, 1.3, 1.7, 2, 2.5, 3, 4, 6, 9, 14, 20):
+        richter.plan(model, probe, ["tangent_cka"], memory=factor * smallest)
 
 
 def test_a_plan_says_what_a_measurement_will_cost() -> None:

@@ -268,9 +268,10 @@ def _errors(m: Measure, known: Sequence[Known]) -> dict[str, float]:
 
 
 def _of_sketch(errors: Mapping[str, float]) -> list[Remark]:
-    """The sketch's own share of an error, where it is known beside that of the examples."""
+    """The sketch's own share of an error, and whether it is all that is known of it."""
     own = math.hypot(*(error for kind, error in errors.items() if kind not in OF_PROBE))
-    return [Remark(text=f"sketch error {own:.2g}")] if own > 0 else []  # nor of what has none
+    alone = "" if any(kind in OF_PROBE for kind in errors) else ", that of few examples not among it"
+    return [Remark(text=f"sketch error {own:.2g}{alone}")] if own > 0 else []  # nor of what has none
 
 
 def jackknife(values: Sequence[float]) -> float:
