@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -102,6 +103,20 @@ def test_a_model_that_begins_to_mix_is_refused_with_dropout_too() -> None:
     with pytest.warns(RichterWarning, match="mixes examples"):
         assert [watch(step) for step in (2, 3)] == [None, None]
     assert "MixingError" in watch.failures[0].reason
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_dropout_that_does_not_show_in_the_outputs_is_no_mixing(dead: bool) -> None:
+    """A head that was initialised with zeros, or a layer that has died: outputs are the same from pass to pass, gradients not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    initial = {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        (model[3].bias.fill_(-100) if dead else model[5].weight.zero_())
+    probe = richter.Probe(draw(N, 5, seed=1), torch.arange(N) % 3)
+    for given in (None, initial):
+        snap = richter.measure(model, probe, ["nfc", "probe_loss"], mode="train", initial=given)
+        assert math.isfinite(snap.value("probe_loss"))
 
 
 def test_a_norm_whose_eps_has_ruled_makes_scales_idle_afterwards() -> None:
