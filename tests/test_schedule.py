@@ -17,6 +17,7 @@ import richter.instrument.measurement
 import richter.instrument.observe
 from observing import mlp, probe
 from richter.core import SelectionError
+from richter.instrument.evaluate import RichterWarning
 
 LOADER = DataLoader(TensorDataset(torch.zeros(12, 1)), batch_size=2)  # six batches
 
@@ -197,6 +198,7 @@ def test_without_it_a_second_is_lent_and_paid_back(monkeypatch: pytest.MonkeyPat
     assert 0.6 < watch._budget.spent <= 1.0
 
 
+@pytest.mark.filterwarnings("ignore:.*do steps begin again")
 @pytest.mark.parametrize("epoch", [2, 30, 400])
 def test_steps_that_begin_again_are_counted_as_they_come(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
     """Each epoch counts from zero: the pace was taken for that of the steps of one, and all of them for what they earn."""
@@ -204,6 +206,18 @@ def test_steps_that_begin_again_are_counted_as_they_come(monkeypatch: pytest.Mon
     assert 0.04 < watch._budget.spent / (clock.now - 101.0) <= 0.05
     plain, _ = watched(monkeypatch, 0.05, steps=2000, when=1, known=2000)
     assert watch._budget.spent == pytest.approx(plain._budget.spent, rel=0.05)
+
+
+def test_a_snapshot_that_replaces_that_of_an_earlier_epoch_is_warned_of_once() -> None:
+    watch = richter.Observer(mlp(), probe(), when=1, budget=None, measures=["nfc"])
+    for step in (0, 1, 2):
+        watch(step)
+    watch.now(2)  # once more, and nothing was measured behind it
+    with pytest.warns(RichterWarning, match="do steps begin again") as seen:
+        watch(0)
+    assert len(seen) == 1
+    watch(1)
+    assert [s.step for s in watch.snapshots] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("first", "known"), [(1500, 2000), (5000, 500)])

@@ -159,6 +159,14 @@ class Keeping:
                           f"watch.failures has what failed. With on_error='raise' this is an error.", RichterWarning,
                           stacklevel=_calls_above())
 
+    def replaced(self, step: int) -> None:
+        """A snapshot takes the place of an earlier one, though later steps were measured meanwhile: said once."""
+        if "replaced" not in self._warned:
+            self._warned.add("replaced")
+            warnings.warn(f"step {step} was measured before, and later steps too: do steps begin again in every epoch? The "
+                          f"new snapshot replaces the old one, the initial one too. Count on: watch(epoch * len(loader) + step).",
+                          RichterWarning, stacklevel=_calls_above())
+
     # ------------------------------------------------------------------------------------------------------- reading
 
     @property

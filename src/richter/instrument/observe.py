@@ -65,7 +65,8 @@ class Observer:
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``, ``richter.epochs(loader)``); the
     first call always measures. Left out, steps are due densely at the beginning and every hundred later. ``budget``: the share
     of wall time that measuring may take; with ``steps=``, the number of steps of the training, most of it is spread over their
-    logarithm, because features move early (and the share is kept in the end); else a second is lent. Of a step that is due and
+    logarithm, because features move early (and the share is kept in the end, not where the training stops before); else a second
+    is lent. Of a step that is due and
     has no budget for everything, what is cheap is measured alone (``richter.measures.MOVEMENT``, on which a verdict rests), and
     without budget for that it is put off until there is some. The room of one measurement is kept for the end.
     ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the end of ``with Observer(...) as watch``, if the
@@ -124,6 +125,7 @@ class Observer:
         self._missed = False  # a step that was due has nothing at all
         self._drawn: int | None = None  # the last step whose matrices were kept
         self._seen: int | None = None  # the last step of a call
+        self._latest = 0  # the largest step that was measured; not of the run that is resumed
         self._untried = False  # a step was seen since everything was measured, or failed to be
         self._owns = not isinstance(run, Writer)
         if run is None and (settings is not None or resume):
@@ -254,6 +256,9 @@ class Observer:
             self._tolerated(snap.step, "not written", why, first)
         snap = snap if self.writer is None else replace(snap, arrays={})  # they are on disk
         others = [s for s in self.snapshots if s.step != snap.step]  # a step that is measured again replaces
+        if len(others) < len(self.snapshots) and snap.step is not None and snap.step < self._latest:
+            self._keeping.replaced(snap.step)
+        self._latest = max(self._latest, snap.step or 0)
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
 
