@@ -376,7 +376,7 @@ class Subject:
                                "on it. Is this the state at initialisation?")
         others = [b for k, b in self.model.named_buffers()
                   if (k not in (self.initial or {}) or k in self.drifted) and b.layout is torch.strided]
-        before, self._around = self._around, (settings(self.model), fingerprint(others))
+        before, self._around = self._around, (settings(self.model), fingerprint(others) if others else "")
         if self._around != before or self._initial_outputs is None or not torch.equal(seen.f, self._initial_outputs):
             self.kept.clear()  # more than weights makes a network: attributes, buffers that are not saved
         self._initial_outputs = seen.f.detach()

@@ -17,7 +17,7 @@ from richter.instrument.statistics import frame
 from richter.instrument.statistics.frame import NO_LABELS, Missing
 from richter.instrument.statistics.grams import Labels
 from richter.kernels.spectra import centre
-from richter.linalg import Leading, Rough, leading, product, rough, top_of_each, without_each
+from richter.linalg import Leading, Rough, leading, rough, top_of_each, without_each
 
 
 class CentredKernel:
@@ -133,10 +133,11 @@ def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"
 
 def _sizes_without_each(K: NDArray[Any], keep: NDArray[Any], Y: NDArray[Any] | None) -> NDArray[np.float64]:
     """"2 g": |C K C| on each set of rows, and Y^T K Y of its own Y (without labels something that nobody reads)."""
-    factors = np.concatenate([1 - keep] if Y is None else [1 - keep, Y]).astype(K.dtype)
-    groups, number, products = len(keep), keep.sum(1), product(factors, K).astype(np.float64)
+    factors = torch.from_numpy(np.concatenate([1 - keep] if Y is None else [1 - keep, Y]).astype(K.dtype))
+    matrix, groups, number = torch.from_numpy(K), len(keep), keep.sum(1)  # in torch's threads: see linalg.product
+    products = (factors @ matrix).double().numpy()
     inside, K1 = factors[:groups], products[:groups]  # of one group each
     K1 = (K1.sum(0) - K1) * keep
-    squares = without_each(torch.from_numpy((product(inside, np.square(K)) @ inside.T).astype(np.float64))[None])[0].numpy()
+    squares = without_each((inside @ matrix.square() @ inside.T).double()[None])[0].numpy()
     square = squares - 2 * np.square(K1).sum(1) / number + (K1.sum(1) / number) ** 2
     return np.stack([np.sqrt(np.maximum(square, 0)), number if Y is None else (Y * products[groups:]).sum(1)])

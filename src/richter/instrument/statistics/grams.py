@@ -28,7 +28,7 @@ from richter.kernels.contract import mirror
 from richter.kernels.ntk import Block, Job, kernels
 from richter.kernels.operations import Outputs
 from richter.kernels.planning import Plan, Request, Unit, least, make_plan
-from richter.linalg import product, without_each
+from richter.linalg import without_each
 
 if TYPE_CHECKING:
     from richter.instrument.statistics.passes import Reading
@@ -359,11 +359,10 @@ def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], grou
     n = len(Y)
     inside = np.equal.outer(np.arange(groups), np.arange(n) % groups).astype(np.float64)  # group, row
     mine = Y.T.cpu().numpy()[:, None] * inside  # output, group, row
-    matrices = K.cpu().numpy()
-    quadratic = without_each(torch.from_numpy(product(mine, matrices) @ mine.swapaxes(1, 2)))
+    matrices, groupwise, rows = K.cpu().double(), torch.from_numpy(mine), torch.from_numpy(inside)
+    quadratic = without_each(groupwise @ matrices @ groupwise.mT)
     few = max(1, TOGETHER // n ** 2)
-    squares = [product(inside, np.square(matrices[i:i + few])) @ inside.T for i in range(0, len(matrices), few)]
-    norm = without_each(torch.from_numpy(np.concatenate(squares))).clamp(min=0).sqrt()
+    norm = without_each(torch.cat([rows @ part.square() @ rows.T for part in matrices.split(few)])).clamp(min=0).sqrt()
     energies = np.square(mine).sum(2)
     sizes = quadratic, norm, torch.from_numpy(energies.sum(1, keepdims=True) - energies)
     return [SameOutput(*without) for without in zip(*(size.to(K).unbind(1) for size in sizes), strict=True)]
