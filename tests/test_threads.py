@@ -556,3 +556,22 @@ def test_threads_that_draw_draw_what_they_would_draw_alone() -> None:
         assert all(numbers == expected for r in results for numbers in r.result(PATIENCE))
     assert streams() == before
     assert measured(models[0]) != expected
+
+
+def test_a_stack_that_is_torn_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stood in the place of a caller was once a module, or led in a circle. Such a thread is looked at again."""
+    here = sys._getframe()
+    frames = gate._up(here)
+    assert frames is not None
+    assert (frames[0], frames[1]) == (here, here.f_back)
+    assert gate._up(None) == []
+    assert gate._up(nn.Linear(2, 2)) is None
+    monkeypatch.setattr(gate, "DEEP", len(frames) - 2)
+    assert gate._up(here) is None
+    looking = gate.Gate(nn.Linear(2, 2))
+    looks = iter([None, None, []])
+    monkeypatch.setattr(gate, "_up", lambda frame: next(looks, []))
+    monkeypatch.setattr(gate.threading, "active_count", lambda: 2)
+    monkeypatch.setattr(gate.sys, "_current_frames", lambda: {-1: here})
+    looking.wait_for_others()
+    assert next(looks, "all were taken") == "all were taken"

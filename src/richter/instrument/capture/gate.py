@@ -34,6 +34,7 @@ PATIENCE = 30.0  # seconds
 HELPING = 1.0
 DOORS = ("named_parameters", "named_buffers", "state_dict", "load_state_dict", "train")  # with them parameters(), eval()
 LOOKS = 0.005  # between two looks at another thread
+DEEP = 20_000  # frames of a stack: there are no more
 WAITS = ("threading", "queue", "concurrent.futures", "selectors", "multiprocessing")  # modules in which threads wait
 _TURNS = threading.Condition()
 _MEASURED: dict[int, Gate] = {}  # by the ids of modules under measurement
@@ -82,8 +83,10 @@ class Gate:
                 return
 
     def is_inside(self, frame: FrameType | None) -> bool:
-        """Is this thread inside the forward pass of one of the modules?"""
-        return any(id(f.f_locals.get("self")) in self.modules for f in _up(frame) if f.f_code.co_name == "_call_impl")
+        """Is this thread inside the forward pass of one of the modules? Perhaps, where its stack was torn while it was read."""
+        frames = _up(frame)
+        return frames is None or any(id(f.f_locals.get("self")) in self.modules for f in frames
+                                     if f.f_code.co_name == "_call_impl")
 
     def others(self) -> bool:
         """Does another thread work with the model, or has it since the measurement began?"""
@@ -93,7 +96,7 @@ class Gate:
 
     def _knows(self, frame: FrameType) -> bool:
         """Has this thread the model, its weights or their optimiser at hand?"""
-        values = (value for f in _up(frame) for value in list(f.f_locals.values()))
+        values = (value for f in _up(frame) or () for value in list(f.f_locals.values()))
         return any(id(value) in self.modules or id(value) in self.tensors or self._steps(value) for value in values)
 
     def _steps(self, value: Any) -> bool:
@@ -156,10 +159,14 @@ def _of_python(thread: int) -> bool:
     return any(t.ident == thread and not isinstance(t, threading._DummyThread) for t in threading.enumerate())
 
 
-def _up(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
+def _up(frame: Any) -> list[FrameType] | None:
+    """A frame of another thread and those that have called it; None where that thread has gone on meanwhile, and what stands in
+    the place of a caller is none, or leads nowhere: a generator that was left points to where its caller was."""
+    frames = []
+    while isinstance(frame, FrameType) and len(frames) <= DEEP:
+        frames.append(frame)
         frame = frame.f_back
+    return frames if frame is None else None
 
 
 def _waits(frame: FrameType) -> bool:
@@ -169,7 +176,7 @@ def _waits(frame: FrameType) -> bool:
 
 def _standing(frame: FrameType) -> list[tuple[int, int]]:
     """Where a thread is: the same as long as it does nothing in Python."""
-    return [(id(f), f.f_lasti) for f in _up(frame)]
+    return [(id(f), f.f_lasti) for f in _up(frame) or ()]
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ def _hooks(m: nn.Module) -> tuple[Sized, ...]:
 
 def settings(model: nn.Module) -> Any:
     """What a model is besides its modules and weights, as far as one can see: numbers and words that its modules keep."""
-    return [(name, key, value) for name, m in model.named_modules() for key, kept in vars(m).items()
+    return [(name, key, value) for name, m in model.named_modules() for key, kept in list(vars(m).items())
             for value in [_setting(kept)] if value is not None]
 
 
