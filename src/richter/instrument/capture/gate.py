@@ -162,7 +162,7 @@ def _of_python(thread: int) -> bool:
 def _up(frame: Any) -> list[FrameType] | None:
     """A frame of another thread and those that have called it; None where that thread has gone on meanwhile, and what stands in
     the place of a caller is none, or leads nowhere: a generator that was left points to where its caller was."""
-    frames = []
+    frames: list[FrameType] = []
     while isinstance(frame, FrameType) and len(frames) <= DEEP:
         frames.append(frame)
         frame = frame.f_back
