@@ -330,8 +330,6 @@ MUTATIONS = [
              "entry.settings == settings(model) and ", "", "between"),
     mutation(f"{SURVEY}/memo.py", "a matrix that was transposed in place is read as it was", "(t.data_ptr(), t.stride())",
              "t.data_ptr()", "between"),
-    mutation(f"{SURVEY}/memo.py", "hooks on backward passes do not matter to a survey",
-             ", m._backward_hooks, m._backward_pre_hooks", "", "between"),
     mutation(f"{SURVEY}/memo.py", "maps that are refused with new weights are kept", "if verified.notes or not same",
              "if not same", "mutants"),
     mutation(f"{SURVEY}/memo.py", "notes of a measurement are kept", "notes=dict(result.notes))", "notes=result.notes)",
