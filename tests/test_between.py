@@ -154,6 +154,8 @@ def test_settings_are_what_modules_keep_beside_weights() -> None:
     model, _ = case()
     model.scales, model.nothing, model.long = [1.0, float("nan")], None, list(range(100))
     model.fixed = torch.zeros(2)
+    with torch.inference_mode():
+        model.uncounted = torch.zeros(2)
     before = settings(model)
     assert before == settings(model)
     for change in (lambda: setattr(model, "clip", 3.0), lambda: model.scales.append(2.0), lambda: model.fixed.add_(1),

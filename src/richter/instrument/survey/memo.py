@@ -193,7 +193,8 @@ def _setting(kept: Any) -> Any:
     if isinstance(kept, float):
         return repr(kept)  # NaN is NaN
     if isinstance(kept, Tensor):
-        return id(kept), kept._version, kept.data_ptr() if kept.layout is torch.strided else 0
+        version = 0 if kept.is_inference() else kept._version  # these count no changes
+        return id(kept), version, kept.data_ptr() if kept.layout is torch.strided else 0
     if isinstance(kept, (tuple, list)) and len(kept) <= LONG:
         return tuple(map(_setting, kept))
     return None
