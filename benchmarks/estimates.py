@@ -161,7 +161,7 @@ def compressions(seeds: range, steps: int) -> None:
             known.append(found)
         for layer, whole in known[0].items():
             mine = known[1][layer]
-            error = jackknife([v.norm for v in mine.others["sketches"]])
+            error = jackknife([v.norm for v in mine.leaving["sketches"]])
             if error > 1e-6 * whole.value.norm:  # what is small, or a vocabulary's, is not compressed
                 within.setdefault(layer, []).append(abs(mine.value.norm - whole.value.norm) <= error)
     shares = {layer: sum(w) / len(w) for layer, w in within.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -763,6 +763,15 @@ def one_hot(y: Tensor, k: int) -> Tensor:
 def centring(n: int) -> Tensor:
     """C = I - 1 1^T / n."""
     return torch.eye(n, dtype=torch.float64) - torch.ones(n, n, dtype=torch.float64) / n
+
+
+def along_a_line(values: Sequence[float], counts: Sequence[float], everywhere: float) -> float:
+    """The line that fits values over counts best, where the count is ``everywhere``, but within the values; level if all counts
+    are equal."""
+    if len(set(counts)) == 1:
+        return sum(values) / len(values)
+    slope, constant = np.polyfit(counts, values, 1)
+    return float(min(max(slope * everywhere + constant, min(values)), max(values)))
 
 
 def alignment(K: Tensor, y: Tensor) -> float:

@@ -702,11 +702,46 @@ def test_sampled_outputs_give_the_mean_over_outputs(monkeypatch: pytest.MonkeyPa
     K, Y = oracles.tangent_kernels(model, x), F.one_hot(y, 30).double().flatten(1)
     found = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
     off = found.value("tangent_alignment", "0") - oracles.tangent_alignment(K["0"], Y)
-    assert abs(off) < 4 * found.error("tangent_alignment", "0")
+    assert abs(off) < 4 * float(found.note("tangent_alignment", "0").rpartition("sketch error ")[2])
     monkeypatch.setattr(estimates, "SAMPLED", 90)
     every = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
     assert every.value("tangent_alignment", "0") == pytest.approx(oracles.tangent_alignment(K["0"], Y), rel=1e-9)
     assert every.note("tangent_alignment", "0") == ""
+
+
+def jackknife(values: list[float]) -> float:
+    v = torch.tensor(values, dtype=torch.float64)
+    return math.sqrt((len(v) - 1) / len(v) * (v - v.mean()).square().sum().item())
+
+
+@pytest.mark.parametrize("labels", ["one example each", "several examples each", "one to five examples each", "numbers"])
+def test_drawn_outputs_have_the_error_of_few_examples_too(labels: str) -> None:
+    """Each output left out, and each group of examples; an output that then has no label stays as it was. Of classes, what is
+    known of how many examples have each is used."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 70)).double(), draw(24, 5)
+    y = {"one example each": torch.arange(24) * 2, "several examples each": torch.arange(24) % 9, "numbers": draw(24, 70),
+         "one to five examples each": torch.tensor([0] * 5 + [1] * 4 + [2] * 3 + [3] * 2 + [*range(4, 14)])}[labels]
+    Y = y if y.dim() == 2 else F.one_hot(y, 70).double()
+    row = richter.measure(model, richter.Probe(x, y, kernel=None), ["tangent_alignment"]).row("tangent_alignment", "0")
+    there = (Y.norm(dim=0) > 0).nonzero().flatten()
+    chosen = there[torch.randperm(len(there), generator=torch.Generator().manual_seed(0))[:8]].sort().values.tolist()
+    K = oracles.tangent_kernels(model, x)["0"]
+
+    def aligned(c: int, keep: Tensor) -> float:
+        keep = keep if Y[keep, c].norm() > 0 else torch.ones(24, dtype=torch.bool)
+        return oracles.alignment(K[keep][:, c][:, keep][..., c], Y[keep, c])
+
+    def mean(outputs: list[int], keep: Tensor) -> float:
+        of = [aligned(c, keep) for c in outputs]
+        counts = [int(Y[:, c].sum()) for c in outputs]
+        return sum(of) / len(of) if labels == "numbers" else oracles.along_a_line(of, counts, 24 / len(there))
+    everything = torch.ones(24, dtype=torch.bool)
+    own = jackknife([mean([c for c in chosen if c != left], everything) for left in chosen])
+    few = jackknife([mean(chosen, torch.arange(24) % 8 != g) for g in range(8)])
+    assert row.value == pytest.approx(mean(chosen, everything), rel=1e-8)
+    assert row.error == pytest.approx(math.hypot(own, few), rel=1e-6)
+    assert row.note == f"8 outputs drawn of {len(there)} that have labels; sketch error {own:.2g}"
 
 
 def test_sketched_correlations_are_unbiased_and_their_error_is_stated() -> None:

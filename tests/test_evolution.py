@@ -323,7 +323,7 @@ def test_one_output_after_another_gives_the_same_numbers(monkeypatch: pytest.Mon
 def test_of_many_outputs_some_are_drawn_and_the_row_says_so() -> None:
     model = mlp([5, 7, 80], seed=0).double()
     x = normal(1, 90, 5)
-    for y, among in ((torch.arange(90) % 80, "80 that have labels"), (None, "80")):
+    for y, among in ((torch.arange(90) % 80, "20 that have labels"), (None, "80")):
         watch = richter.Observer(model, richter.Probe(x, y, kernel=20), measures=EVERY, when=1, budget=None, on_error="raise")
         watch(0)
         snap = watch(1)
@@ -331,7 +331,8 @@ def test_of_many_outputs_some_are_drawn_and_the_row_says_so() -> None:
         for name in ("kernel_norm", "kernel_rotation", "kernel_distance", "kernel_velocity"):
             drawn = snap.note(name, "0")
             assert drawn.startswith("8 outputs drawn of ")
-            assert y is not None or drawn == f"8 outputs drawn of {among}"
+            unknown = "; sketch error unknown" if name == "kernel_velocity" else ""  # of the last time no output is left out
+            assert drawn == f"8 outputs drawn of {among}{unknown}"
             assert math.isfinite(snap.value(name, "0"))
         assert math.isfinite(snap.value("specialisation", "0")) == (y is not None)
 

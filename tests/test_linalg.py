@@ -84,6 +84,11 @@ def test_the_largest_eigenvalue(name: str) -> None:
     assert top_eigenvalue(K) == pytest.approx(SPECTRA[name].max().item(), rel=1e-10, abs=0)
 
 
+def test_the_largest_eigenvalue_of_a_matrix_in_single_precision() -> None:
+    K = with_spectrum(SPECTRA["power law"]).float()
+    assert top_eigenvalue(K) == pytest.approx(torch.linalg.eigvalsh(K.double())[-1].item(), rel=1e-10)
+
+
 @settings(deadline=None, max_examples=25, derandomize=True, database=None)
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 12), rank=st.integers(1, 12))
 def test_the_largest_eigenvalue_of_small_matrices(seed: int, n: int, rank: int) -> None:

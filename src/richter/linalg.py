@@ -152,7 +152,7 @@ def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6, rough
         return Leading(K.diagonal().max().item())
     found = lanczos(partial(product, roughly.matrix), anywhere(len(K), torch.empty(0, dtype=torch.float64)).float().numpy(), 1e-5,
                     centred=centred)
-    exact = lanczos(partial(product, K.cpu().numpy()), found.vector.astype(np.float64), of_value=VALUE, centred=centred)
+    exact = lanczos(partial(product, K.double().cpu().numpy()), found.vector.astype(np.float64), of_value=VALUE, centred=centred)
     return Leading(exact.value, product(found.turns[:, -most:].T, found.basis), roughly)
 
 

@@ -205,8 +205,7 @@ class Evaluation:
             except NoError as why:
                 remark = joined([remark, Remark(text=why.remark.text)])
             else:
-                parts = [part for kind, part in errors.items() if kind != WITHIN]
-                error = math.hypot(*parts) if parts else math.nan
+                error = _in_all(errors)
                 remark = joined([remark, *_of_sketch(errors)])
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 
@@ -249,29 +248,51 @@ def _symmetric(M: Tensor) -> Tensor:
 
 
 def _errors(m: Measure, known: Sequence[Known]) -> dict[str, float]:
-    """The jackknife over each kind of group that can be left out; their variances add. Raises NoError."""
+    """The jackknife over each kind of group that can be left out, NaN where it cannot be had; their variances add. Raises NoError
+    where it is known why there is none at all."""
     errors: dict[str, float] = {}
+    reason: NoError | None = None
     for kind, groups in {kind: n for k in known for kind, n in k.groups.items()}.items():
         try:
-            varied = [k.leaving(kind, groups) for k in known]
-            cases = together(varied, kind)
-            values = [float(m.compute(*arguments)) for arguments in cases]
-        except NoError:
-            raise
+            errors[kind] = _error(m, known, kind, groups)
+        except NoError as why:
+            errors[kind], reason = math.nan, reason or why
         except (Missing, ArithmeticError, TypeError, ValueError):  # e.g. only examples of one group reach this layer
-            return {kind: math.nan}
-        if any(map(math.isnan, values)):
-            why = m.remark(*cases[[*map(math.isnan, values)].index(True)]).text if m.remark else ""
-            raise NoError(f"no standard error: without one of {len(values)} groups of {kind} it is 0/0{why and f' ({why})'}")
-        errors[kind] = jackknife(values)
+            errors[kind] = math.nan
+    if reason is not None and not any(map(math.isfinite, errors.values())):
+        raise reason
     return errors
+
+
+def _error(m: Measure, known: Sequence[Known], kind: str, groups: int) -> float:
+    """The jackknife over one kind of group."""
+    cases = together([k.leaving(kind, groups) for k in known], kind)
+    values = [float(m.compute(*arguments)) for arguments in cases]
+    if any(map(math.isnan, values)):
+        why = m.remark(*cases[[*map(math.isnan, values)].index(True)]).text if m.remark else ""
+        raise NoError(f"no standard error: without one of {len(values)} groups of {kind} it is 0/0{why and f' ({why})'}")
+    return jackknife(values)
+
+
+def _in_all(errors: Mapping[str, float]) -> float:
+    """Variances of kinds add, as far as they are known. That of few examples has what is drawn for each of them already; but both
+    are uncertain, and the whole is not said to be less than a part."""
+    known = {kind: error for kind, error in errors.items() if math.isfinite(error)}
+    if not known:
+        return math.nan
+    within = known.pop(WITHIN, 0.0)
+    return max(math.hypot(*known.values()), within)
 
 
 def _of_sketch(errors: Mapping[str, float]) -> list[Remark]:
     """The sketch's own share of an error, and whether it is all that is known of it."""
-    own = math.hypot(*(error for kind, error in errors.items() if kind not in OF_PROBE))
-    alone = "" if any(kind in OF_PROBE for kind in errors) else ", that of few examples not among it"
-    return [Remark(text=f"sketch error {own:.2g}{alone}")] if own > 0 else []  # nor of what has none
+    own = [error for kind, error in errors.items() if kind not in OF_PROBE]
+    known = [error for error in own if math.isfinite(error)]
+    size = math.hypot(*known)
+    if len(known) < len(own):
+        return [Remark(text=f"sketch error {f'{size:.2g} or more' if size else 'unknown'}")]
+    alone = "" if any(math.isfinite(errors.get(kind, math.nan)) for kind in OF_PROBE) else ", that of few examples not among it"
+    return [Remark(text=f"sketch error {size:.2g}{alone}")] if size > 0 else []  # nor of what has none
 
 
 def jackknife(values: Sequence[float]) -> float:

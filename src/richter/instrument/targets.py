@@ -45,6 +45,10 @@ class OneHot:
         some[torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[real], ids[real]] = True
         return some.flatten()
 
+    def energy(self, rows: Any) -> float:
+        """The number of labels of these examples."""
+        return float(self.real[rows].sum().item())
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("ids", "real", "classes", "shape"):  # while it is copied it has none of them yet
             raise AttributeError(name)
@@ -54,3 +58,8 @@ class OneHot:
 def labelled(Y: Tensor | OneHot, rows: Tensor) -> Bool[Tensor, " k"]:
     """Which outputs are not 0 in some of these rows."""
     return Y.labelled(rows) if isinstance(Y, OneHot) else (Y[rows] != 0).any(0)
+
+
+def energy(Y: Any, rows: Tensor) -> float:
+    """|Y|^2 of these rows."""
+    return Y.energy(rows) if isinstance(Y, OneHot) else Y[rows].double().square().sum().item()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -53,15 +53,18 @@ from richter.instrument.statistics.grams import (
     KERNEL,
     LABELS,
     TANGENT_KERNEL,
+    Counts,
     Tangents,
     of_diagonal,
     of_diagonal_leaving,
+    of_drawn_leaving,
     same_output,
     same_output_leaving,
 )
 from richter.instrument.statistics.products import centred, parameter_groups, parameters, products
 from richter.instrument.statistics.tables import NotItself, no_table, recorded
 from richter.instrument.stream import chunks, fitting
+from richter.instrument.targets import energy
 from richter.instrument.targets import labelled as having_labels
 from richter.kernels.planning import Unit, forward_operations, make_plan
 
@@ -82,8 +85,7 @@ class Estimate:
     """A value, and the same with parts of what it rests on left out: the jackknife makes a standard error of them."""
 
     value: Any
-    leaving: Sequence[Any] = ()  # of the first kind of groups
-    others: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # of other kinds
+    leaving: Mapping[str, Sequence[Any]]  # by kind of groups
 
 
 class Estimates(Simple):
@@ -100,10 +102,8 @@ class Estimates(Simple):
     def value(self, place: str, without: Group | None = None) -> Any:
         if place not in self.known:
             raise Missing(KERNEL)
-        if without is None:
-            return self.known[place].value
-        kind, i = without
-        return (self.known[place].leaving if kind == next(iter(self.groups)) else self.known[place].others[kind])[i]
+        known = self.known[place]
+        return known.value if without is None else known.leaving[without[0]][without[1]]
 
 
 # ------------------------------------------------------------------------------------------------ many outputs
@@ -162,7 +162,7 @@ def _of_products(T: Float[Tensor, "r q q"], labelled: tuple[float, float] | None
         return CentredKernel(max(_off_diagonal(P), 0.0) ** 0.5 if len(P) > 1 else math.nan, labelled, math.nan, lacking)
     fewer = [value(squared(T, torch.arange(len(T)) != r)) for r in range(len(T))] if len(T) > 1 else []
     leaving = [value(squares[group != g][:, group != g]) for g in range(int(group.max()) + 1)]
-    return Estimate(value(squares), leaving, {"sketches": fewer})
+    return Estimate(value(squares), {"vectors": leaving, "sketches": fewer})
 
 
 def _pulled(t: Tangents, vectors: Vectors, units: Sequence[Unit], kind: type[Whole | Compressed]) -> Whole | Compressed:
@@ -277,7 +277,7 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 
     def value(keep: Tensor) -> CentredKernel:
         return CentredKernel(K.norm(keep), labelled, top, UNRESOLVED_TOP)
-    return Estimate(value(group >= 0), [value(group != g) for g in range(GROUPS)])
+    return Estimate(value(group >= 0), {"vectors": [value(group != g) for g in range(GROUPS)]})
 
 
 # ---------------------------------------------------------------------------------------- one output at a time
@@ -286,11 +286,14 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 @dataclass(frozen=True)
 class Diagonal(OfKernels):
     """Each output's own kernels: of all outputs, or of some drawn from those that have labels. ``sums``: what is to be known of
-    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out, if known here."""
+    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out; None where what is made
+    of them knows that."""
 
     sums: Callable[[Tensor, Tensor], Any] = of_diagonal
     leaving: Callable[[Tensor, Tensor, int], Sequence[Any]] | None = of_diagonal_leaving
+    of_drawn: Callable[[Tensor, Tensor, int], Sequence[Any]] | None = of_drawn_leaving  # the same where outputs are drawn
     labelled: bool = True  # are labels needed?
+    by_labels: bool = False  # does it grow with the number of examples that have an output as their label?
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         t = Tangents(subject, cotangents)
@@ -316,20 +319,24 @@ class Diagonal(OfKernels):
         remark = Remark(Mark.ESTIMATED, f"{len(picked)} outputs drawn of {among}") if drawn else Remark()
         Y = torch.ones(t.n, len(picked), dtype=torch.float64) if subject.Y is None else _columns(subject.Y, t.rows, picked)
         of_picked = Y.to(subject.home)
-        kind, groups = ("outputs", len(picked)) if drawn else ("examples", t.groups["examples"])
+        groups = {**({"outputs": len(picked)} if drawn else {}), **t.groups}
         only = None if cotangents.exact else picked
-        return Estimates(lambda: self._estimates(t, only, of_picked, drawn), {kind: groups}, remark)
+        counts = None
+        if drawn and self.by_labels and bool(((Y == 0) | (Y == 1)).all()):
+            counts = Counts(Y.sum(0).cpu().numpy(), energy(subject.Y, t.rows) / labelled)
+        return Estimates(lambda: self._estimates(t, only, of_picked, drawn, counts), groups, remark)
 
-    def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool) -> Iterator[tuple[str, Estimate]]:
+    def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool,
+                   counts: Counts | None) -> Iterator[tuple[str, Estimate]]:
         if not Y.shape[1]:
             raise Missing(NO_LABELS)
         total: Tensor | None = None
         for name, K in self._kernels(t, picked):
             if t.subject.layers is None:
                 total = K.clone() if total is None else total.add_(K)
-            yield name, self._estimate(t, K, Y, drawn)
+            yield name, self._estimate(t, K, Y, drawn, counts)
         if total is not None:
-            yield WHOLE, self._estimate(t, total, Y, drawn)
+            yield WHOLE, self._estimate(t, total, Y, drawn, counts)
 
     def _kernels(self, t: Tangents, picked: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """Of each module, of all outputs or of some."""
@@ -340,12 +347,18 @@ class Diagonal(OfKernels):
             return stored.one_at_a_time(t, chosen)
         return t.anew("diagonal", SomeOutputs(chosen))
 
-    def _estimate(self, t: Tangents, K: Tensor, Y: Tensor, drawn: bool) -> Estimate:
-        value = self.sums(K, Y)
-        if not drawn:
-            return Estimate(value, self.leaving(K, Y, t.groups["examples"]) if self.leaving is not None else ())
-        outputs = torch.arange(len(K), device=K.device)
-        return Estimate(value, [self.sums(K[outputs != i], Y[:, outputs != i]) for i in range(len(K))])
+    def _estimate(self, t: Tangents, K: Tensor, Y: Tensor, drawn: bool, counts: Counts | None) -> Estimate:
+        """Outputs that were drawn and examples are left out apart from each other: their variances add."""
+        value, outputs = self.sums(K, Y), torch.arange(len(K), device=K.device)
+        groups = {"outputs": [self.sums(K[outputs != i], Y[:, outputs != i]) for i in range(len(K))]} if drawn else {}
+        leaving = self.of_drawn if drawn else self.leaving
+        if leaving is not None:
+            groups["examples"] = list(leaving(K, Y, t.groups["examples"]))
+        if counts is None:
+            return Estimate(value, groups)
+        fewer = [replace(part, counts=counts.without(i)) for i, part in enumerate(groups["outputs"])]
+        same = [replace(part, counts=counts) for part in groups["examples"]]
+        return Estimate(replace(value, counts=counts), {"outputs": fewer, "examples": same})
 
 
 def _columns(Y: Any, rows: Tensor, picked: Tensor) -> Tensor:
@@ -358,7 +371,8 @@ def _unlabelled() -> Iterator[tuple[str, Estimate]]:
     yield
 
 
-SKETCH, FREE, DIAGONAL = Sketch("sketched_kernel"), Free("products_with_the_kernel"), Diagonal("kernels_of_single_outputs")
+SKETCH, FREE, DIAGONAL = (Sketch("sketched_kernel"), Free("products_with_the_kernel"),
+                          Diagonal("kernels_of_single_outputs", by_labels=True))
 
 # -------------------------------------------------------------------------------- what they stand in for
 

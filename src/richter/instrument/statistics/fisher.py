@@ -24,8 +24,8 @@ from richter.core import WHOLE, Mark, Remark, SelectionError
 from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs
 from richter.instrument.statistics.centred import flat
 from richter.instrument.statistics.estimates import Estimate, Estimates
-from richter.instrument.statistics.frame import Derived, Gathering, OfKernels, Statistic, Wants, finite
-from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents
+from richter.instrument.statistics.frame import WITHIN, Derived, Gathering, OfKernels, Statistic, Wants, finite
+from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents, left
 from richter.instrument.statistics.operators import Multiplied, Operator, Products
 
 if TYPE_CHECKING:
@@ -234,36 +234,45 @@ class FisherSketch(OfKernels):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         label = f"from {self.draws} random combinations of the {subject.survey.outputs} outputs of each example"
         remark = Remark(Mark.ESTIMATED, label)
-        return Estimates(lambda: _sketched(self.sampled(subject)), {"vectors": self.draws}, remark)
+        t = self.sampled(subject)
+        return Estimates(lambda: _sketched(t), {WITHIN: self.draws, **t.groups}, remark)
 
 
 def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:
     subject = t.subject
     assert subject.Y is not None
-    Y = subject.Y[t.rows].double()
-    real = Y if subject.counted is None else Y[subject.counted[t.rows]]
-    energy = (real - real.mean()).square().sum().item()
+    Y, counted = subject.Y[t.rows].double(), None if subject.counted is None else subject.counted[t.rows]
+    without = [left(t.n, ("examples", g)) for g in range(t.groups["examples"])]
+    sets = [(keep, _energy(Y[keep], None if counted is None else counted[keep]))
+            for keep in (torch.ones(t.n, dtype=torch.bool), *without)]
     whole: Tensor | None = None
     for name, kernel in t.anew("full"):
         K = kernel.to(subject.home, torch.float64)  # "v n v n"
         if subject.layers is None:
             whole = K.clone() if whole is None else whole.add_(K)
-        yield name, _estimate(K, energy)
+        yield name, _estimate(K, *sets)
     if whole is not None:
-        yield WHOLE, _estimate(whole, energy)
+        yield WHOLE, _estimate(whole, *sets)
 
 
-def _estimate(K: Float[Tensor, "v n v n"], energy: float) -> Estimate:
-    """Of the whole, and with each draw left out."""
+def _energy(Y: Float[Tensor, "n k"], counted: Tensor | None) -> float:
+    """|y~|^2 of the labels that count."""
+    real = Y if counted is None else Y[counted]
+    return (real - real.mean()).square().sum().item()
+
+
+def _estimate(K: Float[Tensor, "v n v n"], everything: tuple[Tensor, float], *fewer: tuple[Tensor, float]) -> Estimate:
+    """Of the whole, and with each draw or group of examples left out: sets of examples, and what is left of the labels there. To
+    centre these anew changes nothing, because the metric takes a constant to zero."""
     m = len(K) - 1
-    quadratic = K[m, :, m].sum().item()
     every = torch.arange(m)
 
-    def value(keep: Tensor) -> FisherKernel:
-        draws = keep.nonzero().flatten().to(K.device)
-        part = K[draws][:, :, draws] * (m / len(draws))
-        return FisherKernel(_norm(part), _top(part), quadratic, energy)
-    return Estimate(value(every >= 0), [value(every != j) for j in range(m)])
+    def value(keep: Tensor, examples: Tensor, energy: float) -> FisherKernel:
+        draws, rows = keep.nonzero().flatten().to(K.device), examples.nonzero().flatten().to(K.device)
+        part = K[draws][:, rows][:, :, draws][..., rows] * (m / len(draws))
+        return FisherKernel(_norm(part), _top(part), K[m, :, m][rows][:, rows].sum().item(), energy)
+    return Estimate(value(every >= 0, *everything), {WITHIN: [value(every != j, *everything) for j in range(m)],
+                                                     "examples": [value(every >= 0, *some) for some in fewer]})
 
 
 def _norm(K: Float[Tensor, "v n v n"]) -> float:

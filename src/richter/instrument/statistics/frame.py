@@ -32,7 +32,7 @@ GROUPS = 8  # of examples, for the jackknife
 # a linear map; the same, and the whole model for what its last layer reads; a module with parameters; the whole model; anywhere
 Place = Literal["map", "read", "module", "model", "any"]
 Group = tuple[str, int]  # what is left out: the kind of group, and which
-WITHIN = "halves"  # of random outputs that are drawn anew for each example: the error of examples has theirs already
+WITHIN = "halves"  # of what is drawn anew for each example: the error of examples has theirs already
 OF_PROBE = ("examples", "held_out")  # kinds of groups whose error is that of few examples; of others it is that of a sketch
 
 LESS_AND_LESS_EXACT = [Mark.EXACT, Mark.TRIVIAL, Mark.ESTIMATED, Mark.BOUND, Mark.IDLE, Mark.UNDEFINED, Mark.REFUSED, Mark.FAILED]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import WHOLE, Remark, show_bytes
@@ -324,12 +325,36 @@ LABELS = KernelLabels("labels")
 
 
 @dataclass(frozen=True)
+class Counts:
+    """Of outputs that were drawn, how many examples have each as their label; and how many have one on the average over all
+    outputs that might have been drawn: what grows with that number is known better than from the drawn ones alone."""
+
+    labels: NDArray[np.float64]  # "v"
+    everywhere: float
+
+    def without(self, i: int) -> Counts:
+        return replace(self, labels=np.delete(self.labels, i))
+
+    def mean(self, values: NDArray[np.float64]) -> float:
+        """Over all outputs, of what is known of the drawn ones: their mean, and from there along the line that fits them best,
+        but not beyond them."""
+        off = self.labels - self.labels.mean()
+        slope = off @ values / (off @ off) if off.any() else 0.0
+        return float(np.clip(values.mean() + slope * (self.everywhere - self.labels.mean()), values.min(), values.max()))
+
+
+@dataclass(frozen=True)
 class SameOutput:
     """What is to be known of the kernels of each output c with itself and of its labels."""
 
     quadratic: Float[Tensor, " v"]  # y_c^T K^cc y_c
     norm: Float[Tensor, " v"]  # |K^cc|_F
     energy: Float[Tensor, " v"]  # |y_c|^2
+    counts: Counts | None = None  # of outputs that were drawn, if their labels are classes
+
+    def mean(self, values: NDArray[np.float64], there: NDArray[np.bool_]) -> float:
+        """Over outputs, of a number for each that is ``there``."""
+        return float(values.mean()) if self.counts is None or not there.all() else self.counts.mean(values)
 
 
 def same_output(K: Float[Tensor, "n v n v"], labels: Labels) -> SameOutput:
@@ -366,3 +391,15 @@ def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], grou
     energies = np.square(mine).sum(2)
     sizes = quadratic, norm, torch.from_numpy(energies.sum(1, keepdims=True) - energies)
     return [SameOutput(*without) for without in zip(*(size.to(K).unbind(1) for size in sizes), strict=True)]
+
+
+def of_drawn_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
+    """The same of outputs that were drawn, and are left out by themselves: one that has no label left stays as it was, or what
+    hangs on the choice of outputs would count twice."""
+    whole = of_diagonal(K, Y)
+
+    def kept(part: SameOutput) -> SameOutput:
+        has = part.energy > 0
+        return SameOutput(torch.where(has, part.quadratic, whole.quadratic), torch.where(has, part.norm, whole.norm),
+                          torch.where(has, part.energy, whole.energy))
+    return [kept(part) for part in of_diagonal_leaving(K, Y, groups)]

@@ -73,7 +73,7 @@ def cross_output_leaving(_: CrossOutput, K: Float[Tensor, "n v n v"], labels: La
     return crossed_leaving(own(K), labels.Y, groups)
 
 
-CROSSED = Diagonal("kernels_of_single_outputs_and_all_labels", crossed, crossed_leaving)
+CROSSED = Diagonal("kernels_of_single_outputs_and_all_labels", crossed, crossed_leaving, crossed_leaving)
 
 
 def _cross_estimate(subject: Subject, cotangents: Cotangents, reason: str) -> Statistic | None:
@@ -109,7 +109,7 @@ def _kernels(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> Float[Tensor
     return K.to(Y.device, torch.float64)
 
 
-SINGLE = Diagonal("own_kernels_of_single_outputs", _kernels, None, labelled=False)
+SINGLE = Diagonal("own_kernels_of_single_outputs", _kernels, None, None, labelled=False)
 OWN_KERNELS = OwnKernels("own_kernels")
 
 
