@@ -18,7 +18,7 @@ import richter
 import zoo
 from richter.core import WHOLE, Mark, Row
 from richter.instrument.observe import Measurement
-from richter.instrument.statistics import pushing
+from richter.instrument.statistics import journey, pushing
 from richter.kernels.similarity import Rows, debiased_cka
 from richter.measures import MOVEMENT
 
@@ -409,6 +409,26 @@ def test_scale_with_an_effect_counts() -> None:
     snap = richter.measure(model, richter.Probe(*data()), [LAYER, TURNED], initial=then)
     assert snap.value(LAYER, "0") == pytest.approx(0.5, rel=1e-9)
     assert snap.value(TURNED) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("make", "fewer"), [(lambda: plain(6, 16, 3), 3), (normed, 1)], ids=["plain", "norms"])
+def test_one_combination_is_enough_where_every_scale_has_an_effect(make: Callable[[], nn.Module], fewer: int,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of outputs; <W, df/dW> is asked of every weight and bias, and of three where some scale has none."""
+    x, y = data(80)
+    model, then = trained(make(), 1.0, x, y)
+    calls: list[Tensor] = []
+    real = journey.Journey.inner
+    monkeypatch.setattr(journey.Journey, "inner", lambda self, a, b: (calls.append(a), real(self, a, b))[1])
+    values, asked = [], []
+    for clearly in (journey.CLEARLY, math.inf):
+        calls.clear()
+        monkeypatch.setattr(journey, "CLEARLY", clearly)
+        snap = richter.measure(model, richter.Probe(x, y), [LAYER, TURNED], initial=then)
+        values.append([r.value for r in snap.rows])
+        asked.append(len(calls))
+    assert asked[0] * fewer == asked[1] > 0
+    assert values[0] == pytest.approx(values[1], rel=1e-12, nan_ok=True)
 
 
 # ----------------------------------------------------------------------------------------------- ways to the product

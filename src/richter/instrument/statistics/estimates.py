@@ -286,8 +286,8 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 @dataclass(frozen=True)
 class Diagonal(OfKernels):
     """Each output's own kernels: of all outputs, or of some drawn from those that have labels. ``sums``: what is to be known of
-    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out; None where what is made
-    of them knows that."""
+    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out; None where what is
+    made of them knows that."""
 
     sums: Callable[[Tensor, Tensor], Any] = of_diagonal
     leaving: Callable[[Tensor, Tensor, int], Sequence[Any]] | None = of_diagonal_leaving

@@ -37,6 +37,7 @@ IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do
 IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect
 FEW, FEWEST = 16, 4  # examples on which a way is tried, and effects of scales are seen: one in 16
 COTANGENTS = 3  # random ones, from which the effect of a layer's scale is seen
+CLEARLY = 10  # times what counts as none: an effect that one of them is enough to see
 
 
 class Listener(Protocol):
@@ -173,15 +174,22 @@ class Journey:
         return self.run(self.subject.state, self.few, 0, record=False), self.run(self.first, self.few, 0, record=False)
 
     def _without_effect(self, state: State) -> set[str]:
-        """Weights for which <W, df/dW> + <b, df/db> vanishes, for random combinations of the outputs of a few examples."""
+        """Weights for which <W, df/dW> + <b, df/db> vanishes, for random combinations of the outputs of a few examples. Where the
+        first of these shows that every weight has an effect, the others are not asked."""
         layers, runs = self._layers(), self._few_runs
         run, moved = runs[state is self.first], self.wide(runs[0].f - runs[1].f)
         names = list(dict.fromkeys([*layers, *filter(None, layers.values())]))
-        draw = torch.Generator().manual_seed(0)
+        draw, eps = torch.Generator().manual_seed(0), 8 * torch.finfo(state.precision).eps
         effects: dict[str, float] = dict.fromkeys(layers, 0.0)
         rounding: dict[str, float] = dict.fromkeys(layers, 0.0)
-        size = 0.0
-        for _ in range(COTANGENTS):
+        size, expected = 0.0, moved.square().sum().item()
+
+        def idle(size: float) -> set[str]:
+            beside = IN_VAIN * math.sqrt(size) + IN_VAIN_BESIDE * math.sqrt(max(effects.values(), default=0.0))
+            return {k for k, effect in effects.items() if rounding[k] > 0  # a weight that is not used says nothing
+                    and math.sqrt(effect) <= beside + eps * math.sqrt(rounding[k])}
+
+        for combination in range(COTANGENTS):
             V = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
             known = {k: (self.inner(state[k], d), state[k].detach().norm().item() * d.norm().item())
                      for k, d in zip(names, run.in_turns(V, [state[k] for k in names]), strict=True)}
@@ -190,10 +198,9 @@ class Journey:
                 parts = [known[k] for k in (weight, bias) if k]
                 effects[weight] += sum(effect for effect, _ in parts) ** 2
                 rounding[weight] += sum(rounded for _, rounded in parts) ** 2
-        largest = max(effects.values(), default=0.0)
-        eps = 8 * torch.finfo(state.precision).eps
-        return {k for k, effect in effects.items() if rounding[k] > 0 and math.sqrt(effect) <= IN_VAIN * math.sqrt(size)
-                + IN_VAIN_BESIDE * math.sqrt(largest) + eps * math.sqrt(rounding[k])}  # a weight that is not used says nothing
+            if not combination and not idle(CLEARLY ** 2 * max(size, expected)):
+                return set()
+        return idle(size)
 
     def wide(self, t: Tensor) -> Tensor:
         """Differences of near numbers take float64."""

@@ -27,10 +27,11 @@ def with_each_moved(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]])
     """The same on the side of the outputs."""
     M, M2 = factor.M, (factor.M @ factor.M).flatten()
     A, B = (total([part[half] for part in parts]).to(M) for half in (0, 1))  # type: ignore[misc]
-    MM = (M @ (A + B) @ M).flatten()
-    square = ((M @ A @ M).flatten() @ B.flatten()).item()
+    MA, MB = M @ A, M @ B
+    square = (MA * MB.T).sum().item()
+    both = ((MA + MB) @ M).flatten()
     steps = torch.stack([(a - b).to(M).flatten() / 2 for a, b, _ in parts])
-    return _moved(parts, factor.square ** 0.5, ((A + B).flatten() @ M2 / 2).item(), square, steps @ M2, steps @ MM)
+    return _moved(parts, factor.square ** 0.5, ((A + B).flatten() @ M2 / 2).item(), square, steps @ M2, steps @ both)
 
 
 def _moved(parts: Sequence[tuple[Tensor, Tensor, int]], norm: float, inner: float, square: float, along: Tensor,
