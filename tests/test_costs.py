@@ -714,14 +714,16 @@ def jackknife(values: list[float]) -> float:
     return math.sqrt((len(v) - 1) / len(v) * (v - v.mean()).square().sum().item())
 
 
-@pytest.mark.parametrize("labels", ["one example each", "several examples each", "one to five examples each", "numbers"])
+@pytest.mark.parametrize("labels", ["one example each", "several examples each", "one to five examples each", "numbers",
+                                    "classes beside numbers"])
 def test_drawn_outputs_have_the_error_of_few_examples_too(labels: str) -> None:
     """Each output left out, and each group of examples; an output that then has no label stays as it was. Of classes, what is
     known of how many examples have each is used."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 70)).double(), draw(24, 5)
     y = {"one example each": torch.arange(24) * 2, "several examples each": torch.arange(24) % 9, "numbers": draw(24, 70),
-         "one to five examples each": torch.tensor([0] * 5 + [1] * 4 + [2] * 3 + [3] * 2 + [*range(4, 14)])}[labels]
+         "one to five examples each": torch.tensor([0] * 5 + [1] * 4 + [2] * 3 + [3] * 2 + [*range(4, 14)]),
+         "classes beside numbers": torch.cat([100 * draw(24, 1), (draw(24, 69) > 0).double()], 1)}[labels]
     Y = y if y.dim() == 2 else F.one_hot(y, 70).double()
     row = richter.measure(model, richter.Probe(x, y, kernel=None), ["tangent_alignment"]).row("tangent_alignment", "0")
     there = (Y.norm(dim=0) > 0).nonzero().flatten()
@@ -735,7 +737,7 @@ def test_drawn_outputs_have_the_error_of_few_examples_too(labels: str) -> None:
     def mean(outputs: list[int], keep: Tensor) -> float:
         of = [aligned(c, keep) for c in outputs]
         counts = [int(Y[:, c].sum()) for c in outputs]
-        return sum(of) / len(of) if labels == "numbers" else oracles.along_a_line(of, counts, 24 / len(there))
+        return sum(of) / len(of) if "numbers" in labels else oracles.along_a_line(of, counts, 24 / len(there))
     everything = torch.ones(24, dtype=torch.bool)
     own = jackknife([mean([c for c in chosen if c != left], everything) for left in chosen])
     few = jackknife([mean(chosen, torch.arange(24) % 8 != g) for g in range(8)])

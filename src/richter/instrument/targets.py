@@ -45,9 +45,9 @@ class OneHot:
         some[torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[real], ids[real]] = True
         return some.flatten()
 
-    def energy(self, rows: Any) -> float:
-        """The number of labels of these examples."""
-        return float(self.real[rows].sum().item())
+    def number(self, rows: Any) -> int:
+        """Of labels that these examples have."""
+        return int(self.real[rows].sum().item())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("ids", "real", "classes", "shape"):  # while it is copied it has none of them yet
@@ -60,6 +60,9 @@ def labelled(Y: Tensor | OneHot, rows: Tensor) -> Bool[Tensor, " k"]:
     return Y.labelled(rows) if isinstance(Y, OneHot) else (Y[rows] != 0).any(0)
 
 
-def energy(Y: Any, rows: Tensor) -> float:
-    """|Y|^2 of these rows."""
-    return Y.energy(rows) if isinstance(Y, OneHot) else Y[rows].double().square().sum().item()
+def number(Y: Tensor | OneHot, rows: Tensor) -> int | None:
+    """Of labels that these rows have: entries that are 1, where all others are 0; None if they are not classes."""
+    if isinstance(Y, OneHot):
+        return Y.number(rows)
+    ones = Y[rows] == 1
+    return int(ones.sum().item()) if bool((ones | (Y[rows] == 0)).all()) else None

@@ -64,8 +64,8 @@ from richter.instrument.statistics.grams import (
 from richter.instrument.statistics.products import centred, parameter_groups, parameters, products
 from richter.instrument.statistics.tables import NotItself, no_table, recorded
 from richter.instrument.stream import chunks, fitting
-from richter.instrument.targets import energy
 from richter.instrument.targets import labelled as having_labels
+from richter.instrument.targets import number
 from richter.kernels.planning import Unit, forward_operations, make_plan
 
 if TYPE_CHECKING:
@@ -321,9 +321,8 @@ class Diagonal(OfKernels):
         of_picked = Y.to(subject.home)
         groups = {**({"outputs": len(picked)} if drawn else {}), **t.groups}
         only = None if cotangents.exact else picked
-        counts = None
-        if drawn and self.by_labels and bool(((Y == 0) | (Y == 1)).all()):
-            counts = Counts(Y.sum(0).cpu().numpy(), energy(subject.Y, t.rows) / labelled)
+        labels = number(subject.Y, t.rows) if drawn and self.by_labels and subject.Y is not None else None
+        counts = None if labels is None else Counts(Y.sum(0).cpu().numpy(), labels / labelled)
         return Estimates(lambda: self._estimates(t, only, of_picked, drawn, counts), groups, remark)
 
     def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool,
