@@ -765,13 +765,14 @@ def centring(n: int) -> Tensor:
     return torch.eye(n, dtype=torch.float64) - torch.ones(n, n, dtype=torch.float64) / n
 
 
-def along_a_line(values: Sequence[float], counts: Sequence[float], everywhere: float) -> float:
-    """The line that fits values over counts best, where the count is ``everywhere``, but within the values; level if all counts
-    are equal."""
-    if len(set(counts)) == 1:
-        return sum(values) / len(values)
-    slope, constant = np.polyfit(counts, values, 1)
-    return float(min(max(slope * everywhere + constant, min(values)), max(values)))
+def chances(sizes: Sequence[float], number: int) -> list[float]:
+    """In proportion to sizes, but at most 1: the largest are taken for sure, one after another, until the others' are below 1."""
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    sure = 0
+    while sure < number and (number - sure) * sizes[order[sure]] >= sum(sizes[i] for i in order[sure:]) * (1 - 1e-9):
+        sure += 1
+    rest = sum(sizes[i] for i in order[sure:])
+    return [1.0 if i in order[:sure] else (number - sure) * sizes[i] / rest for i in range(len(sizes))]
 
 
 def alignment(K: Tensor, y: Tensor) -> float:
@@ -802,8 +803,9 @@ def specialisation(K: Tensor, Y: Tensor) -> Tensor:
 
 
 def tangent_alignment(K: Tensor, Y: Tensor) -> float:
-    """Mean over outputs c with |y_c| > 0 of y_c^T K^cc y_c / (|K^cc|_F |y_c|^2), uncentred, of K[n,k,n,k], Y[n,k]."""
-    values = [alignment(K[:, c, :, c], Y[:, c]) for c in range(Y.shape[1]) if Y[:, c].norm() > 0]
+    """Mean over outputs c with |y_c| > 0 and |K^cc| > 0 of y_c^T K^cc y_c / (|K^cc|_F |y_c|^2), uncentred, of K[n,k,n,k],
+    Y[n,k]."""
+    values = [alignment(K[:, c, :, c], Y[:, c]) for c in range(Y.shape[1]) if Y[:, c].norm() > 0 and K[:, c, :, c].norm() > 0]
     return sum(values) / len(values) if values else math.nan
 
 

@@ -39,7 +39,7 @@ from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.evaluate import RichterWarning
 from richter.instrument.measurement import Measurement
-from richter.instrument.statistics import Operator, drawn, estimates, stored
+from richter.instrument.statistics import Operator, drawn, estimates, sampling, stored
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Audit, SurveyMemo, surveyed
 from richter.kernels import contract, operations
@@ -717,8 +717,8 @@ def jackknife(values: list[float]) -> float:
 @pytest.mark.parametrize("labels", ["one example each", "several examples each", "one to five examples each", "numbers",
                                     "classes beside numbers"])
 def test_drawn_outputs_have_the_error_of_few_examples_too(labels: str) -> None:
-    """Each output left out, and each group of examples; an output that then has no label stays as it was. Of classes, what is
-    known of how many examples have each is used."""
+    """Each output left out, and each group of examples; an output that then has no label stays as it was. Of classes, those that
+    more examples have are drawn more often, and count less."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 70)).double(), draw(24, 5)
     y = {"one example each": torch.arange(24) * 2, "several examples each": torch.arange(24) % 9, "numbers": draw(24, 70),
@@ -727,7 +727,12 @@ def test_drawn_outputs_have_the_error_of_few_examples_too(labels: str) -> None:
     Y = y if y.dim() == 2 else F.one_hot(y, 70).double()
     row = richter.measure(model, richter.Probe(x, y, kernel=None), ["tangent_alignment"]).row("tangent_alignment", "0")
     there = (Y.norm(dim=0) > 0).nonzero().flatten()
-    chosen = there[torch.randperm(len(there), generator=torch.Generator().manual_seed(0))[:8]].sort().values.tolist()
+    numbers, seeded, group = "numbers" in labels, torch.Generator().manual_seed(0), torch.arange(24) % 8
+    by_group = torch.stack([Y[group == g][:, there].sum(0) for g in range(8)], 1)
+    sample = sampling.uniform(there, 8, seeded) if numbers else sampling.by_labels(there, by_group, 8, seeded)
+    chosen = sample.picked.tolist()
+    chances = dict.fromkeys(there.tolist(), 8 / len(there)) if numbers else dict(
+        zip(there.tolist(), oracles.chances(Y[:, there].sum(0).tolist(), 8), strict=True))
     K = oracles.tangent_kernels(model, x)["0"]
 
     def aligned(c: int, keep: Tensor) -> float:
@@ -735,12 +740,25 @@ def test_drawn_outputs_have_the_error_of_few_examples_too(labels: str) -> None:
         return oracles.alignment(K[keep][:, c][:, keep][..., c], Y[keep, c])
 
     def mean(outputs: list[int], keep: Tensor) -> float:
-        of = [aligned(c, keep) for c in outputs]
-        counts = [int(Y[:, c].sum()) for c in outputs]
-        return sum(of) / len(of) if "numbers" in labels else oracles.along_a_line(of, counts, 24 / len(there))
+        """sum a_c / chance_c / N; without some examples as if the chances had gone by the labels that are left."""
+        if numbers:
+            return sum(aligned(c, keep) for c in outputs) / len(outputs)
+        left = {c: int(Y[keep, c].sum()) for c in there.tolist()}
+        every = {c: int(Y[:, c].sum()) for c in there.tolist()}
+        rest = [c for c in there.tolist() if chances[c] < 1]
+        share = sum(left[c] for c in rest) / sum(every[c] for c in rest)
+        free, drawn = sum(chances[c] < 1 for c in chosen), sum(chances[c] < 1 for c in outputs)
+        total = 0.0
+        for c in outputs:
+            weight = 1 / chances[c]
+            if chances[c] < 1:
+                weight *= free / drawn * share * (every[c] / left[c] if left[c] else 1)
+            total += weight * aligned(c, keep)
+        return total / sum(number > 0 for number in left.values())
     everything = torch.ones(24, dtype=torch.bool)
-    own = jackknife([mean([c for c in chosen if c != left], everything) for left in chosen])
-    few = jackknife([mean(chosen, torch.arange(24) % 8 != g) for g in range(8)])
+    free = [c for c in chosen if numbers or chances[c] < 1]
+    own = jackknife([mean([c for c in chosen if c != out], everything) for out in free])
+    few = jackknife([mean(chosen, group != g) for g in range(8)])
     assert row.value == pytest.approx(mean(chosen, everything), rel=1e-8)
     assert row.error == pytest.approx(math.hypot(own, few), rel=1e-6)
     assert row.note == f"8 outputs drawn of {len(there)} that have labels; sketch error {own:.2g}"

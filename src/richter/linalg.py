@@ -158,7 +158,7 @@ def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6, rough
 
 def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
     """The largest eigenvalue of a symmetric positive semi-definite matrix."""
-    return torch.linalg.eigvalsh(K)[-1].item() if len(K) <= DENSE else leading(K, most=1).value
+    return torch.linalg.eigvalsh(K)[-1].item() if len(K) <= EXACT else leading(K, most=1).value
 
 
 def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,

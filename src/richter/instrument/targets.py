@@ -45,9 +45,14 @@ class OneHot:
         some[torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[real], ids[real]] = True
         return some.flatten()
 
-    def number(self, rows: Any) -> int:
-        """Of labels that these examples have."""
-        return int(self.real[rows].sum().item())
+    def counts(self, rows: Any, groups: int) -> tuple[Int[Tensor, " m"], Float[Tensor, "m g"]]:
+        """Outputs that are the label of some of these examples, and of how many in each group."""
+        ids, real = self.ids[rows].cpu(), self.real[rows].cpu()
+        outputs = (torch.arange(ids.shape[1]) * self.classes + ids)[real]
+        group = (torch.arange(len(ids)) % groups)[:, None].expand_as(ids)[real]
+        known, place = torch.unique(outputs, return_inverse=True)
+        labels = torch.zeros(len(known), groups, dtype=torch.float64)
+        return known, labels.index_put_((place, group), torch.ones((), dtype=torch.float64), accumulate=True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("ids", "real", "classes", "shape"):  # while it is copied it has none of them yet
@@ -60,9 +65,13 @@ def labelled(Y: Tensor | OneHot, rows: Tensor) -> Bool[Tensor, " k"]:
     return Y.labelled(rows) if isinstance(Y, OneHot) else (Y[rows] != 0).any(0)
 
 
-def number(Y: Tensor | OneHot, rows: Tensor) -> int | None:
-    """Of labels that these rows have: entries that are 1, where all others are 0; None if they are not classes."""
+def counts(Y: Tensor | OneHot, rows: Tensor, groups: int) -> tuple[Int[Tensor, " m"], Float[Tensor, "m g"]] | None:
+    """Outputs that are the label of some of these rows, and of how many in each group of them; None where labels are numbers and
+    not classes, of which a row has 1 or 0."""
     if isinstance(Y, OneHot):
-        return Y.number(rows)
-    ones = Y[rows] == 1
-    return int(ones.sum().item()) if bool((ones | (Y[rows] == 0)).all()) else None
+        return Y.counts(rows, groups)
+    y = Y[rows].cpu().double()
+    if not bool(((y == 0) | (y == 1)).all()):
+        return None
+    known = y.any(0).nonzero().flatten()
+    return known, torch.stack([y[g::groups, known].sum(0) for g in range(groups)], 1)

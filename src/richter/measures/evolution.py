@@ -50,7 +50,7 @@ def effective_gamma(now: SameOutput, then: SameOutput) -> float:
     keep = (now.energy > 0) & (now.norm > 0) & (then.norm > 0)
     A, a = (s.quadratic[keep] / (s.norm[keep] * s.energy[keep]) for s in (now, then))
     rate = -a + A * torch.sqrt((1 - a * a).clamp(min=0) / torch.where(A < 1 - ROUNDING, 1 - A * A, math.nan))
-    return (rate / now.energy[keep]).mean().item()
+    return now.mean((rate / now.energy[keep]).cpu().numpy(), keep.cpu().numpy()) if bool(keep.any()) else math.nan
 
 
 def reachable(now: SameOutput, then: SameOutput) -> Remark:

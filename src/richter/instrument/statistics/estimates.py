@@ -53,7 +53,6 @@ from richter.instrument.statistics.grams import (
     KERNEL,
     LABELS,
     TANGENT_KERNEL,
-    Counts,
     Tangents,
     of_diagonal,
     of_diagonal_leaving,
@@ -62,10 +61,11 @@ from richter.instrument.statistics.grams import (
     same_output_leaving,
 )
 from richter.instrument.statistics.products import centred, parameter_groups, parameters, products
+from richter.instrument.statistics.sampling import Sample, by_labels, uniform
 from richter.instrument.statistics.tables import NotItself, no_table, recorded
 from richter.instrument.stream import chunks, fitting
+from richter.instrument.targets import counts
 from richter.instrument.targets import labelled as having_labels
-from richter.instrument.targets import number
 from richter.kernels.planning import Unit, forward_operations, make_plan
 
 if TYPE_CHECKING:
@@ -286,12 +286,11 @@ def _hutch(K: linalg.Sketch, labelled: tuple[float, float] | None) -> Estimate:
 @dataclass(frozen=True)
 class Diagonal(OfKernels):
     """Each output's own kernels: of all outputs, or of some drawn from those that have labels. ``sums``: what is to be known of
-    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out; None where what is
-    made of them knows that."""
+    them ("v n n") and of their labels ("n v"); ``leaving``: the same with each group of examples left out."""
 
     sums: Callable[[Tensor, Tensor], Any] = of_diagonal
-    leaving: Callable[[Tensor, Tensor, int], Sequence[Any]] | None = of_diagonal_leaving
-    of_drawn: Callable[[Tensor, Tensor, int], Sequence[Any]] | None = of_drawn_leaving  # the same where outputs are drawn
+    leaving: Callable[[Tensor, Tensor, int], Sequence[Any]] = of_diagonal_leaving
+    of_drawn: Callable[[Tensor, Tensor, int], Sequence[Any]] = of_drawn_leaving  # the same where outputs are drawn
     labelled: bool = True  # are labels needed?
     by_labels: bool = False  # does it grow with the number of examples that have an output as their label?
 
@@ -309,33 +308,34 @@ class Diagonal(OfKernels):
         if subject.Y is None and self.labelled:
             return Estimates(_unlabelled, {"examples": 0}, Remark())
         k = subject.survey.outputs
-        picked, labelled = torch.arange(k), k
-        if not cotangents.exact:  # without labels any output may be drawn
-            known = picked if subject.Y is None else having_labels(subject.Y, t.rows).nonzero().flatten().cpu()
-            draw = torch.Generator().manual_seed(cotangents.seed)
-            picked, labelled = known[torch.randperm(len(known), generator=draw)[:SAMPLED]].sort().values, len(known)
-        drawn = len(picked) < labelled
-        among = f"{labelled} that have labels" if subject.Y is not None else str(labelled)
-        remark = Remark(Mark.ESTIMATED, f"{len(picked)} outputs drawn of {among}") if drawn else Remark()
-        Y = torch.ones(t.n, len(picked), dtype=torch.float64) if subject.Y is None else _columns(subject.Y, t.rows, picked)
+        sample = Sample(torch.arange(k), k, ()) if cotangents.exact else self._drawn(t, k, cotangents.seed)
+        among = f"{sample.among} that have labels" if subject.Y is not None else str(sample.among)
+        remark = Remark(Mark.ESTIMATED, f"{len(sample.picked)} outputs drawn of {among}") if sample.drawn else Remark()
+        Y = torch.ones(t.n, len(sample.picked), dtype=torch.float64) if subject.Y is None \
+            else _columns(subject.Y, t.rows, sample.picked)
         of_picked = Y.to(subject.home)
-        groups = {**({"outputs": len(picked)} if drawn else {}), **t.groups}
-        only = None if cotangents.exact else picked
-        labels = number(subject.Y, t.rows) if drawn and self.by_labels and subject.Y is not None else None
-        counts = None if labels is None else Counts(Y.sum(0).cpu().numpy(), labels / labelled)
-        return Estimates(lambda: self._estimates(t, only, of_picked, drawn, counts), groups, remark)
+        groups = {**({"outputs": len(sample.chosen)} if sample.drawn else {}), **t.groups}
+        only = None if cotangents.exact else sample.picked
+        return Estimates(lambda: self._estimates(t, only, of_picked, sample), groups, remark)
 
-    def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, drawn: bool,
-                   counts: Counts | None) -> Iterator[tuple[str, Estimate]]:
+    def _drawn(self, t: Tangents, outputs: int, seed: int) -> Sample:
+        """Of those that have labels; without labels any output may be drawn."""
+        Y, draw = t.subject.Y, torch.Generator().manual_seed(seed)
+        known = counts(Y, t.rows, t.groups["examples"]) if self.by_labels and Y is not None else None
+        if known is not None:
+            return by_labels(*known, SAMPLED, draw)
+        return uniform(torch.arange(outputs) if Y is None else having_labels(Y, t.rows).nonzero().flatten().cpu(), SAMPLED, draw)
+
+    def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, sample: Sample) -> Iterator[tuple[str, Estimate]]:
         if not Y.shape[1]:
             raise Missing(NO_LABELS)
         total: Tensor | None = None
         for name, K in self._kernels(t, picked):
             if t.subject.layers is None:
                 total = K.clone() if total is None else total.add_(K)
-            yield name, self._estimate(t, K, Y, drawn, counts)
+            yield name, self._estimate(t, K, Y, sample)
         if total is not None:
-            yield WHOLE, self._estimate(t, total, Y, drawn, counts)
+            yield WHOLE, self._estimate(t, total, Y, sample)
 
     def _kernels(self, t: Tangents, picked: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """Of each module, of all outputs or of some."""
@@ -346,18 +346,19 @@ class Diagonal(OfKernels):
             return stored.one_at_a_time(t, chosen)
         return t.anew("diagonal", SomeOutputs(chosen))
 
-    def _estimate(self, t: Tangents, K: Tensor, Y: Tensor, drawn: bool, counts: Counts | None) -> Estimate:
+    def _estimate(self, t: Tangents, K: Tensor, Y: Tensor, sample: Sample) -> Estimate:
         """Outputs that were drawn and examples are left out apart from each other: their variances add."""
         value, outputs = self.sums(K, Y), torch.arange(len(K), device=K.device)
-        groups = {"outputs": [self.sums(K[outputs != i], Y[:, outputs != i]) for i in range(len(K))]} if drawn else {}
-        leaving = self.of_drawn if drawn else self.leaving
-        if leaving is not None:
-            groups["examples"] = list(leaving(K, Y, t.groups["examples"]))
-        if counts is None:
+        if not sample.drawn:
+            return Estimate(value, {"examples": self.leaving(K, Y, t.groups["examples"])})
+        groups = {"outputs": [self.sums(K[outputs != i], Y[:, outputs != i]) for i in sample.chosen],
+                  "examples": self.of_drawn(K, Y, t.groups["examples"])}
+        if sample.weights is None:
             return Estimate(value, groups)
-        fewer = [replace(part, counts=counts.without(i)) for i, part in enumerate(groups["outputs"])]
-        same = [replace(part, counts=counts) for part in groups["examples"]]
-        return Estimate(replace(value, counts=counts), {"outputs": fewer, "examples": same})
+        weights = {"outputs": sample.without_chosen, "examples": sample.without_examples}
+        weighted = {kind: [replace(part, weights=w) for part, w in zip(parts, weights[kind], strict=True)]
+                    for kind, parts in groups.items()}
+        return Estimate(replace(value, weights=sample.weights), weighted)
 
 
 def _columns(Y: Any, rows: Tensor, picked: Tensor) -> Tensor:

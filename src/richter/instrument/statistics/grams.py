@@ -23,6 +23,7 @@ from richter.instrument.cotangents import MOST, Cotangents
 from richter.instrument.statistics import frame
 from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, OfKernels, Simple, Statistic, Wants
 from richter.instrument.statistics.moments import remark_of
+from richter.instrument.statistics.sampling import Weights
 from richter.instrument.statistics.sizes import audit_bytes
 from richter.instrument.stream import Chunk
 from richter.kernels.contract import mirror
@@ -325,36 +326,20 @@ LABELS = KernelLabels("labels")
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Of outputs that were drawn, how many examples have each as their label; and how many have one on the average over all
-    outputs that might have been drawn: what grows with that number is known better than from the drawn ones alone."""
-
-    labels: NDArray[np.float64]  # "v"
-    everywhere: float
-
-    def without(self, i: int) -> Counts:
-        return replace(self, labels=np.delete(self.labels, i))
-
-    def mean(self, values: NDArray[np.float64]) -> float:
-        """Over all outputs, of what is known of the drawn ones: their mean, and from there along the line that fits them best,
-        but not beyond them."""
-        off = self.labels - self.labels.mean()
-        slope = off @ values / (off @ off) if off.any() else 0.0
-        return float(np.clip(values.mean() + slope * (self.everywhere - self.labels.mean()), values.min(), values.max()))
-
-
-@dataclass(frozen=True)
 class SameOutput:
     """What is to be known of the kernels of each output c with itself and of its labels."""
 
     quadratic: Float[Tensor, " v"]  # y_c^T K^cc y_c
     norm: Float[Tensor, " v"]  # |K^cc|_F
     energy: Float[Tensor, " v"]  # |y_c|^2
-    counts: Counts | None = None  # of outputs that were drawn, if their labels are classes
+    weights: Weights | None = None  # of each in a mean over all outputs, where some were drawn; None: all alike
 
-    def mean(self, values: NDArray[np.float64], there: NDArray[np.bool_]) -> float:
-        """Over outputs, of a number for each that is ``there``."""
-        return float(values.mean()) if self.counts is None or not there.all() else self.counts.mean(values)
+    def mean(self, values: Weights, there: NDArray[np.bool_]) -> float:
+        """Over outputs, of a number for each that is ``there``. What share of all outputs is, the drawn ones say."""
+        if self.weights is None:
+            return float(values.mean())
+        mine = self.weights[there]
+        return float(mine @ values * (self.weights.sum() / mine.sum()))
 
 
 def same_output(K: Float[Tensor, "n v n v"], labels: Labels) -> SameOutput:
@@ -377,20 +362,27 @@ def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutpu
 
 
 TOGETHER = 2 ** 20  # numbers that are squared at a time
+LOST = 1e-8  # of the square of a kernel: where less is left without a group, too many digits are lost by taking the group away
 
 
 def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
-    """The same with each group of examples left out, from sums over blocks: no submatrix is copied."""
+    """The same with each group of examples left out, from sums over blocks: a submatrix is copied only where a group is nearly
+    all there is."""
     n = len(Y)
     inside = np.equal.outer(np.arange(groups), np.arange(n) % groups).astype(np.float64)  # group, row
     mine = Y.T.cpu().numpy()[:, None] * inside  # output, group, row
     matrices, groupwise, rows = K.cpu().double(), torch.from_numpy(mine), torch.from_numpy(inside)
     quadratic = without_each(groupwise @ matrices @ groupwise.mT)
     few = max(1, TOGETHER // n ** 2)
-    norm = without_each(torch.cat([rows @ part.square() @ rows.T for part in matrices.split(few)])).clamp(min=0).sqrt()
+    blocks = torch.cat([rows @ part.square() @ rows.T for part in matrices.split(few)])
+    square = without_each(blocks)
     energies = np.square(mine).sum(2)
-    sizes = quadratic, norm, torch.from_numpy(energies.sum(1, keepdims=True) - energies)
-    return [SameOutput(*without) for without in zip(*(size.to(K).unbind(1) for size in sizes), strict=True)]
+    sizes = quadratic, square.clamp(min=0).sqrt(), torch.from_numpy(energies.sum(1, keepdims=True) - energies)
+    known = [SameOutput(*without) for without in zip(*(size.to(K).unbind(1) for size in sizes), strict=True)]
+    for g in (square < LOST * blocks.sum((1, 2))[:, None]).any(0).nonzero().flatten().tolist():
+        keep = left(n, ("examples", g)).to(K.device)
+        known[g] = of_diagonal(K[:, keep][:, :, keep], Y[keep])
+    return known
 
 
 def of_drawn_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:

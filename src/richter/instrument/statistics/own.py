@@ -4,8 +4,9 @@ time (SINCE_INITIAL, SINCE_PREVIOUS). Sums over groups of examples say what is l
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -17,7 +18,7 @@ from richter.instrument.statistics import frame
 from richter.instrument.statistics.elsewhere import Initial, Previous
 from richter.instrument.statistics.estimates import SAMPLED, Diagonal, one_at_a_time
 from richter.instrument.statistics.frame import Derived, Gathering, Group, Missing, OfKernels, Place, Simple, Statistic
-from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents
+from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents, left
 from richter.linalg import without_each
 
 if TYPE_CHECKING:
@@ -109,7 +110,21 @@ def _kernels(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> Float[Tensor
     return K.to(Y.device, torch.float64)
 
 
-SINGLE = Diagonal("own_kernels_of_single_outputs", _kernels, None, None, labelled=False)
+class _Fewer(Sequence[Tensor]):
+    """Kernels with each group of examples left out, made when they are asked for."""
+
+    def __init__(self, K: Float[Tensor, "v n n"], Y: Tensor, groups: int) -> None:
+        self.K, self.groups = _kernels(K, Y), groups
+
+    def __len__(self) -> int:
+        return self.groups
+
+    def __getitem__(self, group: Any) -> Any:
+        rows = left(self.K.shape[1], ("examples", group)).to(self.K.device)
+        return self.K[:, rows][:, :, rows]
+
+
+SINGLE = Diagonal("own_kernels_of_single_outputs", _kernels, _Fewer, _Fewer, labelled=False)
 OWN_KERNELS = OwnKernels("own_kernels")
 
 
