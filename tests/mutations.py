@@ -137,7 +137,7 @@ MUTATIONS = [
              "(d.norm() + e.norm()) + noise)", "(d.norm() + e.norm()))", "trained",
              equivalent="a second pass, as plain as the first, is what is judged by in the end, and it rounds alike"),
     mutation(f"{SURVEY}/trained.py", "zero outputs are compared by dividing by zero",
-             "if size else math.inf", "if True else math.inf", "trained"),
+             "if size else math.inf", "if True else math.inf", "trained::a_model_that_does_something_else_with_aliases_is_refused"),
     mutation(f"{CAPTURE}/state.py", "initial weights are those of now", "value = p.detach() if initial is None else",
              "value = p.detach() if True else", "exactness"),
     mutation(f"{CAPTURE}/state.py", "a dict of inputs that forward does not name is passed by keyword",
@@ -152,7 +152,9 @@ MUTATIONS = [
     mutation(f"{CAPTURE}/quiet.py", "torch's streams are not put back", "generator.set_state(state)", "generator.get_state()",
              "identity::train_mode_draws_dropout_from_a_stream_of_its_own"),
     mutation(f"{CAPTURE}/quiet.py", "autocast stays switched off", "torch.set_autocast_enabled(device, before)",
-             "torch.set_autocast_enabled(device, False)", "identity::the_surroundings_change_no_number", "mutants"),
+             "torch.set_autocast_enabled(device, False)", "identity::the_surroundings_change_no_number", "mutants",
+             equivalent="leaving inference_mode(False), which is around it, puts back torch's dispatch keys, and autocast is "
+                        "one of them"),
     mutation(f"{CAPTURE}/quiet.py", "train mode is eval mode", 'module.training = mode == "train"', "module.training = False",
              "bad_input::batch_norm_mixes_in_train_mode_only"),
     # ---------------------------------------------------------------------------------------------------------------- uses

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from richter.core.freed import trim
+from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
 from richter.instrument.captures import grouped, timed
@@ -299,7 +299,7 @@ class Journey:
         self._look()
         for i, rows in enumerate(self.blocks):
             self._step(i, rows, then, pushed)
-            trim(self._weights())
+            give_back(self._weights())
         self.__dict__.pop("direction", None)  # as large as the model, and nobody looks at it again
 
     def _step(self, i: int, rows: slice, then: bool, pushed: Callable[[Stretch, Any], Stretch] | None) -> None:
