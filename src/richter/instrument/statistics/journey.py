@@ -289,6 +289,10 @@ class Journey:
         for chunk in chunks(subject.source, subject.x, size, maps=list(survey.batched)):
             chunk.recording.look()
 
+    def give_back(self) -> None:
+        """What a large model has let go, to the system."""
+        give_back(self._weights())
+
     def walk(self) -> None:
         """Once, when the first value is asked for."""
         if self.walked:
@@ -299,7 +303,7 @@ class Journey:
         self._look()
         for i, rows in enumerate(self.blocks):
             self._step(i, rows, then, pushed)
-            give_back(self._weights())
+            self.give_back()
         self.__dict__.pop("direction", None)  # as large as the model, and nobody looks at it again
 
     def _step(self, i: int, rows: slice, then: bool, pushed: Callable[[Stretch, Any], Stretch] | None) -> None:

@@ -76,6 +76,7 @@ class Pushing:
     def _as_backward(self, x: Any, tangent: Tensor, seed: int) -> bool:
         """<V, J v> = <J^T V, v> for a random V on these examples?"""
         journey = self.journey
+        journey.give_back()  # what the pass in forward mode has left
         run = journey.run(journey.first, x, seed, record=False)
         V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
         names = list(journey.direction)
