@@ -75,3 +75,11 @@ def counts(Y: Tensor | OneHot, rows: Tensor, groups: int) -> tuple[Int[Tensor, "
         return None
     known = y.any(0).nonzero().flatten()
     return known, torch.stack([y[g::groups, known].sum(0) for g in range(groups)], 1)
+
+
+def columns(Y: Any, rows: Int[Tensor, " n"], outputs: Int[Tensor, " v"]) -> Float[Tensor, "n v"]:
+    """Of some rows some outputs; ones where there are no labels. Rows are made one after another where there are too many to be
+    written down."""
+    if Y is None:
+        return torch.ones(len(rows), len(outputs), dtype=torch.float64)
+    return torch.cat([(row := Y[rows[i:i + 1]])[:, outputs.to(row.device)] for i in range(len(rows))])

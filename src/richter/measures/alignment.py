@@ -20,7 +20,10 @@ def tangent_alignment(c: SameOutput) -> float:
     [rapid, Sec. 2]"""
     quadratic, norm, energy = (t.cpu().numpy() for t in (c.quadratic, c.norm, c.energy))  # few numbers: numpy's overhead is less
     there = (energy > 0) & (norm > 0)
-    return min(1.0, c.mean(quadratic[there] / (norm[there] * energy[there]), there)) if there.any() else math.nan
+    if not there.any():
+        return math.nan
+    aligned = quadratic[there] / (norm[there] * energy[there])
+    return float(aligned.mean()) if c.weights is None else min(1.0, c.mean(aligned, there))
 
 
 def tangent_cka(c: CentredKernel) -> float:

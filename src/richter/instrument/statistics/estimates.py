@@ -64,7 +64,7 @@ from richter.instrument.statistics.products import centred, parameter_groups, pa
 from richter.instrument.statistics.sampling import Sample, by_labels, uniform
 from richter.instrument.statistics.tables import NotItself, no_table, recorded
 from richter.instrument.stream import chunks, fitting
-from richter.instrument.targets import counts
+from richter.instrument.targets import columns, counts
 from richter.instrument.targets import labelled as having_labels
 from richter.kernels.planning import Unit, forward_operations, make_plan
 
@@ -311,12 +311,8 @@ class Diagonal(OfKernels):
         sample = Sample(torch.arange(k), k, ()) if cotangents.exact else self._drawn(t, k, cotangents.seed)
         among = f"{sample.among} that have labels" if subject.Y is not None else str(sample.among)
         remark = Remark(Mark.ESTIMATED, f"{len(sample.picked)} outputs drawn of {among}") if sample.drawn else Remark()
-        Y = torch.ones(t.n, len(sample.picked), dtype=torch.float64) if subject.Y is None \
-            else _columns(subject.Y, t.rows, sample.picked)
-        of_picked = Y.to(subject.home)
         groups = {**({"outputs": len(sample.chosen)} if sample.drawn else {}), **t.groups}
-        only = None if cotangents.exact else sample.picked
-        return Estimates(lambda: self._estimates(t, only, of_picked, sample), groups, remark)
+        return Estimates(lambda: self._estimates(t, sample), groups, remark)
 
     def _drawn(self, t: Tangents, outputs: int, seed: int) -> Sample:
         """Of those that have labels; without labels any output may be drawn."""
@@ -326,20 +322,21 @@ class Diagonal(OfKernels):
             return by_labels(*known, SAMPLED, draw)
         return uniform(torch.arange(outputs) if Y is None else having_labels(Y, t.rows).nonzero().flatten().cpu(), SAMPLED, draw)
 
-    def _estimates(self, t: Tangents, picked: Tensor | None, Y: Tensor, sample: Sample) -> Iterator[tuple[str, Estimate]]:
-        if not Y.shape[1]:
+    def _estimates(self, t: Tangents, sample: Sample) -> Iterator[tuple[str, Estimate]]:
+        if not len(sample.picked):
             raise Missing(NO_LABELS)
         total: Tensor | None = None
-        for name, K in self._kernels(t, picked):
+        Y = columns(t.subject.Y, t.rows, sample.picked).to(t.subject.home)
+        for name, K in self._kernels(t, sample.picked):
             if t.subject.layers is None:
                 total = K.clone() if total is None else total.add_(K)
             yield name, self._estimate(t, K, Y, sample)
         if total is not None:
             yield WHOLE, self._estimate(t, total, Y, sample)
 
-    def _kernels(self, t: Tangents, picked: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+    def _kernels(self, t: Tangents, picked: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Of each module, of all outputs or of some."""
-        if picked is None:
+        if t.cotangents.exact:
             return t.anew("diagonal")
         chosen = tuple(picked.tolist())
         if stored.fewer_passes(t, len(chosen)):
@@ -359,11 +356,6 @@ class Diagonal(OfKernels):
         weighted = {kind: [replace(part, weights=w) for part, w in zip(parts, weights[kind], strict=True)]
                     for kind, parts in groups.items()}
         return Estimate(replace(value, weights=sample.weights), weighted)
-
-
-def _columns(Y: Any, rows: Tensor, picked: Tensor) -> Tensor:
-    """Of some rows some columns: the rows are made one after another where there are too many to be written down."""
-    return torch.cat([(row := Y[rows[i:i + 1]])[:, picked.to(row.device)] for i in range(len(rows))])
 
 
 def _unlabelled() -> Iterator[tuple[str, Estimate]]:
