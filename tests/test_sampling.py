@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -182,3 +183,14 @@ def test_a_group_that_is_nearly_all_there_is_can_be_left_out() -> None:
     fewer = [oracles.tangent_alignment(oracles.tangent_kernels(model, x[keep])["0"], Y[keep])
              for keep in (torch.arange(24) % 8 != g for g in range(8))]
     assert row.error == pytest.approx(jackknife(fewer), rel=1e-6)
+
+
+def test_products_below_single_precision_are_made_in_double() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 70)), torch.randn(24, 5)
+    with torch.no_grad():
+        model[2].weight *= 3e-22
+    y = torch.arange(24) % 20
+    values = [richter.measure(m, richter.Probe(inputs, y, kernel=None), ["tangent_alignment"]).value("tangent_alignment", "0")
+              for m, inputs in ((model, x), (copy.deepcopy(model).double(), x.double()))]
+    assert values[0] == pytest.approx(values[1], rel=1e-4)

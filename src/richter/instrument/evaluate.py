@@ -289,9 +289,9 @@ def _of_sketch(errors: Mapping[str, float]) -> list[Remark]:
     own = [error for kind, error in errors.items() if kind not in OF_PROBE]
     known = [error for error in own if math.isfinite(error)]
     size = math.hypot(*known)
-    if len(known) < len(own):
-        return [Remark(text=f"sketch error {f'{size:.2g} or more' if size else 'unknown'}")]
     alone = "" if any(math.isfinite(errors.get(kind, math.nan)) for kind in OF_PROBE) else ", that of few examples not among it"
+    if len(known) < len(own):
+        return [Remark(text=f"sketch error {size:.2g} or more{alone}" if size else "sketch error unknown")]
     return [Remark(text=f"sketch error {size:.2g}{alone}")] if size > 0 else []  # nor of what has none
 
 

@@ -48,6 +48,7 @@ from richter.instrument.statistics.frame import (
     Simple,
     Statistic,
     Wants,
+    in_range,
 )
 from richter.instrument.statistics.grams import (
     KERNEL,
@@ -327,7 +328,8 @@ class Diagonal(OfKernels):
             raise Missing(NO_LABELS)
         total: Tensor | None = None
         Y = columns(t.subject.Y, t.rows, sample.picked).to(t.subject.home)
-        for name, K in self._kernels(t, sample.picked):
+        for name, kernel in self._kernels(t, sample.picked):
+            K = in_range(kernel, t.subject)
             if t.subject.layers is None:
                 total = K.clone() if total is None else total.add_(K)
             yield name, self._estimate(t, K, Y, sample)
