@@ -335,7 +335,7 @@ class SameOutput:
     weights: Weights | None = None  # of each in a mean over all outputs, where some were drawn; None: all alike
 
     def mean(self, values: Weights, there: NDArray[np.bool_]) -> float:
-        """Over outputs, of a number for each that is ``there``. What share of all outputs is, the drawn ones say."""
+        """Over all outputs that are there, of a number for each drawn one that is; how many are, the drawn ones say."""
         if self.weights is None:
             return float(values.mean())
         mine = self.weights[there]
