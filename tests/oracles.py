@@ -664,22 +664,39 @@ def batch_jacobian(model: nn.Module, x: Batch, output: Output = None) -> tuple[T
     return f.detach(), {name: torch.stack([r[j] for r in rows]).unflatten(0, f.shape) for j, name in enumerate(params)}
 
 
-def scale_free(model: nn.Module, J: dict[str, Tensor], change: Tensor) -> set[str]:
-    """Weight matrices whose scale, with that of their bias, has no effect on the outputs: J applied to them vanishes."""
+def scale_free(model: nn.Module, x: Batch, output: Output = None) -> set[str]:
+    """Weight matrices whose scale, with that of their bias, has no effect on the outputs, up to the eps of norms: without
+    it, the Jacobian applied to them is zero beside the product of their norms."""
     params = dict(model.named_parameters())
-    effects = {}
+    with without_eps(model):
+        _, J = batch_jacobian(model, x, output)
+    free = set()
     for name, p in params.items():
         bias = name.replace("weight", "bias") if "weight" in name.rpartition(".")[2] else ""
         if p.ndim > 1:
-            effects[name] = sum(torch.tensordot(J[k], params[k].detach(), params[k].ndim) for k in (name, bias) if k in params)
-    largest = max(float(e.norm()) for e in effects.values())
-    return {k for k, e in effects.items() if e.norm() <= 1e-2 * change.norm() + 1e-4 * largest}
+            own = {k: params[k].detach() for k in (name, bias) if k in params}
+            effect = sum(torch.tensordot(J[k], w, w.ndim) for k, w in own.items())
+            if effect.norm() <= 1e-9 * sum(J[k].norm() * w.norm() for k, w in own.items()):
+                free.add(name)
+    return free
+
+
+@contextmanager
+def without_eps(model: nn.Module) -> Iterator[None]:
+    """Norms that add nothing to a variance."""
+    known = [(m, k, v) for m in model.modules() for k in ("eps", "variance_epsilon") if isinstance(v := getattr(m, k, None), float)]
+    try:
+        for m, k, _ in known:
+            setattr(m, k, 1e-100)
+        yield
+    finally:
+        for m, k, v in known:
+            setattr(m, k, v)
 
 
 def to_first_scale_(now: nn.Module, then: nn.Module, x: Batch, output: Output = None) -> None:
     """Bring every matrix whose scale has no effect, in both networks, to its initial norm; its bias goes with it."""
-    change = outputs(now, x, output).detach() - outputs(then, x, output).detach()
-    free = set.intersection(*(scale_free(m, batch_jacobian(m, x, output)[1], change) for m in (now, then)))
+    free = scale_free(now, x, output) & scale_free(then, x, output)
     params, first = dict(now.named_parameters()), dict(then.named_parameters())
     with torch.no_grad():
         for name in free:

@@ -400,6 +400,55 @@ def test_scale_without_effect_is_left_out(factor: float) -> None:
     assert after.value(LAYER, "model.3") == pytest.approx(before.value(LAYER, "model.3"), rel=0.02)
 
 
+class Branch(nn.Module):
+    """A small branch beside the read-out, as behind a LayerScale."""
+
+    def __init__(self, size: float, norm: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.head, self.b, self.out = nn.Linear(6, 3), nn.Linear(6, 16), nn.Linear(16, 3)
+        self.norm = nn.LayerNorm(16) if norm else nn.Identity()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) + self.size * self.out(torch.tanh(self.norm(self.b(x))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("size", [5e-3, 1e-6])
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_small_branch_is_not_taken_for_a_scale_invariant_layer(size: float, norm: bool) -> None:
+    model, (x, y) = Branch(size, norm).double(), data(80)
+    then = state(model)
+    with torch.no_grad():
+        model.b.weight *= 3
+        model.b.bias *= 3
+    snap = richter.measure(model, richter.Probe(x, y), [GAP, LAYER], initial=then)
+    assert snap.value(LAYER, "b") == pytest.approx(0 if norm else 2, abs=1e-9)
+    assert ("scale-invariant layer: its weights, |W| = 3 |W0|" in snap.note(LAYER, "b")) == norm
+    if not norm:
+        before = copy.deepcopy(model)
+        before.load_state_dict(then)
+        assert snap.value(GAP) == pytest.approx(oracles.linearisation_gap(model, before, x), rel=1e-7)
+        assert snap.value(GAP) > 0.01
+
+
+def test_a_layer_that_is_nearly_scale_invariant_is_not() -> None:
+    """A path around the norm carries 1e-5 of the layer's output: less than the tolerance for the eps of a norm."""
+    class Around(Branch):
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.b(x)
+            return self.head(x) + self.out(torch.tanh(self.norm(z) + 1e-5 * z))  # type: ignore[no-any-return]
+
+    model, (x, y) = Around(1.0, norm=True).double(), data(80)
+    then = state(model)
+    with torch.no_grad():
+        model.b.weight *= 3
+        model.b.bias *= 3
+    snap = richter.measure(model, richter.Probe(x, y), [LAYER], initial=then)
+    assert snap.value(LAYER, "b") == pytest.approx(2, rel=1e-9)
+
+
 def test_scale_with_an_effect_counts() -> None:
     model = plain(6, 16, 3)
     then = state(model)

@@ -6,7 +6,7 @@ import math
 
 from richter.core import Interval, Mark, Ref, Remark
 from richter.core.text import ASSUMED_LOSS
-from richter.instrument.statistics import FEATURE_CHANGE, FUNCTION_CHANGE, LINEARISATION, OUTPUTS, SPREAD, Answers, Gap, Turned
+from richter.instrument.statistics import FEATURE_CHANGE, FUNCTION_CHANGE, LINEARISATION, OUTPUTS, SPREAD, Answers, Gap, Moved, Turned
 from richter.instrument.statistics.outputs import Sizes
 from richter.measures.measure import Measure, quotient
 
@@ -47,10 +47,16 @@ def largest(t: Turned) -> float:
     return max(t.layers.values(), default=math.nan)
 
 
-def ratio(sizes: tuple[float, float]) -> float:
+def ratio(m: Moved) -> float:
     """|(W - W0) h + (b - b0)| / |W0 h + b0|."""
-    change, first = sizes
-    return quotient(change, first)
+    return quotient(m.change, m.first)
+
+
+def rescaled(m: Moved) -> Remark:
+    """Is the layer scale-invariant?"""
+    if m.scale == 1:
+        return Remark()
+    return Remark(text=f"scale-invariant layer: its weights, |W| = {1 / m.scale:.3g} |W0|, are taken at their initial norm")
 
 
 def partial(t: Turned) -> Remark:
@@ -86,7 +92,8 @@ MEASURES = (
     Measure("magnitude", magnitude, (LINEARISATION,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(-3.0, 3.0), remark=clipped),
     Measure("feature_change_cka", largest, (FEATURE_CHANGE,), ref=Ref("cka", "Sec. 3"), bounds=Interval(0.0, 2.0),
             remark=partial),
-    Measure("function_change", ratio, (FUNCTION_CHANGE,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),
+    Measure("function_change", ratio, (FUNCTION_CHANGE,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE,
+            remark=rescaled),
     Measure("probe_loss", loss, (OUTPUTS,), ref=Ref("lazy", "Sec. 1"), remark=assumed),
     Measure("probe_accuracy", accuracy, (OUTPUTS,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(0.0, 1.0)),
     Measure("output_spread", spread, (SPREAD,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),

@@ -17,6 +17,7 @@ from richter.instrument.statistics.movement import (
     FunctionChange,
     Gap,
     Linearisation,
+    Moved,
     Turned,
 )
 from richter.instrument.statistics.operators import Operator, Products, Trace
@@ -51,6 +52,6 @@ __all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAI
            "PTK_CENTRED_PAIR", "PTK_CHANGE", "PTK_COVARIANCE", "SAME_OUTPUT", "SAMPLE", "SINCE_INITIAL", "SINCE_PREVIOUS",
            "SPREAD", "STEP", "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "Classes", "CrossOutput",
            "Derived", "Evolved", "Factor", "FeatureChange", "FeatureMatrix", "Features", "FunctionChange", "Gap", "Gathering",
-           "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Linearisation", "Missing", "Moment", "OfLayer", "OfProbe",
+           "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Linearisation", "Missing", "Moment", "Moved", "OfLayer", "OfProbe",
            "OfWeight", "Operator", "Outputs", "Pair", "Previous", "Products", "Reading", "Rows", "Sample", "Simple", "Sketched",
            "Spread", "Statistic", "Trace", "Turned", "Wants", "block_diagonal", "egop", "feature_matrix", "leaves"]

@@ -1,8 +1,8 @@
 """From the initial network to this one: passes of both on the same examples.
 
 A network is compared as it was trained. Norms that were trained with the statistics of their batches use those of fixed blocks of
-examples, because running statistics of initialisation are those of no data. A layer before a norm is taken at its initial scale,
-because its scale has no effect on the outputs. This is the one exception to the rule that a probe runs in eval mode.
+examples, because running statistics of initialisation are those of no data. A scale-invariant layer (before a norm) is taken at its
+initial norm, because its scale has no effect on the outputs. This is the one exception to the rule that a probe runs in eval mode.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from richter.core import DivergedError
 from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
@@ -33,11 +34,12 @@ GRAPHS = 6  # of an example: in both networks, with tangents in one of them, and
 OUTPUTS = 7  # arrays of outputs in double precision
 TILE = 2 ** 20  # entries that are multiplied in double precision at a time
 BLOCK = 64  # examples whose statistics a norm uses
-IN_VAIN = 0.01  # of the change of the outputs: what the scale of a layer may do to them where it is said to have no effect
-IN_VAIN_BESIDE = 1e-4  # of what the scale of the layer that matters most does: the eps of a norm is no effect
-FEW, FEWEST = 16, 4  # examples on which a way is tried, and effects of scales are seen: one in 16
-COTANGENTS = 3  # random ones, from which the effect of a layer's scale is seen
-CLEARLY = 10  # times what counts as none: an effect that one of them is enough to see
+SCALE_CANDIDATE = 1e-4  # a layer may be scale-invariant if |<W, df/dW>| is below this share of |W| |df/dW|
+SCALE_TOLERANCE = 1e-3  # share of a layer's contribution to the outputs that the eps of a norm behind it may change
+SCALE_ROUNDING = 16  # machine epsilons of the outputs: their rounding error when a layer is multiplied by a power of two
+FEW, FEWEST = 16, 4  # examples on which a way is tried, and scale invariance is tested: one in 16
+COTANGENTS = 3  # random cotangents of the test for candidates
+CLEARLY = 10  # one cotangent is enough if no layer is within this factor of SCALE_CANDIDATE
 
 
 class Listener(Protocol):
@@ -98,46 +100,63 @@ class Journey:
 
     @cached_property
     def scales(self) -> dict[str, float]:
-        """|W0| / |W| of weights whose scale has no effect on the outputs, and of the biases beside them."""
+        """|W0| / |W| for the weights of scale-invariant layers and for their biases."""
         layers = self._layers()
         sizes = {k: (self.first[k].norm().item(), self.subject.state[k].norm().item()) for k in layers}
         grown = {k: before / size for k, (before, size) in sizes.items() if before and size and before != size}
         if not grown:
             return {}
-        idle = self._without_effect(self.subject.state)
-        if idle:
-            idle &= self._without_effect(self.first)
-        chosen = self._in_vain({k: {name: grown[k] for name in (k, layers[k]) if name} for k in grown if k in idle})
+        candidates = self._scale_candidates(self.subject.state) & grown.keys()
+        if candidates:
+            candidates &= self._scale_candidates(self.first)
+        names = {k: [name for name in (k, layers[k]) if name] for k in grown if k in candidates}
+        chosen = {name: grown[k] for k in self._scale_invariant(names) for name in names[k]}
         del self._few_runs  # their graphs
         return chosen
 
-    def _in_vain(self, scales: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Of layers whose scale seems to have no effect, those that can be scaled so far: a saturated layer has no derivative,
-        and an effect all the same. All of them if they can together, else one after another."""
-        now, then = self._few_runs
-        size = self.wide(now.f - then.f).norm()
+    def _scale_invariant(self, layers: Mapping[str, list[str]]) -> list[str]:
+        """The layers that may be multiplied by any large number without effect, in both networks. All of them are tested
+        together; if that fails, one after another."""
+        states = (self.subject.state, self.first)
 
-        def idle(factors: Mapping[str, float]) -> bool:
-            f = self.run(self._scaled(factors), self.few, 0, record=False).f
-            return bool(self.wide(f - now.f).norm() <= IN_VAIN * size)
+        def invariant(some: list[str]) -> bool:
+            names = [name for k in some for name in layers[k]]
+            return all(self._unchanged(state, names, self._few_runs[i].f) for i, state in enumerate(states))
 
-        together = {name: s for factors in scales.values() for name, s in factors.items()}
-        if not together or idle(together):
-            return together
-        kept: dict[str, float] = {}
-        for factors in scales.values():
-            kept = {**kept, **factors} if idle({**kept, **factors}) else kept
-        return kept
+        everything = list(layers)
+        if not everything or invariant(everything):
+            return everything
+        return [k for k in everything if invariant([k])] if len(everything) > 1 else []
 
-    def _scaled(self, factors: Mapping[str, float]) -> State:
-        """The weights of now, some times a number."""
-        state = self.subject.state
-        return state.exchanged({id(state[k]): (state[k].detach() * s).requires_grad_() for k, s in factors.items()})
+    def _unchanged(self, state: State, names: list[str], f: Tensor) -> bool:
+        """Do the outputs stay the same if these weights are multiplied by t and by 2t?
+
+        For a large t the eps of a norm is negligible, so f(2t W) = f(t W) up to rounding error; a power of two adds no rounding
+        error of its own. f(t W) - f(W) shows what eps, or saturation, does at the scale of now. It must be small beside the
+        layer's contribution to the outputs, f(W) - f(0), not beside the outputs: a branch may contribute little.
+        """
+        eps = torch.finfo(state.precision).eps
+        t = 2.0 ** round(-math.log2(eps) / 2)
+        try:
+            near, far = (self._outputs_scaled(state, dict.fromkeys(names, factor)) for factor in (t, 2 * t))
+        except DivergedError:  # the products overflow: they grow with the weights
+            return False
+        if (far - near).norm() > SCALE_ROUNDING * eps * near.norm():
+            return False
+        try:
+            contribution = self.wide(f) - self._outputs_scaled(state, dict.fromkeys(names, 0.0))
+        except DivergedError:  # a norm without eps divides by zero: without the layer there are no outputs
+            contribution = self.wide(f)
+        return bool((near - self.wide(f)).norm() <= SCALE_TOLERANCE * contribution.norm())
+
+    def _outputs_scaled(self, state: State, factors: Mapping[str, float]) -> Tensor:
+        """Outputs of a few examples with some weights multiplied by a number."""
+        return self.wide(self.run(_scaled(state, factors), self.few, 0, record=False).f)
 
     @cached_property
     def last(self) -> State:
-        """The weights of now, at their initial scale where scale has no effect."""
-        return self._scaled(self.scales) if self.scales else self.subject.state
+        """The weights of now; scale-invariant layers have their initial norm."""
+        return _scaled(self.subject.state, self.scales) if self.scales else self.subject.state
 
     @cached_property
     def direction(self) -> dict[str, Tensor]:
@@ -173,34 +192,29 @@ class Journey:
         """A few examples in the network of now, and in the initial one."""
         return self.run(self.subject.state, self.few, 0, record=False), self.run(self.first, self.few, 0, record=False)
 
-    def _without_effect(self, state: State) -> set[str]:
-        """Weights for which <W, df/dW> + <b, df/db> vanishes, for random combinations of the outputs of a few examples. Where the
-        first of these shows that every weight has an effect, the others are not asked."""
-        layers, runs = self._layers(), self._few_runs
-        run, moved = runs[state is self.first], self.wide(runs[0].f - runs[1].f)
+    def _scale_candidates(self, state: State) -> set[str]:
+        """Weights for which <W, df/dW> + <b, df/db> is nearly zero beside |W| |df/dW| + |b| |df/db|, for random combinations of
+        the outputs of a few examples. The first combination is enough where every weight has a clear effect."""
+        layers, run = self._layers(), self._few_runs[state is self.first]
         names = list(dict.fromkeys([*layers, *filter(None, layers.values())]))
-        draw, eps = torch.Generator().manual_seed(0), 8 * torch.finfo(state.precision).eps
+        draw, share = torch.Generator().manual_seed(0), SCALE_CANDIDATE + 8 * torch.finfo(state.precision).eps
         effects: dict[str, float] = dict.fromkeys(layers, 0.0)
-        rounding: dict[str, float] = dict.fromkeys(layers, 0.0)
-        size, expected = 0.0, moved.square().sum().item()
+        bounds: dict[str, float] = dict.fromkeys(layers, 0.0)
 
-        def idle(size: float) -> set[str]:
-            beside = IN_VAIN * math.sqrt(size) + IN_VAIN_BESIDE * math.sqrt(max(effects.values(), default=0.0))
-            return {k for k, effect in effects.items() if rounding[k] > 0  # a weight that is not used says nothing
-                    and math.sqrt(effect) <= beside + eps * math.sqrt(rounding[k])}
+        def candidates(share: float) -> set[str]:
+            return {k for k, effect in effects.items() if 0 < bounds[k] and effect <= share ** 2 * bounds[k]}
 
         for combination in range(COTANGENTS):
             V = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
             known = {k: (self.inner(state[k], d), state[k].detach().norm().item() * d.norm().item())
                      for k, d in zip(names, run.in_turns(V, [state[k] for k in names]), strict=True)}
-            size += (self.wide(V) * moved).sum().item() ** 2
             for weight, bias in layers.items():
                 parts = [known[k] for k in (weight, bias) if k]
                 effects[weight] += sum(effect for effect, _ in parts) ** 2
-                rounding[weight] += sum(rounded for _, rounded in parts) ** 2
-            if not combination and not idle(CLEARLY ** 2 * max(size, expected)):
+                bounds[weight] += sum(bound for _, bound in parts) ** 2
+            if not combination and not candidates(CLEARLY * share):
                 return set()
-        return idle(size)
+        return candidates(share)
 
     def wide(self, t: Tensor) -> Tensor:
         """Differences of near numbers take float64."""
@@ -319,3 +333,8 @@ class Journey:
             stretch = replace(stretch, then=self.run(self.first, x, rows.start))
         for listener in self.listeners:
             listener.take(stretch)
+
+
+def _scaled(state: State, factors: Mapping[str, float]) -> State:
+    """The same weights, with some multiplied by a number."""
+    return state.exchanged({id(state[k]): (state[k].detach() * s).requires_grad_() for k, s in factors.items()})

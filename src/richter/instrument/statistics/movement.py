@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -243,6 +243,14 @@ def _evenly(real: Tensor, number: int) -> Tensor:
 # ------------------------------------------------------------------------------------------- what a layer's weights do
 
 
+class Moved(NamedTuple):
+    """Norms of dW h + db and of W0 h + b0, and the factor that brought a scale-invariant W to its initial norm."""
+
+    change: float
+    first: float
+    scale: float = 1.0
+
+
 @dataclass(frozen=True)
 class FunctionChange(_Compared):
     """Norms of dW h + db and of W0 h + b0 over what each map reads now."""
@@ -340,7 +348,7 @@ class _FunctionChange(Simple):
         self._one_by_one()
         return self.sums
 
-    def value(self, place: str, without: Group | None = None) -> tuple[float, float]:
+    def value(self, place: str, without: Group | None = None) -> Moved:
         if place not in self.subject.maps:
             raise Missing(APART)
         if place in self.subject.survey.readouts:
@@ -352,7 +360,7 @@ class _FunctionChange(Simple):
         sums = self.known[place]
         keep = [g for g in range(len(sums)) if without is None or g != without[1]]
         change, first = sums[keep].sum(0).sqrt().tolist()
-        return change, first
+        return Moved(change, first, self.journey.scales.get(str(self.subject.survey.maps[place].weight), 1.0))
 
 
 LINEARISATION = Linearisation("linearisation")
