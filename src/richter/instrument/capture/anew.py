@@ -25,6 +25,7 @@ from richter.core import CaptureError
 from richter.instrument.capture.detours import checkpoints_called, compiled_eagerly
 from richter.instrument.capture.likeness import Likeness, alike, likeness
 from richter.instrument.capture.quiet import drawn_since, draws_again, streams
+from richter.instrument.capture.remembered import Attributes
 from richter.instrument.capture.state import State
 
 T = TypeVar("T")
@@ -35,8 +36,14 @@ ANEW = ("Its graph has no room in memory=, so its insides are computed again for
 HALVINGS = 8  # sizes of blocks that are tried
 
 
+STALE = ("the model uses a tensor that an earlier forward pass computed from its weights and left in a place that Richter does not "
+         "see (a global variable, a closure, an object of its own). Its graph is gone, so gradients through it cannot be computed. "
+         "Keep such a cache as an attribute of its module, in a dict or a list, or compute it in every forward pass.")
+
+
 class Wanted(BaseException):
-    """The model differentiates inside its forward pass: what is kept is looked at there."""
+    """The model differentiates inside its forward pass, so what the pass keeps is needed there. Never leaves ``unkept`` or
+    ``Scale``."""
 
 
 # ------------------------------------------------------------------------------------------------------- blocks that run again
@@ -82,6 +89,7 @@ class Block:
         self.casts = {device: torch.get_autocast_dtype(device) for device in {"cpu", *(t.device.type for t, _ in self.versions)}
                       if torch.is_autocast_enabled(device)}
         self.streams = streams(self.state.model)
+        self.attributes = Attributes(self.module)
         self.hooks: Any = saved_tensors_hooks(self._keep, self._kept)
         self.hooks.__enter__()
 
@@ -121,7 +129,7 @@ class Block:
         try:
             with (torch.enable_grad(), saved_tensors_hooks(keep, _never), self.state.in_place(), checkpoints_called(),
                   compiled_eagerly(), draws_again(self.state.model, self.drawn), self.recorded(),
-                  contextlib.ExitStack() as around):
+                  self.attributes.in_place(), contextlib.ExitStack() as around):
                 for device, dtype in self.casts.items():
                     around.enter_context(torch.autocast(device, dtype))
                 args, kwargs = _held(self.args, self.kwargs)
@@ -220,15 +228,18 @@ def without_caches(model: nn.Module) -> Iterator[None]:
 def unkept(work: Callable[[], T]) -> T:
     """What ``work`` returns, in which forward passes keep nothing and nothing goes backward. A model that differentiates inside
     its forward pass, or uses torch.func, needs what they keep: for it the work is done once more."""
+    working = True
+
+    def wanted(_: Any) -> Tensor:
+        raise Wanted if working else CaptureError(STALE)
+
     try:
-        with saved_tensors_hooks(lambda _: None, _wanted):
+        with saved_tensors_hooks(lambda _: None, wanted):
             return work()
     except (Wanted, RuntimeError):
         return work()
-
-
-def _wanted(_: Any) -> Tensor:
-    raise Wanted
+    finally:
+        working = False
 
 
 Place = Any  # a storage, weakly referred to, so that none that comes later is taken for it; of a sparse tensor an int
@@ -272,6 +283,7 @@ class Scale:
         self._calls: list[_Call] = []
         self._running: list[int] = []
         self._given: list[_Call] = []  # those of which something that they were given is still there
+        self._open = True
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Scale:
@@ -290,6 +302,7 @@ class Scale:
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        self._open = False
         self._stack.close()
 
     def _begin(self, name: str, given: list[Tensor]) -> None:
@@ -314,7 +327,7 @@ class Scale:
 
     def _look(self, t: Tensor | None) -> Tensor:
         if t is None:
-            raise Wanted
+            raise Wanted if self._open else CaptureError(STALE)
         return t
 
     def _placed(self, tensors: Iterable[Tensor]) -> Iterator[Place]:

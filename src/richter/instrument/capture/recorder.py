@@ -23,6 +23,7 @@ from richter.instrument.capture.detours import checkpoints_called, parametrised_
 from richter.instrument.capture.gate import wait_at
 from richter.instrument.capture.originals import same_bits
 from richter.instrument.capture.quiet import seeded
+from richter.instrument.capture.remembered import attributes_kept
 from richter.instrument.capture.shortcuts import Shortcuts
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
@@ -58,7 +59,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     args, kwargs = arguments(model, copy_of(x))
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
-        with (state.in_place(), recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(state.parametrised),
+        with (attributes_kept(model), state.in_place(fresh=True), recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(state.parametrised),
               _computed_anew(model, state, anew, recorder)):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)

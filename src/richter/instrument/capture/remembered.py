@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
@@ -46,6 +47,7 @@ from richter.instrument.capture.originals import Budget, finished
 
 OF_TORCH = set(vars(nn.Module())) - {"training"}  # parameters, buffers, modules, hooks: handled by their owners
 LONG = 1000  # items of a container; it comes after all shorter ones
+CONTAINERS = (dict, list, set, defaultdict, OrderedDict)
 VISITS = 10_000  # objects: up to 0.2 seconds if all of them are tensors
 
 
@@ -169,3 +171,54 @@ def remembered(model: nn.Module) -> Iterator[None]:
     with finished(memory.restore):
         memory.lend()
         yield
+
+
+class Attributes:
+    """The attributes of some modules as they are now, with the items of dicts, lists and sets in them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._own = [(vars(module), dict(vars(module))) for module in model.modules()]
+        self._boxes = [(box, box.copy()) for attributes, _ in self._own for key, box in attributes.items()
+                       if type(box) in CONTAINERS and key not in OF_TORCH and len(box) <= LONG]
+
+    def put_back(self) -> None:
+        for attributes, before in self._own:
+            if len(attributes) != len(before) or any(attributes.get(key) is not value for key, value in before.items()):
+                of_torch = {key: value for key, value in attributes.items() if key in OF_TORCH}
+                attributes.clear()
+                attributes.update(before | of_torch)
+        for box, items in self._boxes:
+            if not _same_items(box, items):
+                box.clear()
+                box.extend(items) if isinstance(box, list) else box.update(items)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the modules have these attributes; afterwards those that they had."""
+        after = Attributes(self.model)
+        try:
+            self.put_back()
+            yield
+        finally:
+            after.put_back()
+
+
+def _same_items(box: Any, items: Any) -> bool:
+    """The very same objects?"""
+    if isinstance(box, list):
+        return len(box) == len(items) and all(map(operator.is_, box, items))
+    if isinstance(box, set):
+        return bool(box == items)
+    return box.keys() == items.keys() and all(box[key] is value for key, value in items.items())
+
+
+@contextlib.contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Around one forward pass: the attributes of modules are afterwards as they were. A model that caches a tensor computed from its
+    weights computes it again in the next pass, from the weights of that pass."""
+    before = Attributes(model)
+    try:
+        yield
+    finally:
+        before.put_back()

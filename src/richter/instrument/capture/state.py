@@ -29,6 +29,7 @@ class State(dict[str, Tensor]):
         self.parametrised = [module for module in modules.values() if parametrize.is_parametrized(module)]
         self.places: list[tuple[dict[str, Any], str, Tensor]] = []
         self.shared: list[tuple[str, Tensor]] = []  # those that have their memory from the model's own parameters
+        self.volatile: set[int] = set()  # ids of the buffers that a forward pass writes into
         for name, weight in self.items():
             owner, _, attribute = name.rpartition(".")
             module = modules[owner]
@@ -47,15 +48,18 @@ class State(dict[str, Tensor]):
 
     def exchanged(self, others: Mapping[int, Tensor]) -> State:
         """The same weights but for some, which are given by the id of the one whose place they take."""
-        return State(self.model, {name: others.get(id(weight), weight) for name, weight in self.items()})
+        result = State(self.model, {name: others.get(id(weight), weight) for name, weight in self.items()})
+        result.volatile = {id(others[key]) if key in others else key for key in self.volatile}
+        return result
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """These weights stand in the model. Nothing is copied, and no hook of a module is heard."""
+    def in_place(self, fresh: bool = False) -> Iterator[None]:
+        """These weights stand in the model, and no hook of a module is heard. ``fresh``: buffers that passes write into are
+        copies, so that every pass starts from the same numbers; nothing else is copied."""
         own = [(box, attribute, box[attribute]) for box, attribute, _ in self.places]
         try:
             for box, attribute, weight in self.places:
-                box[attribute] = weight
+                box[attribute] = weight.clone() if fresh and id(weight) in self.volatile else weight
             yield
         finally:
             for box, attribute, value in own:
@@ -87,7 +91,9 @@ def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copi
     for name, b in model.named_buffers(remove_duplicate=False):
         value = initial[name].to(b.device) if initial is not None and name in initial else b
         state[name] = value.detach().clone()
-    return State(model, state)
+    result = State(model, state)
+    result.volatile = {id(state[name]) for name, _ in model.named_buffers(remove_duplicate=False) if copied and name in copied}
+    return result
 
 
 class Own(State):

@@ -144,6 +144,13 @@ def draws(bench: Bench, whole: Pass, part: Pass, again: bool = False) -> bool:
         return bench.model.training and _draws_within(bench)
     if torch.equal(bench.glance(record=False, seed=1).f, whole.f):
         raise _mixing(off)
+    again = bench.glance(record=False).f
+    change = _difference(again, whole.f, whole.f)
+    if change > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
+        raise CaptureError(f"the model's outputs change by {change:.1g} (relative) from one call to the next, with the same inputs, "
+                           f"weights and random seed. It keeps a state between calls, or draws random numbers from a generator of "
+                           f"its own, so there is no one function to measure. Reset the state at the start of forward(), or keep "
+                           f"it in an attribute or a buffer of a module: these are the same in every pass.")
     return True
 
 

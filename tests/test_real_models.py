@@ -1,0 +1,169 @@
+"""Structures of published models on which numbers were wrong: caches, rare examples, batches of one, gradients of zero."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import richter
+from richter.core import CaptureError, Mark
+
+DRAW = torch.Generator().manual_seed(0)
+
+
+def brute_ntk(model: nn.Module, x: Tensor) -> Tensor:
+    """Tangent kernel summed over outputs, from gradients of single examples; each goes through the model twice, in a batch of two,
+    because torch differentiates some batches of one wrongly."""
+    model = copy.deepcopy(model).eval()
+    params = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for i in range(len(x)):
+        f = model(x[[i, i]])
+        rows.append(torch.stack([torch.cat([(torch.zeros_like(p) if d is None else d).flatten() for p, d in zip(
+            params, torch.autograd.grad(f[:, k].sum() / 2, params, retain_graph=True, allow_unused=True), strict=True)])
+            for k in range(f.shape[1])]))
+        for module in model.modules():  # each example computes what is cached again
+            if hasattr(module, "cache"):
+                module.cache = type(module.cache)() if isinstance(module.cache, dict) else None
+    J = torch.stack(rows)
+    return torch.einsum("nkp,mkp->nm", J, J)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+# --------------------------------------------------------------------------------------------------------- caches in eval mode
+
+
+class CachedBias(nn.Module):
+    """Attention with a bias that is computed from a table and kept in eval mode, as in LeViT: in an attribute, or in a dict."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.cache = where, {} if where == "dict" else None
+        self.table = nn.Parameter(torch.randn(3, 5, generator=DRAW))
+        self.register_buffer("index", torch.randint(0, 5, (4, 4), generator=DRAW))
+        self.qk, self.v, self.out = nn.Linear(4, 8), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def bias(self) -> Tensor:
+        if isinstance(self.cache, dict):
+            if "bias" not in self.cache:
+                self.cache["bias"] = self.table.exp()[:, self.index]
+            return self.cache["bias"]
+        if self.cache is None:
+            self.cache = self.table.exp()[:, self.index]
+        return self.cache
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.qk(x).chunk(2, -1)
+        attention = torch.softmax(q @ k.mT + self.bias().sum(0), -1)
+        return self.out(torch.tanh(attention @ self.v(x))).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("where", ["attribute", "dict"])
+def test_a_tensor_that_is_cached_in_eval_mode(where: str) -> None:
+    torch.manual_seed(0)
+    model, x = CachedBias(where).double().eval(), torch.randn(12, 4, 4, generator=DRAW, dtype=torch.float64)
+    empty = copy.copy(model.cache)
+    assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < 1e-10
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.3 * torch.randn(p.shape, generator=DRAW)
+    snap = richter.measure(model, richter.Probe(x, torch.arange(12) % 3), initial=before)
+    then = copy.deepcopy(model)
+    then.load_state_dict(before)
+    df = model(x).detach() - then(x).detach()
+    model.cache = copy.copy(empty)
+    assert snap.value("linearisation_gap") > 0.05  # of weights that moved far; the initial network has a bias of its own
+    first = richter.measure(then, richter.Probe(x, torch.arange(12) % 3), ["output_rms"])
+    assert math.isfinite(first.value("output_rms"))
+    assert df.norm() > 0
+    watch = richter.Observer(model, richter.Probe(x, torch.arange(12) % 3), when=1, budget=None, on_error="raise")
+    assert watch(0) is not None
+    assert model.cache == empty
+
+
+class HiddenCache(nn.Module):
+    """Keeps what it computes where nobody looks."""
+
+    kept: list[Any] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Parameter(torch.randn(4, 4, generator=DRAW)), nn.Linear(4, 3)
+        kept: dict[int, Tensor] = {}
+        self.remember = lambda: kept.setdefault(0, self.table.exp())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(x @ self.remember()))  # type: ignore[no-any-return]
+
+
+def test_no_internal_exception_escapes_from_a_hidden_cache() -> None:
+    model, x = HiddenCache(), torch.randn(9, 4, generator=DRAW)
+    with pytest.raises(CaptureError, match="the model uses a tensor that an earlier forward pass computed from its weights"):
+        richter.kernels.ntk(model, x)
+    model = HiddenCache()
+    watch = richter.Observer(model, richter.Probe(x, torch.arange(9) % 3), when=1, budget=None, on_error="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        watch(0)
+
+
+class Counts(nn.Module):
+    """Its outputs change from call to call, in eval mode too."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.inner, self.where, self.calls = nn.Linear(4, 3), where, 0
+        self.register_buffer("count", torch.zeros(()))
+        box = [0]
+
+        def step() -> int:
+            box[0] += 1
+            return box[0]
+        self.step = functools_partial(step)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "attribute":
+            self.calls += 1
+            return self.inner(x) * self.calls  # type: ignore[no-any-return]
+        if self.where == "buffer":
+            self.count += 1
+            return self.inner(x) * self.count  # type: ignore[no-any-return]
+        return self.inner(x) * self.step()  # type: ignore[no-any-return]
+
+
+class functools_partial:
+    """A function in an object that cannot be looked into."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def __call__(self) -> Any:
+        return self.call()
+
+
+@pytest.mark.parametrize("where", ["attribute", "buffer"])
+def test_a_state_that_changes_from_call_to_call_is_the_same_in_every_pass(where: str) -> None:
+    model, x = Counts(where).double().eval(), torch.randn(9, 4, generator=DRAW, dtype=torch.float64)
+    K = richter.kernels.ntk(model, x)
+    expected = 3 * (x @ x.T + 1)
+    assert relative(K, expected) < 1e-12
+    assert (model.calls, model.count.item()) == (0, 0.0)
+
+
+def test_a_hidden_state_is_named() -> None:
+    model, x = Counts("hidden").eval(), torch.randn(9, 4, generator=DRAW)
+    with pytest.raises(CaptureError, match="outputs change by .* from one call to the next, with the same inputs"):
+        richter.kernels.ntk(model, x)
