@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from richter.core import CaptureError
+from richter.core import CaptureError, RichterError
 from richter.instrument.capture.anew import ANEW, Again, Blocks, unkept, without_caches
 from richter.instrument.capture.calls import Call, Pass, Product
 from richter.instrument.capture.detours import checkpoints_called, parametrised_once
@@ -105,7 +105,15 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
         before = {name: t._version for name, t in state.items()}
         forward(model, x, state, output=output, record=False)
         return {name for name, t in state.items() if t._version != before[name]}
-    return unkept(rehearsed)
+    try:
+        return unkept(rehearsed)
+    except Exception as why:
+        if not isinstance(why, RichterError):
+            mode = "train" if model.training else "eval"
+            why.add_note(f"The model raised this when Richter called it on the first examples of the probe in {mode} mode, as "
+                         f"model(x), model(*x) for a tuple or model(**x) for a dict. Make this call work after model.{mode}(); "
+                         f"mode='train' measures a model in train mode.")
+        raise
 
 
 class Known(NamedTuple):

@@ -36,8 +36,8 @@ from richter.instrument.survey.verify import MIXING, Verified, biases, coarsest,
 SURVEYED, FEWEST = 8, 4  # examples, and how many it takes at least
 OUTPUTS = 8  # arrays of their outputs that a survey holds
 UNCALLED = Remark(Mark.IDLE, "never called on the probe")
-UNREACHED = Remark(Mark.IDLE, "never used: no gradient reaches it from the output on the probe (read by .data, detached or "
-                              "wrapped in a new Parameter, it is a constant, in training too)")
+UNREACHED = Remark(Mark.IDLE, "never used: no gradient reaches it from the output on the probe (read by .data, detached, "
+                              "wrapped in a new Parameter or cached by an earlier call, it is a constant)")
 UNKNOWN = Remark(Mark.UNDEFINED, "used, but not as a linear map that Richter knows: its tangent kernel is exact, by gradients of "
                                  "single examples, and its feature correlations are not known")
 
@@ -144,14 +144,18 @@ def draws(bench: Bench, whole: Pass, part: Pass, again: bool = False) -> bool:
         return bench.model.training and _draws_within(bench)
     if torch.equal(bench.glance(record=False, seed=1).f, whole.f):
         raise _mixing(off)
-    again = bench.glance(record=False).f
-    change = _difference(again, whole.f, whole.f)
+    _check_repeatable(bench, whole)
+    return True
+
+
+def _check_repeatable(bench: Bench, whole: Pass) -> None:
+    """The same inputs, weights and seed give the same outputs, or there is no one function to measure."""
+    change = _difference(bench.glance(record=False).f, whole.f, whole.f)
     if change > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
         raise CaptureError(f"the model's outputs change by {change:.1g} (relative) from one call to the next, with the same inputs, "
                            f"weights and random seed. It keeps a state between calls, or draws random numbers from a generator of "
                            f"its own, so there is no one function to measure. Reset the state at the start of forward(), or keep "
                            f"it in an attribute or a buffer of a module: these are the same in every pass.")
-    return True
 
 
 def _draws_within(bench: Bench) -> bool:
@@ -176,6 +180,7 @@ def _check_neighbours(bench: Bench, whole: Pass) -> None:
         turned = replace(bench, x=select(bench.x, here.flip(0))).glance(record=False)
         rounding = _difference(turned.f.flip(0), whole.f, whole.f) if not _drawing(bench, whole) else 0.0
         if off > max(32 * eps, 10 * rounding):
+            _check_repeatable(bench, whole)
             raise _mixing(off)
 
 
@@ -216,6 +221,7 @@ def check_alone(bench: Bench, whole: Pass, i: int) -> None:
     """Does an example give alone what it gives among the others?"""
     off = _alone(bench, whole, i)
     if off > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
+        _check_repeatable(bench, whole)
         raise _mixing(off)
 
 

@@ -269,7 +269,8 @@ def _check_references(model: nn.Module, whole: Pass) -> None:
     for name, gradient in zip(own, gradients, strict=True):
         if gradient is not None:
             raise CaptureError(f"parameter {name!r} reaches the output through a reference kept outside its module (a list, a "
-                               f"closure). Its gradient cannot be separated by example. Read it as an attribute in forward().")
+                               f"closure) or a tensor that an earlier call has cached. Its gradient cannot be separated by example. "
+                               f"Read it as an attribute in forward(), and clear such caches first (models often do in train()).")
 
 
 def describe(survey: Survey) -> Survey:
