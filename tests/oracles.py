@@ -684,7 +684,8 @@ def scale_free(model: nn.Module, x: Batch, output: Output = None) -> set[str]:
 @contextmanager
 def without_eps(model: nn.Module) -> Iterator[None]:
     """Norms that add nothing to a variance."""
-    known = [(m, k, v) for m in model.modules() for k in ("eps", "variance_epsilon") if isinstance(v := getattr(m, k, None), float)]
+    known = [(m, k, v) for m in model.modules() for k in ("eps", "variance_epsilon")
+             if isinstance(v := getattr(m, k, None), float)]
     try:
         for m, k, _ in known:
             setattr(m, k, 1e-100)

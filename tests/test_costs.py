@@ -993,8 +993,8 @@ def test_no_activation_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     richter.measure(model, probe, measures, initial=start)
     assert [n for n in seen if n > richter.instrument.survey.SURVEYED] == [16, 16]
     assert sum(seen[-3:]) == 40
-    audited -= Counter(seen)  # chunks of 16, 16 and 8 in halves; some examples of each together; three alone
-    assert audited == {8: 4, 4: 2, 6: 2, 3: 1, 1: 3}
+    audited -= Counter(seen)  # chunks of 16, 16 and 8, in another order and in halves
+    assert audited == {8: 4, 4: 2}
     passes: list[int] = []
     real = torch.autograd.grad
     measurement = Measurement(model, richter.Probe(x, torch.arange(40) % 3, chunk=40, kernel=8), measures, initial=start)

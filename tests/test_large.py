@@ -21,7 +21,7 @@ from richter.instrument.statistics import bases, compressed, estimates, stored, 
 from richter.instrument.statistics.grams import Tangents
 from richter.instrument.statistics.products import parameters
 from richter.instrument.subject import Subject
-from richter.instrument.survey import audit, examine, verify
+from richter.instrument.survey import examine, verify
 from richter.instrument.targets import OneHot
 from richter.kernels import shared
 
@@ -85,7 +85,7 @@ def test_sums_of_layers_in_several_passes_are_the_same() -> None:
 
 @pytest.mark.parametrize(("module", "name", "value"), [
     (probes, "WRITTEN", 0), (bases, "WRITTEN", 0), (shared, "MOST", 0), (verify, "LARGE", 0), (verify, "REMEMBERED", 0),
-    (calls, "TOGETHER", 0), (audit, "LARGE", 0), (weights, "TILE", 3 * WIDTH)], ids=lambda v: getattr(v, "__name__", v))
+    (calls, "TOGETHER", 0), (weights, "TILE", 3 * WIDTH)], ids=lambda v: getattr(v, "__name__", v))
 def test_what_is_not_written_down_is_the_same(plenty: richter.Snapshot, monkeypatch: pytest.MonkeyPatch, module: Any, name: str,
                                               value: int) -> None:
     """Labels, bases, gradients of a tied matrix, indices, gradients in a survey and in an audit, and matrices."""

@@ -129,30 +129,34 @@ def test_smaller_chunks_form_no_gradients_that_larger_ones_do_not(monkeypatch: p
 
 
 def test_the_audit_of_a_tied_matrix_sees_what_is_wrong_without_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both maps of the matrix are seen to be wrong, whichever of them is."""
     model, probe, _ = language_model(monkeypatch)
-    real, wrong = audit.Check._columns, []
-
-    def looked(self: audit.Check, own: Sequence[str], exact: Tensor, h_and_g: Any) -> Any:
-        for k in own:
-            others = {name: (h, 1.1 * g if name == k else g) for name, (h, g) in h_and_g.items()}
-            off, size = real(self, own, exact, others)  # type: ignore[misc]
-            wrong.append(off / size)
-        return real(self, own, exact, h_and_g)
-    monkeypatch.setattr(audit.Check, "_columns", looked)
-    richter.measure(model, probe, ["nfc"])
-    assert len(wrong) >= 2
-    assert min(wrong) > 1e-3
+    maps = Measurement(model, probe)
+    with quiet(maps.model):
+        maps.subject.renew()
+        tied = next(own for weight, own in maps.subject.survey.structured.items() if len(own) == 2)
+        for wrong in tied:
+            recording = maps.subject.source.record(probe.x, slice(0, N), tied)
+            check, recording.check = recording.check, None
+            assert check is not None
+            assert all(t.numel() < 2 ** 12 for part in check.totals._adding.values() for _, t in part)
+            V = torch.randn(1, *recording.f.shape, generator=torch.Generator().manual_seed(0))
+            check.add(V, {k: 1.1 * c.g if k == wrong else c.g for k, c in recording.captures(V).items()})
+            with pytest.raises(audit.Doubt) as doubt:
+                check.finish(recording.gradients)
+            assert set(doubt.value.maps) == set(tied)
+            maps.subject.audit.done.clear()
 
 
 def test_examples_are_put_into_another_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a measurement of several passes: all maps are looked at there, whichever are asked for."""
     model, probe, _ = language_model(monkeypatch)
-    measurement, seen, real = Measurement(model, probe), [], captures._turned
+    measurement, seen, real = Measurement(model, probe), [], captures._reordered
 
-    def turned(bench: Any, survey: Any, parts: Any, seed: int) -> Any:
+    def reordered(bench: Any, order: Tensor, seed: int) -> Any:
         seen.append(seed)
-        return real(bench, survey, parts, seed)
-    monkeypatch.setattr(captures, "_turned", turned)
+        return real(bench, order, seed)
+    monkeypatch.setattr(captures, "_reordered", reordered)
     with quiet(measurement.model):
         measurement.subject.renew()
         seen.clear()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,13 +14,14 @@ from torch import Tensor, nn
 import oracles
 import richter
 from richter.core import CaptureError
+from richter.instrument.survey import amended
 
 DRAW = torch.Generator().manual_seed(0)
 
 
 def brute_ntk(model: nn.Module, x: Tensor) -> Tensor:
-    """Tangent kernel summed over outputs, from gradients of single examples; each goes through the model twice, in a batch of two,
-    because torch differentiates some batches of one wrongly."""
+    """Tangent kernel summed over outputs, from gradients of single examples; each goes through the model twice, in a batch of
+    two, because torch differentiates some batches of one wrongly."""
     model = copy.deepcopy(model).eval()
     params = [p for p in model.parameters() if p.requires_grad]
     rows = []
@@ -154,7 +157,7 @@ def test_a_state_that_changes_from_call_to_call_is_the_same_in_every_pass(where:
 
 def test_a_hidden_state_is_named() -> None:
     model, x = Counts("hidden").eval(), torch.randn(9, 4, generator=DRAW)
-    with pytest.raises(CaptureError, match="outputs change by .* from one call to the next, with the same inputs"):
+    with pytest.raises(CaptureError, match=r"outputs change by .* from one call to the next, with the same inputs"):
         richter.kernels.ntk(model, x)
 
 
@@ -178,3 +181,90 @@ def test_a_model_that_fails_in_eval_mode_says_how_it_was_called() -> None:
         watch(0)
     assert "called it on the first examples of the probe in eval mode" in caught.value.__notes__[0]
     assert model.training
+
+
+# ---------------------------------------------------------------------------------------------------------- one rare example
+
+
+class Rare(nn.Module):
+    """One of 256 examples uses a weight in a way that is not a linear map."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.at, self.a, self.b = at, nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rare = (x[:, :1] > 5) * (self.b.weight ** 3).sum() * 50
+        return self.b(torch.tanh(self.a(x))) + rare  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:layer .b.*")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("chunk", [256, 100, 1])
+def test_one_rare_example_among_many(dtype: torch.dtype, chunk: int) -> None:
+    for at in (9, 130, 255):
+        model, x = Rare(at).to(dtype), torch.randn(256, 6, generator=torch.Generator().manual_seed(1), dtype=dtype).clamp(-4, 4)
+        x[at, 0] = 6.0
+        assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < (1e-10 if dtype == torch.float64 else 1e-5)
+        snap = richter.measure(model, richter.Probe(x, torch.arange(256) % 3, chunk=chunk), ["nfc"])
+        assert not any(row.layer == "b" and row.value == row.value for row in snap.rows)
+        assert snap.value("nfc", "a") > 0
+
+
+def test_the_rare_example_is_named() -> None:
+    x = torch.randn(256, 6, generator=torch.Generator().manual_seed(1)).clamp(-4, 4)
+    x[130, 0] = 6.0
+    with mock.patch("richter.kernels.ntk.amended", side_effect=amended) as amend:
+        richter.kernels.ntk(Rare(0), x)
+    assert [(call.args[2].maps, call.args[2].example) for call in amend.call_args_list] == [(("b",), 130)]
+
+
+class Divided(nn.Module):
+    """One weight is divided among three maps; a rare example uses the last of them once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.out = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.out(self.qkv(x, x, x)[0]).mean(1)
+        return h + (x[:, 0, :1] > 5) * (self.qkv.in_proj_weight[12:] ** 3).sum()  # type: ignore[no-any-return]
+
+
+class Unused(Rare):
+    """The rare example does not use the layer, but its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rare = x[:, :1] > 5
+        if len(x) > 1:
+            return torch.cat([self.forward(row[None]) for row in x])
+        if rare.all():
+            return self.a(x)[:, :3] + (self.b.weight ** 3).sum() * torch.tensor([1.0, 0.5, 2.0])  # type: ignore[no-any-return]
+        return self.b(torch.tanh(self.a(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:layer")
+@pytest.mark.parametrize("make", [Divided, lambda: Unused(0)], ids=["divided", "unused"])
+def test_other_rare_uses_of_a_weight(make: Callable[[], nn.Module]) -> None:
+    model = make().double()
+    x = torch.randn(24, *([4, 6] if isinstance(model, Divided) else [6]), generator=torch.Generator().manual_seed(1)).clamp(-4, 4)
+    x = x.double()
+    x.view(24, -1)[17, 0] = 6.0
+    assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < 1e-10
+
+
+def test_every_measurement_of_an_observer_is_checked() -> None:
+    """The rare example comes with the weights of a later step, and errors are not asked for."""
+    model = Rare(7).double()
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).clamp(-4, 4)
+    probe = richter.Probe(x, torch.arange(40) % 3)
+    watch = richter.Observer(model, probe, when=1, budget=None, measures=["nfc"])
+    watch(0)
+    x[30, 0] = 6.0
+    probe.x[30, 0] = 6.0
+    with pytest.warns(UserWarning, match="layer 'b'"):
+        snap = watch(1)
+    assert snap is not None
+    assert not any(row.layer == "b" and row.value == row.value for row in snap.rows)

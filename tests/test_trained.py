@@ -17,7 +17,7 @@ from richter.core import CaptureError
 
 N = 8
 X, Y = zoo.gaussian(5)(N)
-CONSTANT = "never used: no gradient reaches it from the output on the probe (read by .data, detached or wrapped in a new"
+CONSTANT = "never used: no gradient reaches it from the output on the probe (read by .data, detached, wrapped in a new"
 
 
 class Two(nn.Module):

@@ -304,8 +304,8 @@ def test_what_is_used_without_being_a_linear_map_is_not_called_unused() -> None:
     assert notes["b"].startswith(UNKNOWN)
     assert notes["bias_table"].startswith(UNKNOWN)
     assert notes["spare"] == "never called on the probe"
-    assert notes["raw_spare"] == ("never used: no gradient reaches it from the output on the probe (read by .data, detached or "
-                                  "wrapped in a new Parameter, it is a constant, in training too)")
+    assert notes["raw_spare"] == ("never used: no gradient reaches it from the output on the probe (read by .data, detached, "
+                                  "wrapped in a new Parameter or cached by an earlier call, it is a constant)")
     assert kernel_error(model, x) < 1e-12
     value = richter.measure(model, richter.Probe(x, torch.arange(6) % 3), ["tangent_cka"], layers=["b"]).value("tangent_cka", "b")
     assert math.isfinite(value)  # it is used, and its kernel is known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,28 +22,21 @@ from richter.instrument.survey import (
     Check,
     Layout,
     MapInfo,
-    Prints,
     Survey,
     by_example,
     check_calls,
     check_same,
     grouped,
-    joined,
     map_gradient,
     note_called,
     passed,
-    prints,
-    suspects,
     with_siblings,
 )
 from richter.layers import Kind
 
-__all__ = ["Forwards", "LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "applied", "as_read",
+__all__ = ["Forwards", "LayerCapture", "Layout", "MapInfo", "Recording", "RowCotangents", "Survey", "as_read",
            "by_example", "check_finite", "count", "covariance", "example_gradients", "grouped", "map_gradient", "record",
-           "remade", "room_for", "select", "widened", "with_siblings"]
-
-
-BLOCKS = 16  # of cotangents whose gradients are added up: a backward pass of the sum of more costs less
+           "room_for", "select", "widened", "with_siblings"]
 
 
 @dataclass(frozen=True)
@@ -69,43 +62,6 @@ class LayerCapture:
 RowCotangents = Callable[[Tensor, slice], Tensor]  # f "n k" of the examples `rows` of a probe -> V "v n k"
 
 
-class Mixture:
-    """A random combination of all cotangents that came, and what it asks of the examples that will be looked at."""
-
-    def __init__(self, check: Check, V: Float[Tensor, "v n k"]) -> None:
-        self.draw, self.blocks = torch.Generator().manual_seed(check.audit.number), 0
-        self.sum = torch.zeros_like(V[0], dtype=torch.promote_types(V.dtype, torch.float32))
-        self.rows = check.rows
-        self.g: dict[str, Tensor] = {}  # "n s ..." by map, of these rows
-
-    def add(self, V: Float[Tensor, "v n k"], stacked: Mapping[str, Tensor]) -> None:
-        """Some more of them, and the gradients "v n s ..." for each."""
-        weights = torch.randn(len(V), generator=self.draw).tolist()
-        _add(self.sum, V, weights)
-        self.blocks += 1
-        if self.blocks > BLOCKS:
-            self.rows, self.g = [], {}
-            return
-        some = slice(None) if len(self.rows) == V.shape[1] else torch.tensor(self.rows, dtype=torch.long, device=V.device)
-        for name, g in stacked.items():
-            if name not in self.g:
-                self.g[name] = torch.zeros_like(g[0, some], dtype=torch.promote_types(g.dtype, torch.float32))
-            _add(self.g[name], (asked[some] for asked in g), weights)
-
-    def of(self, rows: Tensor) -> dict[str, Tensor] | None:
-        """What it asks of some examples; None if these are others, or it was not added up."""
-        wanted = rows.tolist()
-        if not set(wanted) <= set(self.rows):
-            return None
-        places = [self.rows.index(i) for i in wanted]
-        return {name: g[places] for name, g in self.g.items()}
-
-
-def _add(total: Tensor, parts: Iterable[Tensor], weights: Sequence[float]) -> None:
-    for part, weight in zip(parts, weights, strict=True):
-        total.add_(part, alpha=weight)
-
-
 @dataclass
 class Recording:
     """One forward pass of some examples: ``g`` for any cotangents, any number of times, and ``h`` once."""
@@ -117,7 +73,6 @@ class Recording:
     where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among run.calls and where their examples are
     seconds: float  # that its forward pass took
     check: Check | None = None  # of the first captures
-    _mixed: Mixture | None = None  # of those that were made so far, if others follow
     _reads: dict[str, Tensor] = field(default_factory=dict)
     _live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = field(default_factory=dict)  # live, silent, what the live ones read
 
@@ -153,32 +108,23 @@ class Recording:
                     stacked[name] = room_for(g, len(V))
                 stacked[name][v] = g
         if self.check is not None:
-            self._look_at(self.check, V, stacked, more)
+            self.check.add(V, stacked)
+            if not more:
+                self._finish(self.check)
         return {name: self._capture(name, stacked[name], reads) for name in self.where}
 
     def look(self) -> None:
-        """Where nothing is asked of the maps, that they read what they should is looked at by one backward pass."""
+        """Check by one backward pass, of random cotangents, that the maps read what they should; where nothing is asked of
+        them."""
         if self.check is not None:
-            draw = torch.Generator().manual_seed(self.check.audit.number)
+            draw = torch.Generator().manual_seed(0)
             self.captures(torch.randn(self.f.shape, generator=draw, dtype=torch.float64).to(self.f)[None], reads=False)
 
-    def _look_at(self, check: Check, V: Float[Tensor, "v n k"], stacked: dict[str, Tensor], more: bool) -> None:
-        """Is what was captured what single examples say? Of all cotangents one combination is asked."""
-        mixed = self._mixed = self._mixed or Mixture(check, V)
-        mixed.add(V, stacked)
-        if more:
-            return
-        self.check = self._mixed = None
+    def _finish(self, check: Check) -> None:
+        """Compare all that was captured with autograd's gradients; a Doubt if it differs."""
+        self.check = None
         trim(weight_bytes(check.bench.model))  # what the backward passes left
-        R, everything = mixed.sum.to(V), dict[str, Tensor]()
-
-        def captured(rows: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-            g = mixed.of(rows)
-            if g is None:
-                everything.update(everything or self.gradients(R))
-                g = {name: asked[rows] for name, asked in everything.items()}
-            return {name: (self.reads_of(name, rows), asked) for name, asked in g.items()}
-        check(R, captured)
+        check.finish(self.gradients)
 
     def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
         first = self.run.calls[self.where[name][0][0]]
@@ -210,9 +156,9 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     looked at: a Doubt, if this is not what the survey says."""
     n = bench.n
     examined = audit is not None and bool(names) and audit.due(bench.state, rows, names)
-    odd = None  # says which examples lie elsewhere in another order
+    compared = None  # outputs in another order
     if examined and audit is not None and n > 1 and audit.turns(bench.state, rows):
-        odd = _out_of_order(bench, survey, audit, rows)
+        compared = _reordered(bench, audit.order(n), rows.start)
     with timed(device_of(bench.model)) as seconds:
         run = passed(bench, survey, rows.start, survey.silent)
     if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped
@@ -234,10 +180,9 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     check_finite(f)
     recording = Recording(survey, n, f, replace(run, calls=calls), where, seconds())
     if examined and audit is not None:
-        firsts = {name: calls[own[0][0]] for name, own in where.items()}
-        examples = sorted({*audit.examples(rows), *(odd(run) if odd else ())})
-        if firsts and (examples or n > 1 or audit.unseen(bench.state, firsts)):
-            recording.check = Check(bench, survey, firsts, examples, rows.start, audit)
+        if compared is not None:
+            check_same(bench, run, *compared)
+        recording.check = Check(bench, survey, recording.run, where, with_siblings(survey.maps, names), audit.number)
     return recording
 
 
@@ -265,33 +210,17 @@ def timed(device: torch.device) -> Iterator[Callable[[], float]]:
     ended[0] = now()
 
 
-def _out_of_order(bench: Bench, survey: Survey, audit: Audit, rows: slice) -> Callable[[Pass], list[int]]:
-    """The examples in another order, in two halves; what it returns says which of them lie elsewhere in a pass of all. An
-    error, if one of them has other outputs there."""
-    order = audit.order(bench.n)
-    halves = [order[:bench.n // 2], order[bench.n // 2:]] if bench.n > 3 else [order]
+def _reordered(bench: Bench, order: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """The order, and the outputs of the examples in this order, in two halves: each must have the same outputs there."""
+    def outputs(parts: Sequence[Tensor]) -> Tensor:
+        passes = (replace(bench, x=select(bench.x, part)).glance(record=False, seed=seed) for part in parts)
+        return torch.cat([run.f.detach() for run in passes])
     try:
-        after, outputs = _turned(bench, survey, halves, rows.start)
+        return order, outputs(order.chunk(2) if bench.n > 3 else [order])
     except RichterError:
         raise
     except UNABLE:  # the model does not run on so few
-        after, outputs = _turned(bench, survey, [order], rows.start)
-
-    def compared(run: Pass) -> list[int]:
-        check_same(bench, run, order, outputs)
-        return suspects(prints(survey, run.calls, bench.n), after, order, bench.state.precision)
-    return compared
-
-
-def _turned(bench: Bench, survey: Survey, parts: Sequence[Tensor], seed: int) -> tuple[Prints, Tensor]:
-    """What each map read, and the outputs, in passes of these examples."""
-    after, outputs = [], []
-    for part in parts:
-        run = passed(replace(bench, x=select(bench.x, part)), survey, seed, None)
-        check_calls(survey, bench.x, run.calls, len(part))
-        after.append(prints(survey, run.calls, len(part)))
-        outputs.append(run.f.detach())
-    return joined(after), torch.cat(outputs)
+        return order, outputs([order])
 
 
 def as_read(info: MapInfo, calls: Sequence[Call], n: int) -> tuple[Tensor, bool] | None:
@@ -336,25 +265,6 @@ def widened(c: LayerCapture) -> LayerCapture:
     dtype = c.g.dtype if c.g.dtype in (torch.float32, torch.float64) else torch.float32
     h = c.h.to(dtype) if c.h.is_floating_point() else c.h
     return c if c.g.dtype == dtype and h is c.h else replace(c, W=c.W.to(dtype), h=h, g=c.g.to(dtype))
-
-
-def applied(kind: Kind, W: Tensor, h: Tensor) -> Tensor:
-    """W h at every position, "n s d_out"; of grouped maps "n s r d_out"."""
-    if kind == "lookup":
-        rows = W.T[h.clamp(min=0)]
-        return torch.where((h >= 0)[..., None], rows, torch.zeros_like(rows))
-    if kind == "diagonal":
-        return h * W
-    return h @ W.T if kind == "dense" else torch.einsum("nsri,roi->nsro", h, W)
-
-
-def remade(c: Call, W: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a call would have written with another matrix and no bias, in its own layout "b s ..."."""
-    W = W.to(c.read.device, dtype)
-    if c.map.apply is not None and c.read._version == c.version:
-        return c.map.outputs(c.module, c.map.apply(c.module, c.read.to(dtype), W))
-    h = c.inputs()
-    return applied(c.map.kind, W, h.to(dtype) if h.is_floating_point() else h)
 
 
 def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:

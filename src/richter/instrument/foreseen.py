@@ -21,7 +21,7 @@ from richter.instrument.statistics.sizes import survey_bytes
 from richter.instrument.subject import Subject
 
 FORWARD = 1 / 3  # of a forward-backward pass
-AUDIT = FORWARD + 1 / 8  # another order, and some examples' gradients
+AUDIT = 3 * FORWARD  # another order, and one backward pass with gradients of weights
 HEAD = ("measure", "passes", "bytes", "")
 
 

@@ -87,7 +87,7 @@ class Subject:
         self._forget("_copied_bytes", "bases", "drift", "drifted", "journey", "loss_gradient", "then")  # computed once
         self.forwards, self.carried = Forwards(), {}
         self.measured += 1
-        self.audit = Audit(n=self.probe.n) if self.errors or self.measured % UNTRUSTED == 1 else None
+        self.audit = Audit()
         self._find_device()
         self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
@@ -124,7 +124,7 @@ class Subject:
 
     def _begin_again(self) -> None:
         """A measurement that was given up has left nothing behind."""
-        self.audit = Audit(n=self.probe.n)
+        self.audit = Audit()
         self.forwards, self.carried = Forwards(), {}
         self._forget("bases", "journey", "loss_gradient")
         self._read_matrices()

@@ -183,8 +183,7 @@ def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
                 raise
             s = job.source
             survey = amended(s.survey, s.bench(doubt.x), doubt, amendments)
-            audit = Audit(n=s.audit.n if s.audit else 0)
-            job = replace(job, source=replace(s, survey=survey, audit=audit), units=units_of(s.model, survey))
+            job = replace(job, source=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
     raise AssertionError("the last doubt is raised")
 
 
@@ -235,7 +234,7 @@ def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, outp
     def V(f: Tensor, rows: slice) -> Tensor:
         return chosen.rows(f, None, range(rows.start, rows.stop), slice(None), "kernel")
 
-    source = Source(model, state, survey, output, Audit(n=count(x)))
+    source = Source(model, state, survey, output, Audit())
     return Job(source, units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs)
 
 

@@ -47,7 +47,7 @@ def patches(m: nn.Module, x: Tensor) -> Tensor:
 def convolved(m: nn.Module, x: Tensor, w: Tensor) -> Tensor:
     """The convolution of what the layer read with another matrix."""
     assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    return m._conv_forward(x, w.reshape(m.out_channels, m.in_channels // m.groups, *m.kernel_size), None)
+    return m._conv_forward(x, w.reshape(-1, m.in_channels // m.groups, *m.kernel_size), None)
 
 
 def pixels(z: Tensor, axes: int) -> Tensor:

@@ -36,7 +36,7 @@ def rows_of(m: LinearMap, rows: Tensor) -> LinearMap:
     first, last = int(rows[0]), int(rows[-1])
     chosen = slice(first, last + 1) if last - first + 1 == len(rows) else rows
     return replace(m, matrix=lambda module, w: m.matrix(module, w)[chosen],
-                   outputs=lambda module, z: m.outputs(module, z)[..., chosen])
+                   outputs=lambda module, z: m.outputs(module, z)[..., chosen], apply=None)
 
 
 PLAIN: View = {"": LinearMap(matrix=lambda m, w: w, inputs=lambda m, x: positions(x),

@@ -6,7 +6,17 @@ import math
 
 from richter.core import Interval, Mark, Ref, Remark
 from richter.core.text import ASSUMED_LOSS
-from richter.instrument.statistics import FEATURE_CHANGE, FUNCTION_CHANGE, LINEARISATION, OUTPUTS, SPREAD, Answers, Gap, Moved, Turned
+from richter.instrument.statistics import (
+    FEATURE_CHANGE,
+    FUNCTION_CHANGE,
+    LINEARISATION,
+    OUTPUTS,
+    SPREAD,
+    Answers,
+    Gap,
+    Moved,
+    Turned,
+)
 from richter.instrument.statistics.outputs import Sizes
 from richter.measures.measure import Measure, quotient
 

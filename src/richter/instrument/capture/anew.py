@@ -36,9 +36,9 @@ ANEW = ("Its graph has no room in memory=, so its insides are computed again for
 HALVINGS = 8  # sizes of blocks that are tried
 
 
-STALE = ("the model uses a tensor that an earlier forward pass computed from its weights and left in a place that Richter does not "
-         "see (a global variable, a closure, an object of its own). Its graph is gone, so gradients through it cannot be computed. "
-         "Keep such a cache as an attribute of its module, in a dict or a list, or compute it in every forward pass.")
+STALE = ("the model uses a tensor that an earlier forward pass computed from its weights and left in a place that Richter does "
+         "not see (a global variable, a closure, an object of its own). Its graph is gone, so gradients through it cannot be "
+         "computed. Keep such a cache as an attribute of its module, in a dict or a list, or compute it in every forward pass.")
 
 
 class Wanted(BaseException):

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge
 from richter.core import CaptureError
 from richter.core.freed import trim
 from richter.instrument.capture.detours import checkpoints_called
-from richter.instrument.capture.shortcuts import Asked, ours
+from richter.instrument.capture.shortcuts import Asked, Parameters, ours
 from richter.instrument.capture.state import State
 from richter.layers import LinearMap
 
@@ -70,7 +70,7 @@ class Pass:
     f: Tensor
     calls: list[Call]
     state: State
-    skips: bool = False  # what backward passes to the calls do not need: there are no gradients of weights
+    parameters: Parameters = field(default_factory=Parameters)  # some steps give gradients of parameters only where wanted
     differentiates: bool = False  # the model itself does, inside its forward pass
     adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad the model's own backward passes have added
     transforms: bool = False  # the model differentiates, or maps over an axis, by torch.func
@@ -113,7 +113,7 @@ class Pass:
 
         The aliases stand in the model meanwhile: a model's own autograd.Function may run its modules again in its backward pass,
         and what it adds to ``.grad`` there is part of the derivative."""
-        assert not (also and self.skips)
+        self.parameters.wanted = bool(also)
         places: list[Any] = [*(c.edge for c in self.calls), *also]
         if not places:
             return [], []

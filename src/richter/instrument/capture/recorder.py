@@ -48,10 +48,10 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
     the output is given an example axis, so that each example gets a gradient of its own. ``silent`` makes many backward
-    passes cheaper: derivatives of activations are computed once, and in the named linear layers, where only gradients toward the
-    calls are wanted then, the positions from which no output is reached are skipped. ``seed``: what the model draws (dropout in
-    train mode) is the same in every pass with the same seed. ``splits``: modules that are several maps, and which outputs belong
-    to each. ``products``: a list that gets the products of tensors with each other. ``plain``: attention without fused kernels,
+    passes cheaper: derivatives of activations are computed once, and in the named linear layers the positions from which no
+    output is reached are skipped. ``seed``: what the model draws (dropout in train mode) is the same in every pass with it.
+    ``splits``: modules that are several maps, and which outputs belong to each. ``products``: a list that gets the products of
+    tensors with each other. ``plain``: attention without fused kernels,
     which can be differentiated but once and not forward. ``anew``: modules whose insides are not kept for backward passes but
     computed again. Call it inside ``quiet``.
     """
@@ -59,8 +59,8 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     args, kwargs = arguments(model, copy_of(x))
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
-        with (attributes_kept(model), state.in_place(fresh=True), recorder or contextlib.nullcontext(), checkpoints_called(), parametrised_once(state.parametrised),
-              _computed_anew(model, state, anew, recorder)):
+        with (attributes_kept(model), state.in_place(fresh=True), recorder or contextlib.nullcontext(), checkpoints_called(),
+              parametrised_once(state.parametrised), _computed_anew(model, state, anew, recorder)):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)
         f = pick(returned, output)
@@ -73,10 +73,10 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     if not f.requires_grad:
         raise CaptureError("the model's output does not depend on any parameter that autograd can follow: it was detached, or "
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
-    run = Pass(f, [], state, bool(silent))
+    run = Pass(f, [], state)
     return run if recorder is None else replace(
-        run, calls=calls, differentiates=recorder.differentiates, transforms=recorder.transforms,
-        called=recorder.scope.called)
+        run, calls=calls, parameters=recorder.shortcuts.parameters, differentiates=recorder.differentiates,
+        transforms=recorder.transforms, called=recorder.scope.called)
 
 
 @contextlib.contextmanager

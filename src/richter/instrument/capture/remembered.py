@@ -215,8 +215,8 @@ def _same_items(box: Any, items: Any) -> bool:
 
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Around one forward pass: the attributes of modules are afterwards as they were. A model that caches a tensor computed from its
-    weights computes it again in the next pass, from the weights of that pass."""
+    """Around one forward pass: the attributes of modules are afterwards as they were. A model that caches a tensor computed from
+    its weights computes it again in the next pass, from the weights of that pass."""
     before = Attributes(model)
     try:
         yield

@@ -17,12 +17,18 @@ from richter.instrument.capture.uses import Scope
 CURVED = {F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid}  # derivatives that cost more than a product
 
 
+class Parameters:
+    """Are gradients of parameters wanted of the next backward pass?"""
+
+    wanted = False
+
+
 class Shortcuts:
     """What is computed in another way than the model says, with the same result. ``silent``: modules that are silent at most
     positions; None: no shortcut at all."""
 
     def __init__(self, scope: Scope, silent: Collection[str] | None) -> None:
-        self.scope, self.silent = scope, silent
+        self.scope, self.silent, self.parameters = scope, silent, Parameters()
 
     def instead(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
         """A cheaper way to compute ``func(*args, **kwargs)``, if there is one."""
@@ -30,7 +36,7 @@ class Shortcuts:
             return None
         if self._curves(func, args, kwargs):
             return lambda: Curved.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
-        return (lambda: Silent.apply(*args)) if self._skips(func, args, kwargs) else None
+        return (lambda: Silent.apply(*args, self.parameters)) if self._skips(func, args, kwargs) else None
 
     def _curves(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Is this an activation with a derivative worth keeping, not in place, that a backward pass will need?"""
@@ -71,20 +77,27 @@ def _itself(t: Tensor) -> Tensor:
 
 
 class Silent(torch.autograd.Function):
-    """F.linear with a backward pass, to its input, over the positions whose gradient is not zero; the others give zeros."""
+    """F.linear with a backward pass over the positions whose gradient is not zero; the others give zeros."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.parameters, ctx.biased = parameters, bias is not None
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        weight, positions = ctx.saved_tensors[0].to(g.dtype), g.flatten(0, -2)  # autocast multiplies in a precision of its own
+        (x, weight), positions = ctx.saved_tensors, g.flatten(0, -2)
         live = (positions.abs().amax(-1) != 0).nonzero()[:, 0]
-        to_input = g.new_zeros(len(positions), weight.shape[1]).index_copy_(0, live, positions[live] @ weight)
-        return to_input.view(*g.shape[:-1], weight.shape[1]), None, None  # no gradients of parameters: see Pass.backward
+        positions = positions[live]
+        to_input = g.new_zeros(g.shape[:-1].numel(), weight.shape[1])
+        to_input.index_copy_(0, live, positions @ weight.to(g.dtype))  # autocast multiplies in a precision of its own
+        to_input = to_input.view(*g.shape[:-1], weight.shape[1])
+        if not ctx.parameters.wanted:
+            return to_input, None, None, None
+        to_weight = positions.mT @ x.flatten(0, -2)[live].to(g.dtype)
+        return to_input, to_weight.to(weight.dtype), positions.sum(0).to(weight.dtype) if ctx.biased else None, None
 
 
 class Asked(torch.autograd.Function):

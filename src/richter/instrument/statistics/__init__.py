@@ -50,8 +50,9 @@ __all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAI
            "DOUBLE_CENTRED_PAIR", "FEATURES", "FEATURE_CHANGE", "FUNCTION_CHANGE", "GROUPS", "INITIAL_WEIGHT", "LABELS",
            "LINEARISATION", "MATRIX", "NFM", "NFM_AND_AGOP", "OUTPUTS", "OWN_CHANGE", "OWN_KERNELS", "OWN_WEIGHT",
            "PTK_CENTRED_PAIR", "PTK_CHANGE", "PTK_COVARIANCE", "SAME_OUTPUT", "SAMPLE", "SINCE_INITIAL", "SINCE_PREVIOUS",
-           "SPREAD", "STEP", "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "Classes", "CrossOutput",
-           "Derived", "Evolved", "Factor", "FeatureChange", "FeatureMatrix", "Features", "FunctionChange", "Gap", "Gathering",
-           "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Linearisation", "Missing", "Moment", "Moved", "OfLayer", "OfProbe",
-           "OfWeight", "Operator", "Outputs", "Pair", "Previous", "Products", "Reading", "Rows", "Sample", "Simple", "Sketched",
-           "Spread", "Statistic", "Trace", "Turned", "Wants", "block_diagonal", "egop", "feature_matrix", "leaves"]
+           "SPREAD", "STEP", "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "Classes",
+           "CrossOutput", "Derived", "Evolved", "Factor", "FeatureChange", "FeatureMatrix", "Features", "FunctionChange",
+           "Gap", "Gathering", "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Linearisation", "Missing", "Moment",
+           "Moved", "OfLayer", "OfProbe", "OfWeight", "Operator", "Outputs", "Pair", "Previous", "Products", "Reading", "Rows",
+           "Sample", "Simple", "Sketched", "Spread", "Statistic", "Trace", "Turned", "Wants", "block_diagonal", "egop",
+           "feature_matrix", "leaves"]

@@ -1,8 +1,9 @@
 """From the initial network to this one: passes of both on the same examples.
 
 A network is compared as it was trained. Norms that were trained with the statistics of their batches use those of fixed blocks of
-examples, because running statistics of initialisation are those of no data. A scale-invariant layer (before a norm) is taken at its
-initial norm, because its scale has no effect on the outputs. This is the one exception to the rule that a probe runs in eval mode.
+examples, because running statistics of initialisation are those of no data. A scale-invariant layer (before a norm) is taken at
+its initial norm, because its scale has no effect on the outputs. This is the one exception to the rule that a probe runs in eval
+mode.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from richter.core import DivergedError
 from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
-from richter.instrument.captures import grouped, timed
+from richter.instrument.captures import grouped, record, timed
 from richter.instrument.statistics.norms import buffers, tracking
 from richter.instrument.stream import chunks, fitting, steps
-from richter.instrument.survey import UNTRUSTED, Bench, check_calls, passed
+from richter.instrument.survey import Audit, Bench, check_calls, passed
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -202,7 +203,7 @@ class Journey:
         bounds: dict[str, float] = dict.fromkeys(layers, 0.0)
 
         def candidates(share: float) -> set[str]:
-            return {k for k, effect in effects.items() if 0 < bounds[k] and effect <= share ** 2 * bounds[k]}
+            return {k for k, effect in effects.items() if bounds[k] > 0 and effect <= share ** 2 * bounds[k]}
 
         for combination in range(COTANGENTS):
             V = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
@@ -290,14 +291,19 @@ class Journey:
         check_finite(run.f)
         return run
 
+    def _checked(self, state: State, x: Any, rows: slice, audit: Audit) -> Pass:
+        """A pass whose captures were compared with autograd's gradients."""
+        survey = self.subject.survey
+        recording = record(self.bench(state, x), rows, survey, list(survey.batched), audit)
+        recording.look()
+        return recording.run
+
     def bench(self, state: State, x: Any) -> Bench:
         return replace(self.subject.source, state=state).bench(x)
 
     def _look(self) -> None:
-        """Where no other pass of this measurement has looked whether maps are read as they should be, in a first measurement."""
+        """Check in eval mode that maps are read as they should be."""
         subject = self.subject
-        if subject.audit is None or subject.audit.done or subject.measured % UNTRUSTED != 1:
-            return
         survey, most = subject.survey, min(subject.probe.chunk, subject.probe.n)
         size = fitting(min(subject.memory // 2, subject.memory - self._weights()), self._each(), most, survey.drawn)
         for chunk in chunks(subject.source, subject.x, size, maps=list(survey.batched)):
@@ -314,17 +320,21 @@ class Journey:
         self.walked = True
         then, push = (any(getattr(listener, what) for listener in self.listeners) for what in ("then", "push"))
         pushed = self.push if push and self.moved else None
-        self._look()
+        audit = self.subject.audit
+        unchecked = audit is not None and not audit.done  # no other pass of this measurement has checked anything
+        if unchecked and self.mixes:
+            self._look()
         for i, rows in enumerate(self.blocks):
-            self._step(i, rows, then, pushed)
+            self._step(i, rows, then, pushed, audit if unchecked and not self.mixes else None)
             self.give_back()
         self.__dict__.pop("direction", None)  # as large as the model, and nobody looks at it again
 
-    def _step(self, i: int, rows: slice, then: bool, pushed: Callable[[Stretch, Any], Stretch] | None) -> None:
+    def _step(self, i: int, rows: slice, then: bool, pushed: Callable[[Stretch, Any], Stretch] | None,
+              audit: Audit | None) -> None:
         """One block of examples; nothing of it is held when the next one begins."""
         x, last = self.examples(rows), self.last  # which takes passes of its own, when it is first asked for
         with timed(self.subject.device) as seconds:
-            now = self.run(last, x, rows.start)
+            now = self.run(last, x, rows.start) if audit is None else self._checked(last, x, rows, audit)
         self.subject.forwards.add(rows.stop - rows.start, seconds())
         stretch = Stretch(self.subject, rows, self._group(i, rows), now)
         if pushed is not None:

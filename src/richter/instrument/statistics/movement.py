@@ -15,10 +15,11 @@ from torch import Tensor
 from richter.core import Mark, Remark
 from richter.core.text import NO_HIDDEN
 from richter.instrument.capture import Call, Pass
-from richter.instrument.captures import Layout, MapInfo, as_read, by_example, remade
+from richter.instrument.captures import Layout, MapInfo, as_read, by_example
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import APART, NO_INITIAL, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.statistics.pushing import Pushing
+from richter.instrument.survey import remade
 from richter.kernels.similarity import Rows, debiased_cka
 
 if TYPE_CHECKING:

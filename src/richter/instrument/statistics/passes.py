@@ -192,12 +192,11 @@ class Pass:
         names = names if self.subject.audit is None else with_siblings(survey.maps, names)
         optional = {k for w in self.wants if w.optional for k in w.maps}
         reads = any(w.reads for w in self.wants if not w.optional)
-        audit, n = self.subject.audit, self.subject.probe.n
-        again = audit.together(n) / n if audit is not None else 0.0  # of the examples go once more
+        audit = self.subject.audit
         unfolded = sum(survey.maps[k].unfolded for k in names if reads or k in optional)
         outputs = (OUTPUTS if audit is None else AUDITED) * survey.outputs
-        compared = sum(survey.maps[k].reads + survey.maps[k].width for k in names)
-        graph = item * (survey.graph + int(again * (survey.graph + compared)) + unfolded + outputs)
+        compared = max((survey.maps[k].reads + survey.maps[k].width for k in names), default=0) if audit is not None else 0
+        graph = item * (survey.graph + compared + unfolded + outputs)
         held = sum(w.held for w in self.wants) + audit_bytes(self.subject, self.maps)
         return held, graph, item * (3 * sum(survey.maps[k].width for k in names) + 2 * survey.outputs)
 

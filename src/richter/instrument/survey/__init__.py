@@ -4,30 +4,18 @@ trust.
 
 ``maps``: what is learned; ``ends``: the maps that read the input and write the output; ``layouts``: the examples and their axis;
 ``verify``: gradients rebuilt; ``trained``: is this the network that is trained; ``examine``: the survey;
-``audit``: the same looked at throughout the probe; ``amend``: what that has taught; ``memo``: what holds for other weights too.
+``audit``: the same checked in every chunk of the probe; ``amend``: what that has taught; ``memo``: what holds for other weights.
 """
 
 from richter.instrument.survey.amend import Amendments, amended
-from richter.instrument.survey.audit import (
-           MOST_DOUBTS,
-           UNTRUSTED,
-           Audit,
-           Check,
-           Doubt,
-           Prints,
-           check_calls,
-           joined,
-           passed,
-           prints,
-           suspects,
-)
+from richter.instrument.survey.audit import MOST_DOUBTS, Audit, Check, Doubt, check_calls, passed
 from richter.instrument.survey.examine import FEWEST, SURVEYED, check_same, looked, note_called, survey
 from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey, with_siblings
-from richter.instrument.survey.memo import SurveyMemo, settings, surveyed
-from richter.instrument.survey.verify import map_gradient
+from richter.instrument.survey.memo import UNTRUSTED, SurveyMemo, settings, surveyed
+from richter.instrument.survey.verify import applied, map_gradient, remade
 
-__all__ = ["FEWEST", "MOST_DOUBTS", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt", "Layout",
-           "MapInfo", "Prints", "Survey", "SurveyMemo", "amended", "by_example", "check_calls", "check_same", "grouped", "joined",
-           "looked", "map_gradient", "note_called", "passed", "prints", "settings", "survey", "surveyed", "suspects", "tolerance",
+__all__ = ["FEWEST", "MOST_DOUBTS", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt",
+           "Layout", "MapInfo", "Survey", "SurveyMemo", "amended", "applied", "by_example", "check_calls", "check_same",
+           "grouped", "looked", "map_gradient", "note_called", "passed", "remade", "settings", "survey", "surveyed", "tolerance",
            "with_siblings"]

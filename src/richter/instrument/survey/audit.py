@@ -1,42 +1,41 @@
-"""What was captured is looked at again throughout the probe, in every measurement: a survey of a few examples cannot know what a
-model does with the others.
+"""Checks of what was captured, in every chunk of every measurement: a survey of a few examples cannot know what a model does with
+the others.
 
-In every chunk, the calls of each map are counted, and their rows compared with those of the same examples in another order. One
-example in ``ONE_IN`` (another one in every measurement) and those whose rows differed go through the model alone: what was
-captured of them must rebuild autograd's gradient. What does not is a ``Doubt``: it ends the measurement, the survey is amended
-(richter.instrument.survey.amend), and the measurement begins again."""
+Each example of a chunk gets a random weight w_n. With R a random combination of the cotangents, the captured h and g must add up,
+with these weights, to autograd's gradient of sum_n w_n <R_n, f(x_n)>, for every weight and bias. They do so only if every row
+belongs to the example that it is assigned to, if no example reaches the output of another one, and if the weight is used as its
+maps say. It takes one backward pass through the graph that is there. A map that fails is a ``Doubt``: it ends the measurement,
+the survey is amended (richter.instrument.survey.amend), and the measurement begins again."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import CaptureError, Mark, RichterError
-from richter.instrument.capture import Call, Inputs, Pass, doubled, in_double, select
+from richter.core import CaptureError, Mark
+from richter.instrument.capture import Call, Inputs, Pass
 from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, rounding, tolerance
-from richter.instrument.survey.maps import Survey
-from richter.instrument.survey.verify import coarsest, map_gradient
+from richter.instrument.survey.maps import Layout, Survey
+from richter.instrument.survey.verify import coarsest, map_gradient, remade
 
-ONE_IN = 32  # examples
-UNTRUSTED = 16  # of measurements that are not looked at every time (without errors, or of outputs alone), one in so many is
-EXACT = 1e-6  # the same in double precision, where it hardly happens
-FLIPPED = 0.03  # what a unit that is turned on or off by rounding may change a gradient by, relative
-TOGETHER = 16  # examples at least of a probe whose gradients are looked at as one sum
 MOST_DOUBTS = 100  # about one model: each time less of it is taken for granted
-LARGE = 2 ** 16  # entries of a matrix that several maps use of which a gradient is not written down
-SUSPECTS = 8  # examples of a chunk whose rows differ that are looked at, beside those drawn
+BLOCKS = 16  # of cotangents that are added up as they come: of more, one backward pass of their sum costs less
 _measurements = itertools.count()
+
+Where = Mapping[str, Sequence[tuple[int, Layout]]]  # of each map, its calls in a pass and how examples lie in them
 
 
 class Doubt(CaptureError):
-    """What was captured of some maps is not what single examples say."""
+    """What was captured of some maps does not rebuild autograd's gradients."""
 
     def __init__(self, maps: Sequence[str], x: Inputs, example: int, why: str, biases: Sequence[str] = ()) -> None:
         names = ", ".join(map(repr, [*maps, *biases]))
@@ -46,20 +45,18 @@ class Doubt(CaptureError):
 
 @dataclass(frozen=True)
 class Audit:
-    """Which examples one measurement looks at; each recording once."""
+    """The recordings that one measurement has checked, each once; its random numbers are those of its number."""
 
     number: int = field(default_factory=lambda: next(_measurements))
-    n: int = 0  # examples in all
     done: set[tuple[Any, ...]] = field(default_factory=set)  # state, which examples, which maps
     parts: dict[str, Audit] = field(default_factory=dict)
-    seen: set[tuple[int, str]] = field(default_factory=set)  # state and map: some gradient that is not zero was compared
 
     def part(self, name: str) -> Audit:
-        """The same of other examples, which have numbers of their own."""
-        return self.parts.setdefault(name, Audit(self.number, self.n))
+        """The audit of another set of examples, which have numbers of their own."""
+        return self.parts.setdefault(name, Audit(self.number))
 
     def due(self, state: object, rows: slice, maps: Sequence[str]) -> bool:
-        """Have these maps not been looked at yet on these examples?"""
+        """Have these maps not been checked yet on these examples?"""
         key = (id(state), rows.start, rows.stop, frozenset(maps))
         if key in self.done:
             return False
@@ -67,36 +64,15 @@ class Audit:
         return True
 
     def turns(self, state: object, rows: slice) -> bool:
-        """Have these examples not been in another order yet? All maps are looked at there, whichever are asked for."""
+        """Have these examples not been in another order yet? Their outputs are compared, whichever maps are asked for."""
         return self.due(state, rows, ())
 
-    def unseen(self, state: object, maps: Iterable[str]) -> list[str]:
-        """Those of these maps of which no gradient but zeros was compared in this measurement."""
-        return [name for name in maps if (id(state), name) not in self.seen]
-
-    def examples(self, rows: slice) -> list[int]:
-        """One of every ``ONE_IN`` neighbours among ``rows``, of single examples four: where they stand in it."""
-        one_in = ONE_IN if rows.stop - rows.start > 1 else ONE_IN // 4
-        blocks = range(rows.start // one_in, (rows.stop - 1) // one_in + 1)
-        last = max(self.n, rows.stop)  # of the last neighbours there are fewer
-        drawn = [b * one_in + _draw(self.number, b, min(one_in, last - b * one_in)) for b in blocks]
-        inside = [i - rows.start for i in drawn if rows.start <= i < rows.stop]
-        return inside or ([_draw(self.number, 0, rows.stop)] if rows.start == 0 else [])
-
-    def together(self, n: int) -> int:
-        """How many of n examples are looked at as one sum: of a small probe a few at least."""
-        return min(n, max(1, n // 8, TOGETHER * n // max(n, self.n)))
-
     def order(self, n: int) -> Tensor:
-        """Of n examples, another one."""
+        """A random order of n examples, another one in every measurement."""
         return torch.randperm(n, generator=torch.Generator().manual_seed(self.number))
 
 
-def _draw(number: int, block: int, most: int) -> int:
-    return int(torch.randint(most, (), generator=torch.Generator().manual_seed(1_000_003 * number + block)))
-
-
-# ---------------------------------------------------------------------------------------------------------- rows of a chunk
+# ----------------------------------------------------------------------------------------------------------- calls of a chunk
 
 
 def check_calls(survey: Survey, x: Inputs, calls: Sequence[Call], n: int) -> None:
@@ -127,258 +103,263 @@ def _as_surveyed(layouts: Sequence[str], rows: Sequence[int], calls: Sequence[Ca
                                               for c, layout, r in zip(calls, layouts, rows, strict=True))
 
 
-Prints = dict[str, list[Tensor]]  # of each map, for each call: a number "n" for each example
+# ------------------------------------------------------------------------------------------------------ gradients of a chunk
 
 
-def prints(survey: Survey, calls: Sequence[Call], n: int) -> Prints:
-    """What each map read, as one number for each example by which its rows are known again."""
-    seen = grouped(calls)
-    return {name: [_print(c, n, layout) for c, layout in zip(seen[name], info.layouts, strict=True)]
-            for name, info in survey.batched.items()}
+class Check:
+    """Compares what is captured of one recording with autograd's gradients."""
+
+    def __init__(self, bench: Bench, survey: Survey, run: Pass, where: Where, names: Sequence[str], number: int) -> None:
+        self.bench, self.survey, self.run = bench, survey, run
+        self.calls = {name: [(run.calls[i], layout) for i, layout in where.get(name, ())] for name in names}  # some have none
+        self.draw = torch.Generator().manual_seed(number)
+        self.w = torch.randn(bench.n, generator=self.draw)
+        self.R: Tensor | None = None
+        self.blocks = 0
+        self.totals = self._empty()
+
+    def add(self, V: Float[Tensor, "v n k"], stacked: Mapping[str, Tensor]) -> None:
+        """Add some cotangents, and the gradients "v n s ..." that each map has for them."""
+        a = torch.randn(len(V), generator=self.draw).tolist()
+        self.R = _combined(V, a, self.R)
+        self.blocks += 1
+        if self.blocks == BLOCKS + 1:
+            self.totals = self._empty()  # filled at the end, by one backward pass
+        for name, g in stacked.items() if self.blocks <= BLOCKS else ():
+            self.totals.add(name, weighted(_combined(g, a), self.w))
+
+    def finish(self, gradients: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        """Raise a Doubt if the captures do not rebuild autograd's gradients. ``gradients``: cotangents "n k" -> "n s ..." by
+        map."""
+        assert self.R is not None
+        everything = gradients(self.R.to(self.run.f.dtype)) if self.blocks > BLOCKS else None
+        if everything is not None:
+            self.totals = self._totals(everything, self.w)
+        if not self._wrong(self.totals, self.w):
+            return
+        everything = everything or gradients(self.R.to(self.run.f.dtype))
+        wrong = self._wrong(self.totals, self.w, everything)
+        if wrong:
+            biases = [k for k in wrong if k in self.survey.biases]
+            raise Doubt([k for k in wrong if k not in biases], self.bench.x, self._culprit(wrong, everything),
+                        "they do not rebuild autograd's gradients", biases)
+
+    def _empty(self) -> Totals:
+        return Totals(self.run, self.survey, self.calls, self.bench.n)
+
+    def _totals(self, gradients: Mapping[str, Tensor], w: Tensor) -> Totals:
+        totals = self._empty()
+        for name, g in gradients.items():
+            totals.add(name, weighted(g.to(torch.promote_types(g.dtype, torch.float32)), w))
+        return totals
+
+    def _wrong(self, totals: Totals, w: Tensor, terms: Mapping[str, Tensor] | None = None) -> list[str]:
+        """Maps and biases whose weighted gradients are not autograd's. An error counts relative to the gradient; with ``terms``
+        (g for R), relative to the terms of its sum too, because they may cancel."""
+        assert self.R is not None
+        precision = coarsest(self.run.state, self.run.f)
+        compared = totals.compared(self.run.in_turns(weighted(self.R, w).to(self.run.f.dtype), totals.weights))
+        noise = rounding(precision) * max((size for _, _, size in compared), default=0.0)
+        return [k for names, off, size in compared if off > tolerance(precision) * size + noise
+                and (terms is None or off > tolerance(precision) * (size + self._terms(names, terms, w))) for k in names]
+
+    def _terms(self, names: Sequence[str], gradients: Mapping[str, Tensor], w: Tensor) -> float:
+        """The size of what a gradient is the sum of: the root of the sum of |w_n g|^2 |h|^2 over all rows, or, of a bias,
+        without h."""
+        biases, squares = self.survey.biases, 0.0
+        for name in (k for own in names for k in biases.get(own, (own,)) if k in gradients):
+            sizes = weighted(gradients[name], w).flatten(2).norm(dim=-1)
+            h = [by_example(c.inputs(), self.bench.n, layout).flatten(2) for c, layout in self.calls[name]
+                 if names[0] not in biases and c.map.kind != "lookup"]
+            squares += (sizes * torch.cat(h, 1).norm(dim=-1).to(sizes) if h else sizes).square().sum().item()
+        return math.sqrt(squares)
+
+    def _culprit(self, wrong: Sequence[str], gradients: Mapping[str, Tensor]) -> int:
+        """An example by which one of these maps is wrong, found by halving."""
+        first, last = 0, self.bench.n
+        while last - first > 1:
+            middle, some = (first + last) // 2, torch.zeros_like(self.w)
+            some[first:middle] = self.w[first:middle]
+            off = self._wrong(self._totals(gradients, some), some, gradients)
+            first, last = (first, middle) if set(off) & set(wrong) else (middle, last)
+        return first
 
 
-def _print(c: Call, n: int, layout: str) -> Tensor:
-    axis = int(layout == "second")
-    if c.read.dim() <= axis or c.read.shape[axis] % n or c.read.is_sparse:
-        return torch.zeros(n)  # a broadcast or unusual input: its gradient is looked at
-    read = c.read if c.read.dim() > 1 else c.read[:, None]
-    rows = by_example(read if axis or read.dim() > 2 else read[:, None], n, layout).reshape(n, -1)  # type: ignore[arg-type]
-    rows = rows if rows.is_floating_point() else rows.double()
-    return (rows @ _weights(rows.shape[1], rows.device).to(rows.dtype)).detach()
+def weighted(g: Tensor, w: Tensor) -> Tensor:
+    """w_n g_n, in the precision of g."""
+    return g * w.to(g).reshape(-1, *[1] * (g.dim() - 1))
 
 
-def _weights(n: int, device: torch.device) -> Tensor:
-    """Of a combination of n numbers: as good as random, and always the same."""
-    return torch.arange(1, n + 1, device=device, dtype=torch.float32).mul_(0.754877).cos_()
-
-
-def joined(parts: Sequence[Prints]) -> Prints:
-    """Those of several passes, one behind the other."""
-    return {name: [torch.cat(calls) for calls in zip(*(p[name] for p in parts), strict=True)] for name in parts[0]}
-
-
-def suspects(before: Prints, after: Prints, order: Tensor, precision: torch.dtype) -> list[int]:
-    """Examples whose rows are others when the chunk is in another ``order``."""
-    off: set[int] = set()
-    for name, own in before.items():
-        for p, q in zip(own, after[name], strict=True):
-            scale = p.abs().max()
-            differs = (p[order.to(p.device)] - q).abs() > 10 * max(tolerance(p.dtype), tolerance(precision)) * scale
-            off.update(order[differs.cpu()].tolist())
-    return sorted(off)[::max(1, len(off) // SUSPECTS)]
-
-
-# ------------------------------------------------------------------------------------------------------- single examples
-
-
-# examples -> h, and g of a combination of all cotangents, "n s ..." by map
-Captured = Callable[[Tensor], dict[str, tuple[Tensor, Tensor]]]
+def _combined(parts: Iterable[Tensor], a: Sequence[float], total: Tensor | None = None) -> Tensor:
+    """total + sum_v a_v parts_v, at least in single precision."""
+    for part, number in zip(parts, a, strict=True):
+        if total is None:
+            total = torch.zeros_like(part, dtype=torch.promote_types(part.dtype, torch.float32))
+        total.add_(part, alpha=number)
+    assert total is not None
+    return total
 
 
 @dataclass
-class Check:
-    """Of one recording, the examples that go through the model alone, and some that go together."""
+class Part:
+    """Some numbers of a weight's gradient, added up from captures."""
 
-    bench: Bench  # of the chunk
-    survey: Survey
-    calls: Mapping[str, Call]  # the first of each map
-    examples: list[int]
-    seed: int  # of the first example
-    audit: Audit
+    names: tuple[str, ...]  # of the maps, or of the bias
+    total: Tensor
+    of: Callable[[Tensor], Tensor]  # the same numbers of autograd's gradient
 
-    @cached_property
-    def rows(self) -> list[int]:
-        """The examples that will be looked at, whatever these say."""
-        return sorted({*self.examples, *(self._together() if self.bench.n > 1 else ())})
 
-    def __call__(self, cotangents: Tensor, captured: Captured) -> None:
-        """Do these captures, for a combination "n k" of all cotangents, rebuild the gradients of single examples? A Doubt if
-        not."""
-        doubted: dict[str, int] = {}
-        together = [self._together()] if self.bench.n > 1 else []
-        for rows in [*together, *([] if self._one_by_one(cotangents, captured) else ([i] for i in self.examples))]:
-            doubted |= self._doubted(rows, cotangents, captured)
-        unseen = self.audit.unseen(self.bench.state, self.calls)  # a gradient of zero is no evidence
-        everything = captured(torch.arange(self.bench.n, device=cotangents.device)) if unseen else {}
-        for name in unseen:
-            sizes = everything[name][1].flatten(1).norm(dim=1)
-            if sizes.max() > 0 and self.audit.unseen(self.bench.state, [name]):  # not seen with another one meanwhile
-                doubted |= self._doubted([int(sizes.argmax())], cotangents, captured)
-        if doubted:
-            biases = [k for k in doubted if k in self.survey.biases]
-            raise Doubt([k for k in doubted if k not in biases], self.bench.x, next(iter(doubted.values())),
-                        "they do not rebuild the gradients of single examples", biases)
+class Totals:
+    """Gradients of the weights behind a recording, added up from captures. Instead of a matrix, its product with one vector u is
+    added up where the maps of a weight allow: it costs less than their gradient, and sees the same."""
 
-    def _one_by_one(self, cotangents: Tensor, captured: Captured) -> bool:
-        """Is nothing wrong with any of the examples, each in a pass of its own? One backward pass through all of these says so,
-        for a random combination of them; if it does not, or cannot, they are looked at one after the other."""
-        if len(self.examples) < 2 or self._computed or self.bench.n == 1:
+    def __init__(self, run: Pass, survey: Survey, calls: Mapping[str, Sequence[tuple[Call, Layout]]], n: int) -> None:
+        self.run, self.maps, self.calls, self.n = run, survey.maps, calls, n
+        self.weights: list[Tensor] = []  # of which autograd's gradients are asked
+        self._groups: list[tuple[int, list[Part]]] = []  # how many of these, one after another, add up to which parts
+        self._adding: dict[str, list[tuple[Way, Tensor]]] = {}  # map -> how it adds to which totals
+        self._products: dict[str, Tensor] = {}  # h u of each map
+        groups: dict[Any, tuple[list[Tensor], list[str]]] = {}
+        for name in calls:
+            weight = self.maps[name].weight
+            weights = [run.state[weight]] if weight else list({id(c.weight): c.weight for c, _ in calls[name]}.values())
+            groups.setdefault(tuple(map(id, weights)), (weights, []))[1].append(name)
+        for weights, names in groups.values():
+            if weights:
+                self._group(weights, self._parts(weights[0].detach(), names))
+        for bias, own in survey.biases.items():
+            if all(k in calls for k in own):
+                self._group([run.state[bias]], [self._bias(bias, own)])
+
+    def add(self, name: str, g: Tensor) -> None:
+        """Add what one map captured, "n s ..."."""
+        for way, total in self._adding.get(name, ()):
+            way(self, name, g, total)
+
+    def compared(self, exact: Iterable[Tensor]) -> list[tuple[tuple[str, ...], float, float]]:
+        """Names, how far their gradient is from autograd's, and its size. ``exact``: autograd's, one for each of the weights."""
+        result, exact = [], iter(exact)
+        for many, parts in self._groups:
+            gradient = functools.reduce(torch.add, itertools.islice(exact, many))
+            for part in parts:
+                expected = part.of(gradient)
+                result.append((part.names, float((part.total.to(expected) - expected).norm()), float(expected.norm())))
+        next(exact, None)  # it lets go of the last ones
+        return result
+
+    def _group(self, weights: Sequence[Tensor], parts: list[Part]) -> None:
+        self.weights += weights
+        self._groups.append((len(weights), parts))
+
+    def _begin(self, names: Iterable[str], like: Tensor, of: Callable[[Tensor], Tensor], ways: Mapping[str, Way]) -> Part:
+        """A part to which nothing has been added, of the form that ``of`` gives; and the way in which each map adds to it."""
+        dtype = torch.promote_types(torch.promote_types(like.dtype, self.run.f.dtype), torch.float32)
+        part = Part(tuple(names), torch.zeros_like(of(like), dtype=dtype, memory_format=torch.contiguous_format), of)
+        for name, way in ways.items():
+            self._adding.setdefault(name, []).append((way, part.total))
+        return part
+
+    def _parts(self, weight: Tensor, names: Sequence[str]) -> list[Part]:
+        """What is compared of a weight's gradient: products with a vector if these maps divide the weight among them, or if each
+        of them reads all of it; otherwise the gradient."""
+        called = {k: self.calls[k][0][0] for k in names if self.calls[k]}
+        if len(called) == len(names) and all(c.map.kind in ("dense", "grouped") for c in called.values()) and self._divided(
+                weight, called):
+            return [self._begin([k], weight, partial(_matrix_times_vector, c), {k: Totals._add_rows}) for k, c in called.items()]
+        if called and weight.dim() == 2 and all(_turned(c, weight) is not None for c in called.values()):
+            ways = {k: Totals._add_turned if _turned(c, weight) else Totals._add_rows for k, c in called.items()}
+            return [self._begin(names, weight, _times_vector, ways)]
+        return [self._begin(names, weight, _flat, dict.fromkeys(called, Totals._add_whole))]
+
+    def _divided(self, weight: Tensor, called: Mapping[str, Call]) -> bool:
+        """Does each entry of the weight stand in one of the matrices?"""
+        if sum(self.maps[k].entries for k in called) != weight.numel():
             return False
-        index = torch.tensor(self.examples, device=cotangents.device)
-        weights = torch.randn(len(index), generator=torch.Generator().manual_seed(self.audit.number)).to(cotangents)
-        runs = [self._run([i]) for i in self.examples]
-        passes = [run for run in runs if run is not None]
-        if len(passes) < len(runs) or len({run.f.shape for run in passes}) > 1:
-            return False
-        both = replace(passes[0], f=torch.cat([run.f.reshape(1, -1) for run in passes]))
-        shares = {k: (h, g * weights.to(g).reshape(-1, *[1] * (g.dim() - 1))) for k, (h, g) in captured(index).items()}
-        return not self._wrong(both, cotangents[index] * weights[:, None], shares)
+        if len(called) == 1:
+            return True
+        marks = _ramp(weight.numel(), weight.device).view(weight.shape).double()
+        again = sum(float(c.map.matrix(c.module, marks).square().sum()) for c in called.values())
+        return math.isclose(again, float(marks.square().sum()), rel_tol=1e-9)
 
-    def _doubted(self, rows: list[int], cotangents: Tensor, captured: Captured) -> dict[str, int]:
-        """Maps (and biases) that do not rebuild the gradient of these examples, and one of these by which they do not."""
-        flipped = EXACT if self.bench.state.precision == torch.float64 else FLIPPED
-        index = torch.tensor(rows, device=cotangents.device)
-        h_and_g = captured(index)
-        run = self._run(rows)
-        apart = self._among(index, cotangents, h_and_g) if run is None else self._wrong(run, cotangents[index], h_and_g)
-        if run is not None and self.bench.n > 1 and any(error < flipped for error in apart.values()):
-            among = self._among(index, cotangents, h_and_g)  # rounding may have turned a unit on when they were apart
-            apart = {k: error for k, error in apart.items() if k in among or error >= flipped}
-        if apart and self.bench.n > 1 and self._rounded(rows, cotangents) and not self._among(index, cotangents, h_and_g):
-            return {}
-        return dict.fromkeys(apart, self._culprit(rows, apart, cotangents, captured) if apart else rows[0])
+    def _bias(self, bias: str, names: Sequence[str]) -> Part:
+        """The summed g of these maps, one behind the other."""
+        part = self._begin([bias], self.run.state[bias].detach(), _flat, {})
+        for name, total in zip(names, part.total.split([self.maps[k].writes for k in names]), strict=True):
+            self._adding.setdefault(name, []).append((Totals._add_bias, total))
+        return part
 
-    def _among(self, index: Tensor, cotangents: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
-        """The same for examples that stay among the others, of which nothing is asked."""
-        R = torch.zeros_like(cotangents)
-        R[index] = cotangents[index]
-        return self._wrong(self.bench.run(seed=self.seed, expand=self._expand(self.bench.n)), R, h_and_g)
+    def _add_bias(self, name: str, g: Tensor, total: Tensor) -> None:
+        total += g.flatten(2).sum((0, 1)).to(total)
 
-    def _rounded(self, rows: list[int], cotangents: Tensor) -> bool:
-        """Is it rounding that sets these examples apart from themselves among the others, however much it does (units that have
-        died sit at 0)? In double precision their gradients are then the same."""
-        bench, index = self.bench, torch.tensor(rows, device=cotangents.device)
-        if bench.state.precision == torch.float64:
-            return False
-        R = torch.zeros_like(cotangents, dtype=torch.float64)
-        R[index] = cotangents[index].double()
-        wide = replace(bench, x=doubled(bench.x), state=in_double(bench.state))
-        try:
-            among, apart = wide.run(record=False, seed=self.seed), replace(wide, x=select(wide.x, rows)).run(
-                record=False, seed=self.seed + rows[0])
-        except UNABLE:  # parts of it are of one precision
-            return False
-        weights = [w for w in {id(w): w for w in among.aliases.values()}.values() if w.is_floating_point()]
-        gradients = zip(among.backward(R, weights)[1], apart.backward(R[index], weights)[1], strict=True)
-        off, size = zip(*((float((a - b).norm()), float(a.norm())) for a, b in gradients), strict=True)
-        return among.f.dtype == torch.float64 and max(off) <= EXACT * max(size)
+    def _add_rows(self, name: str, g: Tensor, total: Tensor) -> None:
+        """The gradient G of its matrix, times u."""
+        total += torch.einsum("ns...o,ns...->...o", g, self._read(name).to(g)).to(total)
 
-    def _culprit(self, rows: list[int], maps: Mapping[str, float], cotangents: Tensor, captured: Captured) -> int:
-        """Of several examples, one by which a map is in doubt."""
-        for i in rows if len(rows) > 1 else ():
-            index = torch.tensor([i], device=cotangents.device)
-            run = self._run([i])
-            if run is not None and self._wrong(run, cotangents[index], captured(index)).keys() & maps.keys():
-                return i
-        return rows[0]
+    def _add_turned(self, name: str, g: Tensor, total: Tensor) -> None:
+        """G^T u, where the matrix is the weight's transpose."""
+        c, h, along = self.calls[name][0][0], self._inputs(name), (g @ _vector(g.shape[-1], g.device).to(g)).reshape(-1)
+        if c.map.kind == "lookup":
+            keep = h.reshape(-1) >= 0
+            total.index_add_(0, h.reshape(-1)[keep], along[keep].to(total))
+        else:
+            total += (along @ h.flatten(0, 1).to(g)).to(total)
 
-    def _together(self) -> list[int]:
-        """Some examples whose gradients are looked at as one sum: it is cheaper, and sees what few of them do."""
-        n = self.bench.n
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(self.audit.number)).tolist()
-        return order[:self.audit.together(n)]
+    def _add_whole(self, name: str, g: Tensor, total: Tensor) -> None:
+        """The gradient itself."""
+        c, h = self.calls[name][0][0], self._inputs(name)
+        matrix = c.map.matrix(c.module, total.view(c.weight.shape))
+        gradient = map_gradient(c.map.kind, h if c.map.kind == "lookup" else h.to(g), g, matrix.shape[-1]).to(matrix)
+        if matrix.untyped_storage().data_ptr() == total.untyped_storage().data_ptr():
+            matrix += gradient
+        else:
+            total.index_add_(0, self.maps[name].index, gradient.reshape(-1))
 
-    def _expand(self, n: int) -> dict[str, int]:
-        return dict.fromkeys(self.survey.expand, n) if self._computed else {}
+    def _inputs(self, name: str) -> Tensor:
+        """h "n s ...", made again each time: it may be large."""
+        return torch.cat([by_example(c.inputs(), self.n, layout) for c, layout in self.calls[name]], 1)
 
-    @property
-    def _computed(self) -> bool:
-        """Is some weight computed from parameters? Such weights are known from calls alone."""
-        return any(self.survey.maps[k].weight is None for k in self.calls)
-
-    def _run(self, rows: list[int]) -> Pass | None:
-        """A pass of these examples; None if the model does not run on so few."""
-        x = select(self.bench.x, rows)
-        try:
-            return replace(self.bench, x=x).run(seed=self.seed + rows[0], record=self._computed, expand=self._expand(len(rows)))
-        except RichterError:
-            raise
-        except UNABLE:
-            return None
-
-    def _wrong(self, run: Pass, cotangent: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
-        """Maps whose weight has another gradient than what was captured gives, and by how much."""
-        maps, seen = self.survey.maps, {c.name: c for c in run.calls}
-        weights = {k: run.state[w] if (w := maps[k].weight) else seen[k].weight for k in h_and_g if maps[k].weight or k in seen}
-        users: dict[int, list[str]] = {}
-        for k, weight in weights.items():
-            users.setdefault(id(weight), []).append(k)
-        biases = {id(run.state[k]): k for k, own in self.survey.biases.items() if all(name in h_and_g for name in own)}
-        distinct = {id(w): w for w in weights.values()} | {key: run.state[k] for key, k in biases.items()}
-        precision = coarsest(run.state, run.f)
-        compared: dict[int, tuple[float, float]] = {}
-        for key, exact in zip(distinct, run.in_turns(cotangent, list(distinct.values())), strict=True):
-            if key not in biases:
-                compared[key] = self._compared(users[key], exact, h_and_g)
-                continue
-            g = [h_and_g[name][1] for name in self.survey.biases[biases[key]]]
-            rest = torch.cat([part.flatten(2).sum((0, 1)) for part in g]).to(exact) - exact.reshape(-1)
-            compared[key], users[key] = (float(rest.norm()), float(exact.norm())), [biases[key]]
-        self.audit.seen.update((id(run.state), k) for key, own in users.items() if compared[key][1] > 0 for k in own)
-        noise = rounding(precision) * max((size for _, size in compared.values()), default=0.0)
-        wrong: dict[str, float] = {}
-        for key, (off, size) in compared.items():
-            if off > tolerance(precision) * size + noise:  # not what rounding does, beside the gradients of other weights
-                own = self.survey.biases[biases[key]] if key in biases else users[key]
-                error = off / (size + _terms([h_and_g[k] for k in own], key in biases) + 1e-300)
-                wrong |= dict.fromkeys(users[key], error) if error > tolerance(precision) else {}
-        return wrong
-
-    def _compared(self, own: Sequence[str], exact: Tensor, h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[float, float]:
-        """How far what these maps add up to is from a weight's gradient, and how large that is. Of a weight that is one dense
-        matrix, or a large one that is the matrix of several maps, a random combination of the columns is compared."""
-        maps = self.survey.maps
-        c, (h, g) = self.calls[own[0]], h_and_g[own[0]]
-        if len(own) == 1 and c.map.kind == "dense" and maps[own[0]].entries == exact.numel():
-            w = _weights(h.shape[-1], h.device).to(exact.dtype)
-            columns = c.map.matrix(c.module, exact) @ w
-            off = columns - torch.einsum("nso,ns->o", g, h.to(g.dtype) @ w.to(g.dtype)).to(columns)
-            return float(off.norm()), float(columns.norm())
-        if exact.numel() > LARGE and (compared := self._columns(own, exact, h_and_g)) is not None:
-            return compared
-        rest = exact.clone(memory_format=torch.contiguous_format)
-        for k in own:
-            c, (h, g) = self.calls[k], h_and_g[k]
-            matrix = c.map.matrix(c.module, rest)
-            gradient = map_gradient(c.map.kind, h if c.map.kind == "lookup" else h.to(g.dtype), g, matrix.shape[-1]).to(matrix)
-            if matrix.untyped_storage().data_ptr() == rest.untyped_storage().data_ptr():
-                matrix -= gradient
-            else:
-                rest.view(-1).index_add_(0, maps[k].index, gradient.reshape(-1), alpha=-1)
-        return float(rest.norm()), float(exact.norm())
-
-    def _columns(self, own: Sequence[str], exact: Tensor,
-                 h_and_g: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[float, float] | None:
-        """The same of a random combination of the columns of a matrix that all these maps use, some its transpose: what they add
-        up to is never written down. None where some of them use it in another way."""
-        w = _weights(exact.shape[-1], exact.device).to(exact.dtype)
-        size = float((rest := exact @ w).norm()) if exact.dim() == 2 else math.nan
-        for k in own:
-            c, (h, g) = self.calls[k], h_and_g[k]
-            matrix = c.map.matrix(c.module, exact)
-            turned = matrix.shape != exact.shape
-            if exact.dim() != 2 or c.map.kind not in ("dense", "lookup") or not _same(matrix.T if turned else matrix, exact):
-                return None
-            if c.map.kind == "lookup":
-                keep = h.reshape(-1) >= 0
-                if not turned:
-                    return None
-                rest.index_add_(0, h.reshape(-1)[keep], (g @ w.to(g)).reshape(-1)[keep].to(rest), alpha=-1)
-            else:
-                along, across = (g, h) if turned else (h, g)
-                rest -= torch.einsum("nso,ns->o", across.to(g.dtype), along.to(g.dtype) @ w.to(g)).to(rest)
-        return float(rest.norm()), size
+    def _read(self, name: str) -> Tensor:
+        """h u, "n s" or, of grouped maps, "n s r"."""
+        if name not in self._products:
+            parts, shape = [], self.maps[name].shape
+            for c, layout in self.calls[name]:
+                dtype = torch.promote_types(c.read.dtype, torch.float32)
+                U = _vector(shape[-1], c.read.device).to(dtype).expand(*shape[:-2], 1, -1)  # a matrix with one row
+                parts.append(by_example(remade(c, U, dtype), self.n, layout)[..., 0])
+            self._products[name] = torch.cat(parts, 1)
+        return self._products[name]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """One array?"""
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+Way = Callable[[Totals, str, Tensor, Tensor], None]
 
 
-def _terms(h_and_g: Sequence[tuple[Tensor, Tensor]], bias: bool = False) -> float:
-    """The size of what was added up."""
-    squares = 0.0
-    for h, g in h_and_g:
-        sizes = g.flatten(2).norm(dim=-1) * (1.0 if bias or not h.is_floating_point() else h.flatten(2).norm(dim=-1))
-        squares += sizes.square().sum().item()
-    return squares ** 0.5
+def _matrix_times_vector(c: Call, exact: Tensor) -> Tensor:
+    return _times_vector(c.map.matrix(c.module, exact))
+
+
+def _times_vector(exact: Tensor) -> Tensor:
+    return exact @ _vector(exact.shape[-1], exact.device).to(exact)
+
+
+def _flat(exact: Tensor) -> Tensor:
+    return exact.reshape(-1)
+
+
+def _turned(c: Call, weight: Tensor) -> bool | None:
+    """Is the matrix of this call the transpose of the weight? None if it is neither the weight nor that, or cannot be added up
+    by columns."""
+    matrix = c.map.matrix(c.module, weight)
+    if c.map.kind not in ("dense", "lookup") or matrix.dim() != 2:
+        return None
+    turned = matrix.shape != weight.shape
+    same = matrix.T if turned else matrix
+    one = same.data_ptr() == weight.data_ptr() and same.shape == weight.shape and same.stride() == weight.stride()
+    return turned if one and (turned or c.map.kind == "dense") else None
+
+
+def _ramp(n: int, device: torch.device) -> Tensor:
+    """n numbers that are as good as random, and always the same."""
+    return torch.arange(1, n + 1, device=device, dtype=torch.float32).mul_(0.754877).cos_()
+
+
+_vector = functools.lru_cache(maxsize=64)(_ramp)  # u

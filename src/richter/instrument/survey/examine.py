@@ -152,10 +152,10 @@ def _check_repeatable(bench: Bench, whole: Pass) -> None:
     """The same inputs, weights and seed give the same outputs, or there is no one function to measure."""
     change = _difference(bench.glance(record=False).f, whole.f, whole.f)
     if change > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
-        raise CaptureError(f"the model's outputs change by {change:.1g} (relative) from one call to the next, with the same inputs, "
-                           f"weights and random seed. It keeps a state between calls, or draws random numbers from a generator of "
-                           f"its own, so there is no one function to measure. Reset the state at the start of forward(), or keep "
-                           f"it in an attribute or a buffer of a module: these are the same in every pass.")
+        raise CaptureError(f"the model's outputs change by {change:.1g} (relative) from one call to the next, with the same "
+                           f"inputs, weights and random seed. It keeps a state between calls, or draws random numbers from a "
+                           f"generator of its own, so there is no one function to measure. Reset the state at the start of "
+                           f"forward(), or keep it in an attribute or a buffer of a module: these are the same in every pass.")
 
 
 def _draws_within(bench: Bench) -> bool:

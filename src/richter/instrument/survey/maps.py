@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from richter.core import Mark, Remark
@@ -43,9 +42,14 @@ class MapInfo:
         return math.prod(self.shape)
 
     @property
+    def writes(self) -> int:
+        """Numbers that it writes at one position."""
+        return self.shape[0] if self.kind == "diagonal" else math.prod(self.shape[:-1])
+
+    @property
     def positions(self) -> int:
         """Of one example, over all calls."""
-        return max(1, self.width // (self.shape[0] if self.kind == "diagonal" else torch.Size(self.shape[:-1]).numel()))
+        return max(1, self.width // self.writes)
 
     @property
     def reads(self) -> int:

@@ -23,6 +23,7 @@ from richter.instrument.survey.layouts import Bench, tolerance
 from richter.instrument.survey.maps import Survey
 from richter.instrument.survey.verify import biases, coarsest, verify
 
+UNTRUSTED = 16  # of measurements, in one the survey is looked at again though nothing has changed
 LONG = 16  # entries of a list that is compared
 
 

@@ -46,6 +46,25 @@ def map_gradient(kind: Kind, h: Tensor, g: Tensor, d_in: int) -> Tensor:
     return g.new_zeros(d_in, g.shape[-1]).index_add(0, flat[keep], g.reshape(-1, g.shape[-1])[keep]).T
 
 
+def applied(kind: Kind, W: Tensor, h: Tensor) -> Tensor:
+    """W h at every position, "n s d_out"; of grouped maps "n s r d_out"."""
+    if kind == "lookup":
+        rows = W.T[h.clamp(min=0)]
+        return torch.where((h >= 0)[..., None], rows, torch.zeros_like(rows))
+    if kind == "diagonal":
+        return h * W
+    return h @ W.T if kind == "dense" else torch.einsum("nsri,roi->nsro", h, W)
+
+
+def remade(c: Call, W: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a call would have written with another matrix and no bias, in its own layout "b s ..."."""
+    W = W.to(c.read.device, dtype)
+    if c.map.apply is not None and c.read._version == c.version:
+        return c.map.outputs(c.module, c.map.apply(c.module, c.read.to(dtype), W))
+    h = c.inputs()
+    return applied(c.map.kind, W, h.to(dtype) if h.is_floating_point() else h)
+
+
 class Rebuilt:
     """Gradients of weights, added up call by call from what was captured, beside those of autograd."""
 
@@ -269,8 +288,9 @@ def _check_references(model: nn.Module, whole: Pass) -> None:
     for name, gradient in zip(own, gradients, strict=True):
         if gradient is not None:
             raise CaptureError(f"parameter {name!r} reaches the output through a reference kept outside its module (a list, a "
-                               f"closure) or a tensor that an earlier call has cached. Its gradient cannot be separated by example. "
-                               f"Read it as an attribute in forward(), and clear such caches first (models often do in train()).")
+                               f"closure) or a tensor that an earlier call has cached. Its gradient cannot be separated by "
+                               f"example. Read it as an attribute in forward(), and clear such caches first (models often do in "
+                               f"train()).")
 
 
 def describe(survey: Survey) -> Survey:
