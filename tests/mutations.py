@@ -222,7 +222,8 @@ MUTATIONS = [
              "if not self._threads and getattr", "if getattr", "threads::a_detour_is_taken_by_some_threads_only"),
     # ---------------------------------------------------------------------------------------------------------- remembered
     mutation(f"{CAPTURE}/remembered.py", "what a forward pass registers stays",
-             "            if box:\n                box.clear()", "            if box:\n                pass", "stateful::what_a_forward_pass_registers"),
+             "            if box:\n                box.clear()", "            if box:\n                pass",
+             "stateful::what_a_forward_pass_registers"),
     mutation(f"{CAPTURE}/remembered.py", "train and eval flags are left to torch", 'set(vars(nn.Module())) - {"training"}',
              "set(vars(nn.Module()))", "identity::modes_of_submodules_are_put_back_one_by_one",
              equivalent="all attributes of a module are put back, these too; this set says which of them hold boxes of "

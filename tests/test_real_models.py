@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,6 +18,7 @@ import richter
 from richter.core import CaptureError
 from richter.instrument.survey import amended
 
+DOCS = Path(__file__).parents[1] / "docs"
 DRAW = torch.Generator().manual_seed(0)
 
 
@@ -268,3 +271,49 @@ def test_every_measurement_of_an_observer_is_checked() -> None:
         snap = watch(1)
     assert snap is not None
     assert not any(row.layer == "b" and row.value == row.value for row in snap.rows)
+
+
+# ------------------------------------------------------------------------------------------------------------ batches of one
+
+
+class ConvolutionalStem(nn.Module):
+    """A batch norm, and a layer norm over channels behind it, as in XCiT and LeViT."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.bn, self.ln, self.out = nn.Conv2d(2, 4, 3), norm(4), nn.LayerNorm(4), nn.Linear(4, 3)
+        for p in self.parameters():
+            nn.init.normal_(p)
+        if isinstance(self.bn, nn.BatchNorm2d):
+            nn.init.uniform_(self.bn.running_var, 0.5, 2)
+            nn.init.normal_(self.bn.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.bn(self.stem(x)).flatten(2).transpose(1, 2)
+        return self.out(torch.tanh(self.ln(z))).mean(1)  # type: ignore[no-any-return]
+
+
+def test_the_defect_of_torch_is_there() -> None:
+    """docs/torch_batch_norm.py says what is wrong. When this fails, torch is right, and the detour around it can go."""
+    spec = importlib.util.spec_from_file_location("torch_batch_norm", DOCS / "torch_batch_norm.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    errors = [relative(*script.weight_gradient(copies)) for copies in (1, 2)]
+    assert errors[1] < 1e-8
+    assert errors[0] > 0.1
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda n: nn.InstanceNorm2d(n, affine=True)], ids=["batch", "instance"])
+@pytest.mark.parametrize("n", [1, 5, 17])
+def test_single_examples_behind_a_batch_norm(norm: Callable[[int], nn.Module], n: int) -> None:
+    model, x = ConvolutionalStem(norm).double(), torch.randn(n, 2, 6, 6, generator=DRAW, dtype=torch.float64)
+    assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < 1e-10
+    whole = richter.measure(model, richter.Probe(x, torch.arange(n) % 3), ["nfc"]) if n > 1 else None
+    for chunk in (1, 16) if n > 1 else ():  # the last chunk of 17 has one example
+        parts = richter.measure(model, richter.Probe(x, torch.arange(n) % 3, chunk=chunk), ["nfc"])
+        for name in ("stem", "out"):
+            assert whole is not None
+            assert parts.value("nfc", name) == pytest.approx(whole.value("nfc", name), rel=1e-9)

@@ -1,5 +1,6 @@
 """Detours around what a capture cannot look through: checkpointed functions are simply called, compiled ones run eagerly,
-parametrised weights are computed once in a pass. Each is taken by the thread that measures, and by no other."""
+parametrised weights are computed once in a pass, and batch norms of one example get gradients that torch reads correctly. Each is
+taken by the thread that measures, and by no other."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import torch.utils.checkpoint  # noqa: F401  a model may import it as late as in its forward
+import torch.utils.checkpoint  # a model may import it as late as in its forward
 from torch import nn
 
 Taken = Callable[[], bool]
@@ -87,6 +88,21 @@ def _branch(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any]
     return (true_fn if pred else false_fn)(*operands)
 
 
+# The backward pass of torch's batch norm misreads the gradient of a single example that lies channels last:
+# docs/torch_batch_norm.py shows it.
+def _contiguous_gradient(usual: Callable[..., Any], taken: Taken) -> Callable[..., Any]:
+    def norm(input: Any, *args: Any, **kwargs: Any) -> Any:
+        z = usual(input, *args, **kwargs)
+        if taken() and len(z) == 1 and z.requires_grad and torch._C._functorch.peek_interpreter_stack() is None:
+            z.register_hook(torch.Tensor.contiguous)
+        return z
+    return norm
+
+
+BATCH_NORM = Detour("torch", "batch_norm", _contiguous_gradient)
+INSTANCE_NORM = Detour("torch", "instance_norm", _contiguous_gradient)  # calls the same code
+
+
 class _Stance:
     """torch.compiler.set_stance("force_eager"), for some threads only: that of torch holds for the whole process."""
 
@@ -108,6 +124,13 @@ def checkpoints_called() -> Iterator[None]:
     """The checkpointed function is called, and what it computes is kept for the backward passes; of the two branches of a
     ``torch.cond``, the one that is taken."""
     with REENTRANT.taken(), NOT_REENTRANT.taken(), CONDITION.taken():
+        yield
+
+
+@contextlib.contextmanager
+def single_examples_right() -> Iterator[None]:
+    """Batch norms of a single example have the right gradients."""
+    with BATCH_NORM.taken(), INSTANCE_NORM.taken():
         yield
 
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from richter.core import CaptureError, RichterError
 from richter.instrument.capture.anew import ANEW, Again, Blocks, unkept, without_caches
 from richter.instrument.capture.calls import Call, Pass, Product
-from richter.instrument.capture.detours import checkpoints_called, parametrised_once
+from richter.instrument.capture.detours import checkpoints_called, parametrised_once, single_examples_right
 from richter.instrument.capture.gate import wait_at
 from richter.instrument.capture.originals import same_bits
 from richter.instrument.capture.quiet import seeded
@@ -60,7 +60,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
         with (attributes_kept(model), state.in_place(fresh=True), recorder or contextlib.nullcontext(), checkpoints_called(),
-              parametrised_once(state.parametrised), _computed_anew(model, state, anew, recorder)):
+              single_examples_right(), parametrised_once(state.parametrised), _computed_anew(model, state, anew, recorder)):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)
         f = pick(returned, output)

@@ -23,7 +23,7 @@ from richter.core import DivergedError
 from richter.core.freed import give_back
 from richter.core.sizes import SMALL
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
-from richter.instrument.captures import grouped, record, timed
+from richter.instrument.captures import grouped, timed
 from richter.instrument.statistics.norms import buffers, tracking
 from richter.instrument.stream import chunks, fitting, steps
 from richter.instrument.survey import Audit, Bench, check_calls, passed
@@ -293,10 +293,16 @@ class Journey:
 
     def _checked(self, state: State, x: Any, rows: slice, audit: Audit) -> Pass:
         """A pass whose captures were compared with autograd's gradients."""
-        survey = self.subject.survey
-        recording = record(self.bench(state, x), rows, survey, list(survey.batched), audit)
+        source = replace(self.subject.source, state=state, audit=audit)
+        recording = source.record(x, rows, list(self.subject.survey.batched))
         recording.look()
         return recording.run
+
+    def _timed(self, state: State, x: Any, rows: slice) -> Pass:
+        with timed(self.subject.device) as seconds:
+            run = self.run(state, x, rows.start)
+        self.subject.forwards.add(rows.stop - rows.start, seconds())
+        return run
 
     def bench(self, state: State, x: Any) -> Bench:
         return replace(self.subject.source, state=state).bench(x)
@@ -333,9 +339,7 @@ class Journey:
               audit: Audit | None) -> None:
         """One block of examples; nothing of it is held when the next one begins."""
         x, last = self.examples(rows), self.last  # which takes passes of its own, when it is first asked for
-        with timed(self.subject.device) as seconds:
-            now = self.run(last, x, rows.start) if audit is None else self._checked(last, x, rows, audit)
-        self.subject.forwards.add(rows.stop - rows.start, seconds())
+        now = self._timed(last, x, rows) if audit is None else self._checked(last, x, rows, audit)
         stretch = Stretch(self.subject, rows, self._group(i, rows), now)
         if pushed is not None:
             stretch = pushed(stretch, x)
