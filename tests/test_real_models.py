@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import oracles
 import richter
-from richter.core import CaptureError
+from richter.core import CaptureError, Mark
 from richter.instrument.survey import amended
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -317,3 +317,63 @@ def test_single_examples_behind_a_batch_norm(norm: Callable[[int], nn.Module], n
         for name in ("stem", "out"):
             assert whole is not None
             assert parts.value("nfc", name) == pytest.approx(whole.value("nfc", name), rel=1e-9)
+
+
+# -------------------------------------------------------------------------------------------------------- gradients of rounding
+
+
+class Decoder(nn.Module):
+    """The first self-attention of DETR's decoder: what it attends to is the same everywhere, so queries and keys have no
+    effect. A chain of layers behind it lets gradients vanish, which is no rounding error."""
+
+    def __init__(self, depth: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.pos = nn.Parameter(torch.randn(5, 8))
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+        self.chain = nn.Sequential(*[m for _ in range(depth) for m in (nn.Linear(8, 8), nn.Sigmoid())])
+        self.read, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        nn.init.normal_(self.v.bias)
+        with torch.no_grad():
+            for m in self.chain[::2]:
+                m.weight.mul_(0.03)
+
+    def forward(self, x: Tensor) -> Tensor:
+        target = torch.zeros(len(x), 5, 8, dtype=x.dtype, device=x.device)
+        q, k, v = self.q(target + self.pos), self.k(target + self.pos), self.v(target)
+        h = self.o(torch.softmax(q @ k.mT / 8 ** 0.5, -1) @ v) + self.read(x)[:, None]
+        return self.head(torch.tanh(self.chain(torch.tanh(h))) + torch.tanh(h)).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_gradient_that_is_rounding_error_gives_no_number(dtype: torch.dtype) -> None:
+    model, x = Decoder().to(dtype), torch.randn(20, 6, generator=DRAW, dtype=dtype)
+    rows = {}
+    for chunk in (20, 7):
+        probe = richter.Probe(x, torch.arange(20) % 3, chunk=chunk)
+        snap = richter.measure(model, probe, ["nfc", "tangent_cka", "tangent_alignment"])
+        rows[chunk] = {(r.layer, r.measure): r for r in snap.rows}
+    for (layer, measure), row in rows[20].items():
+        assert row.note == rows[7][layer, measure].note
+        if layer in ("q", "k"):
+            assert row.value != row.value
+            assert row.mark is Mark.UNDEFINED
+            assert "zero here, up to rounding error" in row.note
+        elif layer != "v" or measure != "nfc":  # v reads zeros: its gradient product is 0/0
+            assert row.value == pytest.approx(rows[7][layer, measure].value, rel=1e-9 if dtype == torch.float64 else 1e-3)
+
+
+def test_a_gradient_that_vanishes_in_depth_is_no_rounding_error() -> None:
+    """|df/dW| of the first layer is 1e-13 of that of the last one, and exact."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[m for _ in range(9) for m in (nn.Linear(6, 6), nn.Sigmoid())], nn.Linear(6, 3))
+    with torch.no_grad():
+        for m in model[::2]:
+            m.weight.mul_(0.15)
+    x = torch.randn(20, 6, generator=DRAW)
+    snap = richter.measure(model, richter.Probe(x, torch.arange(20) % 3), ["nfc", "tangent_cka"])
+    exact = richter.measure(model.double(), richter.Probe(x.double(), torch.arange(20) % 3), ["nfc", "tangent_cka"])
+    sizes = richter.kernels.ntk(model, x.double(), per_layer=True)
+    assert float(sizes["0"].trace() / sizes["18"].trace()) ** 0.5 < 1e-7
+    for row in exact.rows:
+        assert snap.value(row.measure, row.layer) == pytest.approx(row.value, rel=1e-3)

@@ -182,7 +182,7 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     if examined and audit is not None:
         if compared is not None:
             check_same(bench, run, *compared)
-        recording.check = Check(bench, survey, recording.run, where, with_siblings(survey.maps, names), audit.number)
+        recording.check = Check(bench, survey, recording.run, where, with_siblings(survey.maps, names), audit)
     return recording
 
 

@@ -30,12 +30,14 @@ from richter.instrument.statistics.frame import (
     place_of,
     together,
 )
-from richter.instrument.statistics.passes import Key, gather
+from richter.instrument.statistics.passes import Key, gather, wants_of
 from richter.instrument.statistics.stages import Stage, staged
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
 
 UNDEFINED = "0/0: undefined here (a kernel, gradient or label of zeros)"
+ROUNDING = ("the gradient of the outputs is zero here, up to rounding error: it changes by more than half when every weight "
+            "moves by one unit in its last place")
 
 
 class RichterWarning(UserWarning):
@@ -189,6 +191,8 @@ class Evaluation:
             for k in known:
                 if k.missing is not None:
                     raise k.missing
+            if self._rounding(p, place):
+                raise Missing(ROUNDING)
             value, remark = self._computed(m, place, arguments)
         except Missing as why:
             if isinstance(why, Beyond) and self.subject.single:
@@ -208,6 +212,13 @@ class Evaluation:
                 error = _in_all(errors)
                 remark = joined([remark, *_of_sketch(errors)])
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
+
+    def _rounding(self, p: Planned, place: str) -> bool:
+        """Is this made of gradients that are nothing but rounding errors?"""
+        noise = self.subject.noise
+        if p.measure.of_kernels:
+            return place in noise.modules
+        return place in noise.maps and any(w.maps and w.backward for w in wants_of(self.subject, p.keys).values())
 
     def _computed(self, m: Measure, place: str, arguments: Sequence[Any]) -> tuple[float, Remark]:
         """The number, and what its measure says of it; a measure that fails does not end the training that it looks at."""

@@ -30,8 +30,7 @@ from richter.instrument.capture.state import (
     copy_of,
     count,
     device_of,
-    doubled,
-    in_double,
+    moved_in_last_place,
     outputs_of,
     select,
     state_of,
@@ -41,5 +40,5 @@ from richter.instrument.capture.tangents import Direction, batch_statistics, pus
 
 __all__ = ["BACKUP_BYTES", "TOGETHER", "Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "Scale", "State",
            "Wanted", "Weight", "batch_statistics", "check_finite", "copy_of", "count", "device_of", "differentiable_twice",
-           "doubled", "forward", "in_double", "index_of", "outputs_of", "pushed_forward", "pushed_twice", "quiet", "same_bits",
+           "forward", "index_of", "moved_in_last_place", "outputs_of", "pushed_forward", "pushed_twice", "quiet", "same_bits",
            "select", "state_of", "to_device", "unkept", "unwrap", "weight_bytes", "written"]

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from richter.core import DivergedError, SelectionError
 
+TILE = 2 ** 20  # numbers of a large weight at a time
 Inputs = Any  # a tensor, or a tuple or dict of tensors, examples first
 Output = Callable[[Any], Tensor]  # picks the tensor from what a model returns
 
@@ -114,10 +115,18 @@ class Own(State):
         return {}
 
 
-def in_double(state: State) -> State:
-    """Copies of all weights in double precision."""
-    return state.exchanged({id(w): w.detach().double().requires_grad_(w.requires_grad)
-                            for w in state.values() if w.is_floating_point()})
+def moved_in_last_place(state: State, names: Collection[str]) -> State:
+    """Copies of some weights in which every number is moved by about one unit in the last place, up or down at random; of large
+    ones some numbers at a time."""
+    eps, draw = torch.finfo(state.precision).eps, torch.Generator().manual_seed(2)
+    moved: dict[int, Tensor] = {}
+    for w in {id(state[k]): state[k] for k in names}.values():
+        near = torch.empty_like(w, memory_format=torch.contiguous_format, requires_grad=False)
+        for there, here in zip(near.view(-1).split(TILE), w.detach().reshape(-1).split(TILE), strict=True):
+            signs = torch.randint(0, 2, here.shape, generator=draw).to(w) * 2 - 1
+            torch.add(here, eps * signs * here, out=there)
+        moved[id(w)] = near.requires_grad_(w.requires_grad)
+    return state.exchanged(moved)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -147,11 +156,6 @@ def select(x: Inputs, index: slice | Tensor | Sequence[int]) -> Inputs:
 def copy_of(x: Inputs) -> Inputs:
     """A model may write into its input; the probe's own examples stay as they are."""
     return _each(x, Tensor.clone)
-
-
-def doubled(x: Inputs) -> Inputs:
-    """The same numbers in double precision; indices stay what they are."""
-    return _each(x, lambda t: t.double() if t.is_floating_point() else t)
 
 
 def to_device(x: Inputs, device: torch.device) -> Inputs:

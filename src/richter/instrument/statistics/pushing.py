@@ -13,10 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import Mark, Remark, RichterError
-from richter.instrument.capture import Pass, State, pushed_forward, pushed_twice, select
+from richter.instrument.capture import Pass, State, moved_in_last_place, pushed_forward, pushed_twice, select
 from richter.instrument.cotangents import Cotangents, every_output
 from richter.instrument.statistics.frame import Missing
-from richter.instrument.statistics.journey import TILE
 from richter.instrument.stream import Chunk
 from richter.instrument.survey import applied, tolerance
 
@@ -169,16 +168,8 @@ class Pushing:
         """The mean square, over a few examples, of what rounding may do to the change of an example's outputs: what it does to
         the outputs if every weight is moved in its last place, and that they are rounded themselves; twice because two networks
         are subtracted, and with a margin."""
-        journey, few = self.journey, self.journey.few
-        eps, draw = torch.finfo(journey.last.precision).eps, torch.Generator().manual_seed(2)
-        moved: dict[int, Tensor] = {}
-        for k in journey.parameters:
-            w = journey.last[k].detach()
-            near = torch.empty_like(w, memory_format=torch.contiguous_format)
-            for there, here in zip(near.view(-1).split(TILE), w.reshape(-1).split(TILE), strict=True):
-                signs = torch.randint(0, 2, here.shape, generator=draw).to(w) * 2 - 1
-                torch.add(here, eps * signs * here, out=there)
-            moved[id(journey.last[k])] = near.requires_grad_()
-        f, g = (journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, journey.last.exchanged(moved)))
+        journey, few, eps = self.journey, self.journey.few, torch.finfo(self.journey.last.precision).eps
+        moved = moved_in_last_place(journey.last, journey.parameters)
+        f, g = (journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, moved))
         last_place = (eps * f).square().sum().item() / 12  # of a number that is rounded to the nearest
         return 2 * MARGIN ** 2 * ((f - g).square().sum().item() + last_place) / len(f)

@@ -13,21 +13,22 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import CaptureError, Mark
-from richter.instrument.capture import Call, Inputs, Pass
+from richter.instrument.capture import Call, Inputs, Pass, moved_in_last_place
 from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, rounding, tolerance
 from richter.instrument.survey.maps import Layout, Survey
 from richter.instrument.survey.verify import coarsest, map_gradient, remade
 
 MOST_DOUBTS = 100  # about one model: each time less of it is taken for granted
+CHANGED = 0.5  # share of itself by which a gradient that is rounding error changes at least; others change by some 1e-3
 BLOCKS = 16  # of cotangents that are added up as they come: of more, one backward pass of their sum costs less
 _measurements = itertools.count()
 
@@ -50,6 +51,15 @@ class Audit:
     number: int = field(default_factory=lambda: next(_measurements))
     done: set[tuple[Any, ...]] = field(default_factory=set)  # state, which examples, which maps
     parts: dict[str, Audit] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)  # of each map's gradient, relative to the largest; of all its chunks
+
+    @property
+    def faint(self) -> list[str]:
+        """Maps whose gradients are zero, or might be but for rounding errors."""
+        sizes = dict(self.sizes)
+        for part in self.parts.values():
+            sizes |= {k: max(size, sizes.get(k, 0.0)) for k, size in part.sizes.items()}
+        return [k for k, size in sizes.items() if size <= 1]
 
     def part(self, name: str) -> Audit:
         """The audit of another set of examples, which have numbers of their own."""
@@ -62,6 +72,11 @@ class Audit:
             return False
         self.done.add(key)
         return True
+
+    def compared(self, sizes: Mapping[str, float]) -> None:
+        """Gradients of a chunk were compared; ``sizes``: relative to what rounding may leave of one that should be zero."""
+        for name, size in sizes.items():
+            self.sizes[name] = max(size, self.sizes.get(name, 0.0))
 
     def turns(self, state: object, rows: slice) -> bool:
         """Have these examples not been in another order yet? Their outputs are compared, whichever maps are asked for."""
@@ -103,16 +118,55 @@ def _as_surveyed(layouts: Sequence[str], rows: Sequence[int], calls: Sequence[Ca
                                               for c, layout, r in zip(calls, layouts, rows, strict=True))
 
 
+# ----------------------------------------------------------------------------------------------- gradients that are rounding
+
+
+class Noise(NamedTuple):
+    """What has gradients that are nothing but rounding errors."""
+
+    maps: frozenset[str] = frozenset()  # in g
+    modules: frozenset[str] = frozenset()  # in the gradients of all their parameters
+
+
+def rounding_errors(bench: Bench, survey: Survey, faint: Sequence[str]) -> Noise:
+    """The maps, of those that are faint, whose gradients are rounding errors, and such modules. A rounding error becomes another
+    one when every weight moves by one unit in its last place; a gradient stays what it is."""
+    if not faint:
+        return Noise()
+    trained = [k for k, w in bench.state.items() if w.requires_grad]
+    owned = {m: [k for k in trained if k.rpartition(".")[0] == m] for m in dict.fromkeys(survey.maps[k].module for k in faint)}
+    names = [k for own in owned.values() for k in own]
+    seen: list[tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]] = []
+    for state in (bench.state, moved_in_last_place(bench.state, trained)):
+        run = passed(replace(bench, state=state), survey, 0, None)
+        calls = grouped([c for c in run.calls if c.name in faint])
+        R = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(run.f)
+        g, gradients = replace(run, calls=[c for own in calls.values() for c in own]).backward(R, [state[k] for k in names])
+        of_calls, of_weights = iter(g), dict(zip(names, gradients, strict=True))
+        seen.append(({k: [next(of_calls) for _ in own] for k, own in calls.items()},
+                     {m: [of_weights[k] for k in own] for m, own in owned.items()}))
+    return Noise(*(frozenset(k for k, own in before.items() if _changed(own, after.get(k, [])))
+                   for before, after in zip(*seen, strict=True)))
+
+
+def _changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Is the difference larger than CHANGED times what it was?"""
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return False
+    off = math.hypot(*(float((a.double() - b.double()).norm()) for a, b in zip(before, after, strict=True)))
+    return off > CHANGED * math.hypot(*(float(t.double().norm()) for t in before))
+
+
 # ------------------------------------------------------------------------------------------------------ gradients of a chunk
 
 
 class Check:
     """Compares what is captured of one recording with autograd's gradients."""
 
-    def __init__(self, bench: Bench, survey: Survey, run: Pass, where: Where, names: Sequence[str], number: int) -> None:
-        self.bench, self.survey, self.run = bench, survey, run
+    def __init__(self, bench: Bench, survey: Survey, run: Pass, where: Where, names: Sequence[str], audit: Audit) -> None:
+        self.bench, self.survey, self.run, self.audit = bench, survey, run, audit
         self.calls = {name: [(run.calls[i], layout) for i, layout in where.get(name, ())] for name in names}  # some have none
-        self.draw = torch.Generator().manual_seed(number)
+        self.draw = torch.Generator().manual_seed(audit.number)
         self.w = torch.randn(bench.n, generator=self.draw)
         self.R: Tensor | None = None
         self.blocks = 0
@@ -160,6 +214,7 @@ class Check:
         precision = coarsest(self.run.state, self.run.f)
         compared = totals.compared(self.run.in_turns(weighted(self.R, w).to(self.run.f.dtype), totals.weights))
         noise = rounding(precision) * max((size for _, _, size in compared), default=0.0)
+        self.audit.compared({k: size / (noise + 1e-300) for names, _, size in compared for k in names if k in self.survey.maps})
         return [k for names, off, size in compared if off > tolerance(precision) * size + noise
                 and (terms is None or off > tolerance(precision) * (size + self._terms(names, terms, w))) for k in names]
 
