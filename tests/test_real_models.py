@@ -377,3 +377,75 @@ def test_a_gradient_that_vanishes_in_depth_is_no_rounding_error() -> None:
     assert float(sizes["0"].trace() / sizes["18"].trace()) ** 0.5 < 1e-7
     for row in exact.rows:
         assert snap.value(row.measure, row.layer) == pytest.approx(row.value, rel=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------ gradients without numbers
+
+
+class NormAtZero(nn.Module):
+    """The norm of a difference that is zero has a gradient of NaN, as a softmax of nothing but -inf has in Longformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.b(torch.tanh(self.a(x)))
+        return self.c(z + (z - z).square().sum(1, keepdim=True).sqrt())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_gradients_of_nan_say_so(dtype: torch.dtype) -> None:
+    model, x = NormAtZero().to(dtype), torch.randn(12, 4, generator=DRAW, dtype=dtype)
+    snap = richter.measure(model, richter.Probe(x, torch.arange(12) % 3), ["nfc", "tangent_cka", "fact"])
+    for row in snap.rows:
+        assert (row.value != row.value) == (row.layer != "c")
+        assert ("the gradient of the outputs is NaN here" in row.note) == (row.layer != "c")
+    with pytest.warns(RuntimeWarning, match=r"the tangent kernel of 'a', 'b' has NaN"):
+        kernels = richter.kernels.ntk(model, x, per_layer=True)
+    assert kernels["c"].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1e-105, 1e-160])
+def test_tiny_outputs_are_not_called_trivial(scale: float) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3, bias=False)).double()
+    x = torch.randn(12, 4, generator=DRAW, dtype=torch.float64)
+    expected = richter.measure(model, richter.Probe(x, torch.arange(12) % 3), ["nfc"])
+    with torch.no_grad():
+        model[3].weight.mul_(scale)
+    snap = richter.measure(model, richter.Probe(x, torch.arange(12) % 3), ["nfc"])
+    for name in ("0", "2"):
+        row = snap.row("nfc", name)
+        assert row.mark is Mark.UNDEFINED
+        assert "too small here" in row.note
+    with torch.no_grad():
+        model[3].weight.mul_(1e-50 / scale)
+    snap = richter.measure(model, richter.Probe(x, torch.arange(12) % 3), ["nfc"])
+    for name in ("0", "2"):
+        assert snap.value("nfc", name) == pytest.approx(expected.value("nfc", name), rel=1e-10)
+
+
+class SingleInside(nn.Module):
+    """Parameters in double precision, and a softmax in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.softmax(self.a(x).float(), -1).to(x))  # type: ignore[no-any-return]
+
+
+def test_numbers_of_a_coarser_precision_say_so() -> None:
+    x, y = torch.randn(12, 4, generator=DRAW), torch.arange(12) % 3
+    snap = richter.measure(SingleInside().double(), richter.Probe(x.double(), y, weight_decay=0.1), ["fact", "nfc"])
+    assert "the network computes in float32: relative rounding error 1e-07" in snap.note("fact", "a")
+    assert snap.row("nfc", "a").mark is Mark.EXACT
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).bfloat16()
+    start = {k: v + 0.1 for k, v in model.state_dict().items()}
+    snap = richter.measure(model, richter.Probe(x.bfloat16(), y), ["tangent_cka", "nfc", "weight_change"], initial=start)
+    for measure in ("tangent_cka", "nfc"):
+        assert snap.row(measure, "0").mark is Mark.ESTIMATED
+        assert "the network computes in bfloat16: relative rounding error 8e-03" in snap.note(measure, "0")
+    assert snap.row("weight_change", "0").mark is Mark.EXACT

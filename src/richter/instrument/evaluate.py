@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,6 +37,10 @@ from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
 
 UNDEFINED = "0/0: undefined here (a kernel, gradient or label of zeros)"
+NOT_A_NUMBER = ("the gradient of the outputs is NaN here, though the outputs are finite. The backward pass divides 0 by 0 or "
+                "multiplies 0 by infinity: look for a square root or a norm at 0, or for a softmax or log whose inputs are all "
+                "masked with -inf")
+HALF = 1e-5  # numbers from passes in a coarser precision than this are no longer exact
 ROUNDING = ("the gradient of the outputs is zero here, up to rounding error: it changes by more than half when every weight "
             "moves by one unit in its last place")
 
@@ -197,10 +202,11 @@ class Evaluation:
         except Missing as why:
             if isinstance(why, Beyond) and self.subject.single:
                 raise OutOfRange from why
-            return Row(self.step, place, m.name, math.nan, note=why.remark.text, mark=why.remark.mark)
+            text = NOT_A_NUMBER if isinstance(why, Beyond) and self._undefined(place) else why.remark.text
+            return Row(self.step, place, m.name, math.nan, note=text, mark=why.remark.mark)
         if math.isnan(value):
             remark = Remark(Mark.UNDEFINED, remark.text or p.zero)
-        remarks = [r for r in (remark, *(k.remark for k in known)) if r != Remark()]
+        remarks = [r for r in (remark, *(k.remark for k in known), self._precision(p)) if r != Remark()]
         remark = joined(remarks) if remarks else Remark()
         error = math.nan
         if self.subject.errors and math.isfinite(value):
@@ -212,6 +218,24 @@ class Evaluation:
                 error = _in_all(errors)
                 remark = joined([remark, *_of_sketch(errors)])
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
+
+    def _precision(self, p: Planned) -> Remark:
+        """What is to be said of a number that rests on passes through a network that computes in a coarser precision."""
+        subject, wants = self.subject, wants_of(self.subject, p.keys).values()
+        coarsest = subject.state.precision
+        eps = torch.finfo(coarsest).eps
+        of_passes = p.measure.of_kernels or any(w.takes_part or w.passes for w in wants)
+        if eps <= torch.finfo(subject.source.dtype).eps or not of_passes:
+            return Remark()
+        name = str(coarsest).removeprefix("torch.")
+        text = f"the network computes in {name}: relative rounding error {eps:.0e}"
+        return Remark(Mark.ESTIMATED if eps > HALF else Mark.EXACT, text)
+
+    def _undefined(self, place: str) -> bool:
+        """Is the gradient NaN here?"""
+        undefined = self.subject.audit.undefined if self.subject.audit is not None else set()
+        modules = {self.subject.survey.maps[k].module for k in undefined}
+        return place in undefined | modules or (place == WHOLE and bool(undefined))
 
     def _rounding(self, p: Planned, place: str) -> bool:
         """Is this made of gradients that are nothing but rounding errors?"""

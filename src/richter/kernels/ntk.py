@@ -7,6 +7,7 @@ takes the fewest operations (kernels.contract), within the memory that is given 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -168,6 +169,12 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
         job, result = undoubted(job, lambda job: kernels(job, x, x2, parse_bytes(memory), per_layer))
     if outputs == "full":
         result = {name: K.permute(1, 0, 3, 2) for name, K in result.items()}
+    undefined = [name for name, K in result.items() if name != "*" and K.isnan().any()]
+    if undefined or any(K.isnan().any() for K in result.values()):
+        layers = f" of {', '.join(map(repr, undefined))}" if undefined else ""
+        warnings.warn(f"the tangent kernel{layers} has NaN: the outputs are finite, and their gradients are not. Look for a "
+                      f"square root or a norm at 0, or for a softmax or log whose inputs are all masked with -inf.", RuntimeWarning,
+                      stacklevel=2)
     shown = {name: like(K.to(job.source.dtype), *given) for name, K in result.items()}
     return shown if per_layer else shown["*"]
 

@@ -38,6 +38,7 @@ OF_PROBE = ("examples", "held_out")  # kinds of groups whose error is that of fe
 LESS_AND_LESS_EXACT = [Mark.EXACT, Mark.TRIVIAL, Mark.ESTIMATED, Mark.BOUND, Mark.IDLE, Mark.UNDEFINED, Mark.REFUSED, Mark.FAILED]
 WHOLE_ONLY = "a matrix over all parameters belongs to the whole model, the rest to layers: one measure cannot use both"
 APART = "kernels belong to modules, weights and moments to linear maps: one measure cannot use both"
+TINY = 1e-140  # products of products below lose digits in double precision, whose smallest number is 1e-308
 SMALL = 1e-30  # products below lose digits in single precision, whose smallest number is 1e-38
 NO_LABELS = "the probe has no labels"
 NO_INITIAL = "needs the initial weights: pass initial=state_dict, or use an Observer from the first step"
@@ -82,7 +83,15 @@ class Beyond(Missing):
     """Products have left the range of floating point numbers."""
 
     def __init__(self) -> None:
-        super().__init__("weights, or what is read or asked here, are too large: products of them are beyond the range of "
+        super().__init__("weights, activations or gradients are too large here: products of them are beyond the range of "
+                         "floating point numbers")
+
+
+class Below(Missing):
+    """Products have become so small that they lose digits in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__("weights, activations or gradients are too small here: products of them are below the range of "
                          "floating point numbers")
 
 
@@ -91,13 +100,15 @@ class OutOfRange(Exception):
 
 
 def in_range(numbers: Tensor, subject: Subject, vanished: bool = False) -> Tensor:
-    """Sums of products, if one can compute with them. ``vanished``: they are zero, and should not be."""
+    """Sums of products, if one can compute with them and with their products. ``vanished``: they are zero, and should not be."""
     size = numbers.norm().item() / math.sqrt(max(1, numbers.numel()))  # the largest is at least that, and this is quicker
     if not SMALL <= size < math.inf and numbers.numel():
         low, high = (bound.item() for bound in numbers.aminmax())
         size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
     if subject.single and (size == math.inf or 0 < size < SMALL or vanished):
         raise OutOfRange
+    if 0 < size < TINY:
+        raise Below
     finite(size)
     return numbers
 

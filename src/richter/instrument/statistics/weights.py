@@ -237,6 +237,8 @@ class FeatureMatrix:
 
 
 def _multiple(K: Tensor, other: Tensor) -> bool:
+    size = K.abs().max()
+    K = K / size if size > 0 else K  # its squares stay within range
     scale = (K * other).sum() / other.square().sum()
     return bool(scale) and bool((K - scale * other).norm() <= ISOTROPIC * (scale * other).norm())
 

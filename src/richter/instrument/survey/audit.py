@@ -51,6 +51,7 @@ class Audit:
     number: int = field(default_factory=lambda: next(_measurements))
     done: set[tuple[Any, ...]] = field(default_factory=set)  # state, which examples, which maps
     parts: dict[str, Audit] = field(default_factory=dict)
+    undefined: set[str] = field(default_factory=set)  # maps whose gradients are NaN
     sizes: dict[str, float] = field(default_factory=dict)  # of each map's gradient, relative to the largest; of all its chunks
 
     @property
@@ -63,7 +64,7 @@ class Audit:
 
     def part(self, name: str) -> Audit:
         """The audit of another set of examples, which have numbers of their own."""
-        return self.parts.setdefault(name, Audit(self.number))
+        return self.parts.setdefault(name, Audit(self.number, undefined=self.undefined))
 
     def due(self, state: object, rows: slice, maps: Sequence[str]) -> bool:
         """Have these maps not been checked yet on these examples?"""
@@ -76,7 +77,7 @@ class Audit:
     def compared(self, sizes: Mapping[str, float]) -> None:
         """Gradients of a chunk were compared; ``sizes``: relative to what rounding may leave of one that should be zero."""
         for name, size in sizes.items():
-            self.sizes[name] = max(size, self.sizes.get(name, 0.0))
+            self.sizes[name] = max(size, self.sizes.get(name, 0.0)) if math.isfinite(size) else size
 
     def turns(self, state: object, rows: slice) -> bool:
         """Have these examples not been in another order yet? Their outputs are compared, whichever maps are asked for."""
@@ -189,9 +190,12 @@ class Check:
         everything = gradients(self.R.to(self.run.f.dtype)) if self.blocks > BLOCKS else None
         if everything is not None:
             self.totals = self._totals(everything, self.w)
-        if not self._wrong(self.totals, self.w):
+        wrong = self._wrong(self.totals, self.w)
+        odd = [k for k in self.calls if not math.isfinite(self.audit.sizes.get(k, 0.0))]
+        if not wrong and not odd:
             return
         everything = everything or gradients(self.R.to(self.run.f.dtype))
+        self.audit.undefined.update(k for k in odd if k in everything and everything[k].isnan().any())
         wrong = self._wrong(self.totals, self.w, everything)
         if wrong:
             biases = [k for k in wrong if k in self.survey.biases]
@@ -213,7 +217,7 @@ class Check:
         assert self.R is not None
         precision = coarsest(self.run.state, self.run.f)
         compared = totals.compared(self.run.in_turns(weighted(self.R, w).to(self.run.f.dtype), totals.weights))
-        noise = rounding(precision) * max((size for _, _, size in compared), default=0.0)
+        noise = rounding(precision) * max((size for _, _, size in compared if math.isfinite(size)), default=0.0)
         self.audit.compared({k: size / (noise + 1e-300) for names, _, size in compared for k in names if k in self.survey.maps})
         return [k for names, off, size in compared if off > tolerance(precision) * size + noise
                 and (terms is None or off > tolerance(precision) * (size + self._terms(names, terms, w))) for k in names]
