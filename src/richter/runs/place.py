@@ -1,5 +1,5 @@
-"""The folder of a run as its writer opened it. At any moment somebody may move or delete it and another process may begin a run under
-its name: what is done here reaches the writer's own files, or nothing."""
+"""The folder of a run as its writer opened it. At any moment somebody may move or delete it, and another process may begin a run
+under its name: what is done here reaches the writer's own files, or nothing."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.path, self.folder, self._real, self.closed = path, Folder(path), path.resolve(), False
         self._files: dict[str, tuple[int, int]] = {}
+        self._last: sqlite3.Connection | None = None  # under the second name, when the database is closed
         with contextlib.suppress(FileExistsError):  # SQLite gives its other files the permissions of this one
             os.close(self.folder.open(DATABASE, os.O_RDWR | os.O_CREAT | os.O_EXCL))
         self.hold(path / DATABASE)
@@ -164,11 +165,13 @@ class Place:
     def end_log(self, writer: sqlite3.Connection, anchor: sqlite3.Connection) -> None:
         """Close the database, and leave one file that can be read from anywhere, unless somebody reads it just now.
 
-        SQLite removes a log by its path, where by now another run may have one. ``anchor`` reads the same file and is closed last:
-        a connection removes nothing while there is another, and one that only reads never does. What is empty is then removed by
-        the folder that is held, while the database is locked under a second name that nobody else knows."""
+        SQLite removes a log by its path, where by now another run may have one. ``anchor`` reads the same file and is closed
+        last: a connection removes nothing while there is another, and one that only reads never does. What is empty is then
+        removed by the folder that is held, while the database is locked under a second name that nobody else knows."""
         if self.closed:
             return
+        if self._last is not None:  # an interrupt came between
+            self._last.close()
         with contextlib.suppress(sqlite3.Error):
             writer.execute("PRAGMA busy_timeout=1000")
             writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -185,20 +188,22 @@ class Place:
             with contextlib.suppress(OSError, sqlite3.Error):
                 self._remove_log(aside)
         finally:
+            if self._last is not None:
+                self._last.close()
             self.folder.unlink(aside)
 
     def _remove_log(self, aside: str) -> None:
         if self.folder.identity(aside) != self._files[os.fspath(self.path / DATABASE)]:
             return
-        with contextlib.closing(connection_to(f"{(self._real / aside).as_uri()}?mode=rw", uri=True)) as connection:
-            connection.execute("PRAGMA busy_timeout=0")
-            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            connection.execute("PRAGMA schema_version").fetchall()  # from here on nobody else has the file open
-            log, index = beside(Path(DATABASE))[0].name, f"{DATABASE}-shm"
-            if not self.folder.size(log) and self.folder.identity(aside) == self.folder.identity(DATABASE):
-                connection.execute("PRAGMA journal_mode=DELETE")
-                self.folder.unlink(log)
-                self.folder.unlink(index)
+        self._last = connection = connection_to(f"{(self._real / aside).as_uri()}?mode=rw", uri=True)
+        connection.execute("PRAGMA busy_timeout=0")
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        connection.execute("PRAGMA schema_version").fetchall()  # from here on nobody else has the file open
+        log, index = beside(Path(DATABASE))[0].name, f"{DATABASE}-shm"
+        if not self.folder.size(log) and self.folder.identity(aside) == self.folder.identity(DATABASE):
+            connection.execute("PRAGMA journal_mode=DELETE")
+            self.folder.unlink(log)
+            self.folder.unlink(index)
 
     def close(self) -> None:
         self.closed = True

@@ -171,6 +171,7 @@ class Appender:
             raise
 
     def close(self) -> None:
+        self._current = object()  # one that an interrupt cut off undoes nothing any more
         self.place.end_log(self.connection, self.anchor)
         self.place.close()
 

@@ -144,7 +144,8 @@ class Writer:
             self._check_open()
             if time.monotonic() - self._synced > SYNC:
                 self.sync()
-            if not (plain_numbers and self.begun and self._database.scalars(step, given)):  # at every step of training: it takes half the time
+            # at every step of training: it takes half the time
+            if not (plain_numbers and self.begun and self._database.scalars(step, given)):
                 with self._transaction("written"):
                     self._database.rows("scalar", [Row(step, "", name, value) for name, value in given.items()])
 
@@ -269,6 +270,10 @@ class Writer:
         for folder in [folder for folder, writer in _open.items() if writer is self]:
             del _open[folder]
         self._ending.detach()
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise StoreError(f"the writer of the run {self.path} cannot be copied or pickled: a run has one writer. Hand over its "
+                         f"path; other processes read it with richter.runs.open, or write runs of their own.")
 
     def __enter__(self) -> Writer:
         return self
