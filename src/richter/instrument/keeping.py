@@ -177,7 +177,7 @@ class Keeping:
         if resumed:
             self._say("back", f"step {step} comes after step {last}, with which the resumed run ends. Each step that is "
                               f"measured or logged again replaces what was there; the others stay, unless "
-                              f"watch.writer.forget({step}) drops them. Does the training go on from the checkpoint of this step?")
+                              f"watch.writer.forget({step}) drops them. Does training go on from the checkpoint of this step?")
         else:
             self._say("back", f"step {step} comes after step {last}: do steps begin again in every epoch? Each step that is "
                               f"measured or logged again replaces what was there, the initial one too. Count on: "
