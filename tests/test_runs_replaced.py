@@ -218,6 +218,9 @@ class Heard:
                     self.runs.setdefault((k, int(number)), {}).setdefault(what, set()).add(int(step))
         return bool(ready)
 
+    def count(self, what: str) -> int:
+        return sum(what in run for run in self.runs.values())
+
     def stopped(self) -> Iterator[None]:
         """Both writers stand still, and all that they have said was heard."""
         for writer in self.writers:
@@ -258,12 +261,13 @@ def replace_folders(place: Path, times: int, seed: int) -> Heard:
         heard, taken = Heard([one, other]), list[Path]()
         try:
             for k in range(times):
-                begun = sum("begun" in run for run in heard.runs.values())
-                while sum("begun" in run for run in heard.runs.values()) == begun:
-                    heard.listen(1.0)
+                while heard.count("begun") == k:
+                    assert heard.listen(60.0), "both writers wait"
+                    assert heard.count("ended") <= k, "a run was refused that nobody had taken away"
                 for _ in range(draw.randrange(12)):
-                    heard.listen(1.0)
+                    assert heard.listen(60.0), "both writers wait"
                 for _ in heard.stopped():
+                    assert heard.count("ended") <= k, "a run was refused that nobody had taken away"
                     key = heard.check(shutil.copytree(folder, place / f"killed {k}", ignore=shutil.ignore_patterns(".*")))
                     checked |= {key}
                     shutil.rmtree(place / f"killed {k}")
