@@ -236,8 +236,9 @@ def leave_behind(folder: str, journal: str) -> None:
     run = runs.create(folder)
     if journal == "journal":
         run.run.close()
+        run._database.anchor.close()
         assert run._database.connection.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",)
-        run._files.popitem()  # there is no log now
+        run._database.place._files.popitem()  # there is no log now
     for step in range(3):
         run.rows([Row(step, str(i), "m", step) for i in range(50)])
     if journal == "journal":

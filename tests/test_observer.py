@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,9 @@ def test_a_resumed_run_goes_on_from_its_own_initial_weights(tmp_path: Path, lost
     trained(richter.Observer(model, probe(), when=99), range(3 - lost))
     second = richter.Observer(model, probe(), run=tmp_path, when=1, budget=None, resume=True)
     assert len(second.snapshots) == 3
-    trained(second, range(3 - lost, 6))
+    back = pytest.warns(richter.RichterWarning, match="step 1 comes after step 2, with which")
+    with back if lost else contextlib.nullcontext():
+        trained(second, range(3 - lost, 6))
     second.close()
     assert second.curve("weight_change", "0") == straight.curve("weight_change", "0")
     pd.testing.assert_frame_equal(richter.runs.open(tmp_path).frame, straight.frame)

@@ -50,7 +50,8 @@ def write_and_sync(folder: str) -> None:
 
 
 class Happened(NamedTuple):
-    """One line: w(rite), t(runcate), s(ync of a file, with its content), d (sync of a folder), u(nlink), r(ename)."""
+    """One line: w(rite), t(runcate), s(ync of a file, with its content), d (sync of a folder), u(nlink), r(ename),
+    l(ink)."""
 
     kind: str
     path: str
@@ -85,7 +86,7 @@ class Disk:
             self.files[self.now[h.path]][1].append(h)
         elif h.kind == "s":
             self.files[self.now[h.path]] = h.data, []
-        elif h.kind == "r":
+        elif h.kind in "rl":
             self._give(h.data.decode(), self.now[h.path])
         if h.kind in "ru":
             self.now.pop(h.path, None)

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -118,22 +119,44 @@ static void flushed(int fd) {
 int fsync(int fd) { REAL(fsync); int r = real(fd); if (!r) flushed(fd); return r; }
 int fdatasync(int fd) { REAL(fdatasync); int r = real(fd); if (!r) flushed(fd); return r; }
 
+/* a name in a folder that is held open, as a whole path */
+static const char *at(int folder, const char *name, char *path) {
+    if (*name == '/' || folder == AT_FDCWD) return name;
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+    long n = syscall(SYS_readlinkat, AT_FDCWD, link, path, 4000);
+    if (n <= 0) return name;
+    path[n] = '/';
+    strcpy(path + n + 1, name);
+    return path;
+}
+
 int unlink(const char *path) { REAL(unlink); int r = real(path); if (!r && below(path)) note('u', path, 0, "", 0); return r; }
-int unlinkat(int at, const char *path, int flags) {
+int unlinkat(int folder, const char *name, int flags) {
     REAL(unlinkat);
-    int r = real(at, path, flags);
-    if (!r && below(path)) note('u', path, 0, "", 0);
+    char path[8200];
+    const char *gone = at(folder, name, path);
+    int r = real(folder, name, flags);
+    if (!r && below(gone)) note('u', gone, 0, "", 0);
     return r;
 }
-int rename(const char *from, const char *to) {
-    REAL(rename);
-    int r = real(from, to);
-    if (!r && below(from)) note('r', from, 0, to, strlen(to));
-    return r;
+
+static void given(char kind, const char *from, const char *to) {
+    if (below(from)) note(kind, from, 0, to, strlen(to));
 }
+
+int rename(const char *from, const char *to) { REAL(rename); int r = real(from, to); if (!r) given('r', from, to); return r; }
 int renameat(int a, const char *from, int b, const char *to) {
     REAL(renameat);
+    char one[8200], other[8200];
     int r = real(a, from, b, to);
-    if (!r && below(from)) note('r', from, 0, to, strlen(to));
+    if (!r) given('r', at(a, from, one), at(b, to, other));
+    return r;
+}
+int linkat(int a, const char *from, int b, const char *to, int flags) {
+    REAL(linkat);
+    char one[8200], other[8200];
+    int r = real(a, from, b, to, flags);
+    if (!r) given('l', at(a, from, one), at(b, to, other));
     return r;
 }

@@ -53,6 +53,9 @@ def _of_file(path: Path) -> tuple[list[float], list[float], list[float] | None]:
     import csv
 
     from richter.core import DataError
+    if path.exists() and not path.is_file():  # to open a named pipe waits for somebody who writes to it
+        raise DataError(f"{path} is no regular file. A file .csv, or a run, is needed; what a pipe gives is read from a file: "
+                        f"command > table.csv.")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if any(cell.strip() for cell in line)]

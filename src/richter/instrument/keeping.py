@@ -7,10 +7,12 @@ import contextlib
 import errno
 import sqlite3
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +53,11 @@ class Keeping:
         self._untold = False  # there are failures that the run does not know
         self._again = 0.0  # when it may be tried again
         self._warned: set[str] = set()
+        self._furthest: int | None = None  # the step of the last call, or the last of the run that is resumed
+        self._callers: set[int] = set()  # threads
 
     def open(self, writer: Writer) -> None:
-        self.writer, self.failures = writer, writer.run.failures
+        self.writer, self.failures, self._furthest = writer, writer.run.failures, writer.run.last
 
     @property
     def waits(self) -> bool:
@@ -159,13 +163,35 @@ class Keeping:
                           f"watch.failures has what failed. With on_error='raise' this is an error.", RichterWarning,
                           stacklevel=_calls_above())
 
-    def replaced(self, step: int) -> None:
-        """A snapshot takes the place of an earlier one, though later steps were measured meanwhile: said once."""
-        if "replaced" not in self._warned:
-            self._warned.add("replaced")
-            warnings.warn(f"step {step} was measured before, and later steps too: do steps begin again in every epoch? The "
-                          f"new snapshot replaces the old one, the initial one too. Count on: watch(epoch * len(loader) + step).",
-                          RichterWarning, stacklevel=_calls_above())
+    def look_back(self, step: int) -> None:
+        """Say that steps go back, behind the last call or the end of the resumed run. Threads have an order of their own."""
+        if not isinstance(step, Integral):
+            return
+        first, self._callers = not self._callers, self._callers | {threading.get_ident()}
+        if self._furthest is not None and step < self._furthest and len(self._callers) == 1:
+            self.goes_back(step, self._furthest, resumed=first)
+        self._furthest = step
+
+    def goes_back(self, step: int, last: int, resumed: bool = False) -> None:
+        """Steps go back, so that what is new takes the place of what was measured before: said once."""
+        if resumed:
+            self._say("back", f"step {step} comes after step {last}, with which the resumed run ends. Each step that is "
+                              f"measured or logged again replaces what was there; the others stay, unless "
+                              f"watch.writer.forget({step}) drops them. Does training go on from the checkpoint of this step?")
+        else:
+            self._say("back", f"step {step} comes after step {last}: do steps begin again in every epoch? Each step that is "
+                              f"measured or logged again replaces what was there, the initial one too. Count on: "
+                              f"watch(epoch * len(loader) + step).")
+
+    def is_new(self, step: int, last: int | None) -> None:
+        self._say("new", f"step {step}: the run is resumed after step {last}, but the model looks newly initialised, not trained "
+                         f"so far. Load its checkpoint before the first call; a training that begins again is another run.")
+
+    def _say(self, key: str, text: str) -> None:
+        """Once."""
+        if key not in self._warned:
+            self._warned.add(key)
+            warnings.warn(text, RichterWarning, stacklevel=_calls_above())
 
     # ------------------------------------------------------------------------------------------------------- reading
 

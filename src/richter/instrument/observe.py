@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ from richter.instrument.cotangents import Cotangents, Function
 from richter.instrument.keeping import Keeping, passes_by, survives
 from richter.instrument.keepsakes import Keepsakes
 from richter.instrument.measurement import Measurement
-from richter.instrument.opening import open_run
+from richter.instrument.opening import is_new, open_run
 from richter.instrument.probe import Probe
 from richter.instrument.schedule import When, early, schedule
 from richter.instrument.snapshot import Snapshot
@@ -135,6 +137,7 @@ class Observer:
             open_run(self, run, settings, resume, initial is not None)
         if self.writer is not None:
             self._keeping.open(self.writer)
+        self._before = tuple(self.snapshots)  # of the run that is resumed, until it is clear that the model is its own
         self.measurement.subject.initial = self.initial
 
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
@@ -142,23 +145,32 @@ class Observer:
         with self._guard:
             first, self._called, self._seen, self._untried = not self._called, True, step, True
             self._budget.come(step)
-            if scalars:
-                self._keep(step, scalars, first)
-        if not self._enter(step, waiting=False):
+            self._keeping.look_back(step)
+            later = first and self.writer is not None and not self.writer.begun  # a failed first call changes no resumed run
+        try:
+            with self._guard:
+                values = self._numbers(step, scalars, first)
+                if not later:
+                    self._keep(step, values, first)
+            snap = self._attempted_alone(step)
+        except Exception:
+            self._seen, self._untried = (None, False) if later else (step, self._untried)  # nothing is left to measure
+            raise
+        with self._guard:
+            self._keep(step, values if later else {}, first)
+        return snap
+
+    def _attempted_alone(self, step: int, now: bool = False) -> Snapshot | None:
+        if not self._enter(step, waiting=now):
             return None
         try:
-            return self._attempted(step)
+            return self._attempted(step, now)
         finally:
             self._leave()
 
     def now(self, step: int) -> Snapshot | None:
         """Measure at once, whatever the schedule and the budget say. None if that failed (``watch.failures`` says why)."""
-        if not self._enter(step, waiting=True):
-            return None
-        try:
-            return self._attempted(step, True)
-        finally:
-            self._leave()
+        return self._attempted_alone(step, True)
 
     def _enter(self, step: int, waiting: bool) -> bool:
         """One thread measures at a time. What is due meanwhile is put off, unless it is the same step."""
@@ -176,7 +188,7 @@ class Observer:
         self._at = None
         self._measuring.release()
 
-    def _keep(self, step: int, scalars: Mapping[str, Any], first: bool) -> None:
+    def _numbers(self, step: int, scalars: Mapping[str, Any], first: bool) -> dict[str, float]:
         """Each that is a number; what is none is a mistake that the first call shows."""
         values = {}
         for name, value in scalars.items():
@@ -184,6 +196,11 @@ class Observer:
                 values[name] = float(value.detach() if isinstance(value, Tensor) else value)
             except Exception as why:
                 self._tolerated(step, f"the scalar {name!r} was not kept", why, first)
+        return values
+
+    def _keep(self, step: int, values: Mapping[str, float], first: bool) -> None:
+        if not values:
+            return
         try:
             self._keeping.scalars(step, values)
         except Exception as why:
@@ -225,6 +242,9 @@ class Observer:
             if draws and self.keepsakes is not None:
                 snap = self._with_features(snap, self.keepsakes, first)
             with self._guard:
+                if self._before and is_new(self.model, self.initial, self._before, snap):
+                    self._keeping.is_new(step, self._before[-1].step)
+                self._before = ()
                 snap = self._kept(snap, draws, first)
             done = True
         finally:
@@ -257,7 +277,7 @@ class Observer:
         snap = snap if self.writer is None else replace(snap, arrays={})  # they are on disk
         others = [s for s in self.snapshots if s.step != snap.step]  # a step that is measured again replaces
         if len(others) < len(self.snapshots) and snap.step is not None and snap.step < self._latest:
-            self._keeping.replaced(snap.step)
+            self._keeping.goes_back(snap.step, self._latest)
         self._latest = max(self._latest, snap.step or 0)
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
@@ -352,19 +372,29 @@ class Observer:
 
     def _end(self, *error: Any) -> None:
         """Measure what the loop left, write what waits, then end the run as the loop ended."""
-        try:
+        with contextlib.ExitStack() as end:  # an interrupt of one leaves out none of the others
+            if self.writer is not None and self._owns:
+                end.callback(self.writer.close)
+            end.callback(self._finish, *error)
             self._measure_last(error[1])
-        finally:
-            self._finish(*error)
 
     def _finish(self, *error: Any) -> None:
         if self.writer is None:
             return
-        last, finish = self.snapshots[-1].step if self.snapshots else None, self.writer.__exit__
         with self._guard:
-            for what, work in (("not written", self._keeping.flush),
-                               ("the end of the run was not written", lambda: finish(*error) if self._owns else None)):
-                try:
-                    work()
-                except Exception as why:
-                    self._tolerated(last, what, why, first=False)
+            try:
+                self._ended("not written", self._keeping.flush)
+            finally:
+                if self._owns and self.writer.begun:  # a resumed run into which nothing was written ends as it did
+                    self._ended("the end of the run was not written", partial(self.writer.__exit__, *error))
+
+    def _ended(self, what: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as why:
+            self._tolerated(self.snapshots[-1].step if self.snapshots else None, what, why, first=False)
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise SelectionError("an Observer cannot be copied or pickled: it has locks, and a run that only it writes. Copy or save "
+                             "watch.model.state_dict(), and leave the Observer out; a copy of the model gets an Observer of its "
+                             "own, and a training that goes on later passes run=... and resume=True.")

@@ -3,8 +3,12 @@ begun before."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from richter.core import SelectionError
+from richter.instrument.snapshot import Snapshot
 from richter.measures.cards import CARDS
 from richter.runs import Writer, create
 
@@ -47,25 +52,48 @@ def _opened(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any
             raise SelectionError(f"another Observer writes to the run {writer.path}; their rows would replace each other. "
                                  f"Give each a run of its own.")
         kept = writer.run.initial
-        if kept is None:
-            writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in watch.initial.items()}, path))
-        elif given:
+        if kept is not None and given:
             raise SelectionError(f"the run {writer.path} has initial weights of its own; leave initial= out to resume it.")
-        else:
+        if kept is not None:
             watch.initial = _fitting(watch.model, load_file(kept), writer.path)
         watch.snapshots = writer.run.snapshots
         if (before := writer.run.state("previous")) is not None:
             device = watch.measurement.subject.home
             watch.measurement.subject.previous = {key: t.to(device) for key, t in load_file(before).items()}
+        work = partial(_described, writer, watch, None if kept is not None else watch.initial)
+        if writer.begun:
+            work()
+        else:
+            writer.defer(work)
         writer.observer = watch
-        writer.describe(model=type(watch.model).__name__, parameters=sum(p.numel() for p in watch.model.parameters()),
-                        examples=watch.probe.n, budget=watch.budget, measures=[m.name for m in watch.measures],
-                        cards={m.name: card.to_json() for m in watch.measures if (card := m.card or CARDS.get(m.name))})
     except BaseException:
         if writer is not run:
             writer.close()
         raise
     return writer
+
+
+def _described(writer: Writer, watch: Observer, initial: dict[str, Tensor] | None) -> None:
+    """What the run is of; ``initial``: its initial weights, if it has none yet."""
+    if initial is not None:
+        writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in initial.items()}, path))
+    writer.describe(model=type(watch.model).__name__, parameters=sum(p.numel() for p in watch.model.parameters()),
+                    examples=watch.probe.n, budget=watch.budget, measures=[m.name for m in watch.measures],
+                    cards={m.name: card.to_json() for m in watch.measures if (card := m.card or CARDS.get(m.name))})
+
+
+def is_new(model: nn.Module, initial: Mapping[str, Tensor], before: Sequence[Snapshot], now: Snapshot) -> bool:
+    """Was the model of a resumed run initialised again, instead of loaded from a checkpoint? Its weights are the initial ones of
+    the run, or much farther from them than when they were last measured: two random draws differ by 1.4 times their norm."""
+    last, here = _changes(before[-1]), _changes(now)
+    if all(k not in initial or torch.equal(p.detach(), initial[k].to(p)) for k, p in model.named_parameters()):
+        return any(last) if last else len(before) > 1
+    return bool(last and here) and median(here) > 1 and median(here) > 1.3 * median(last)
+
+
+def _changes(snap: Snapshot) -> list[float]:
+    """|W - W0| / |W| of the layers, where it was measured."""
+    return [r.value for r in snap.rows if r.measure == "weight_change" and math.isfinite(r.value)]
 
 
 def _ranks() -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import re
-import tempfile
+import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,14 +91,13 @@ def put(path: Path, data: bytes) -> Path:
     a run may be a stranger's."""
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is no regular file, and nothing is written to it. Choose another name.")
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".richter-", suffix=".part")
+    aside = path.with_name(f".richter-{secrets.token_hex(8)}.part")
     try:
-        with open(handle, "wb") as file:
+        with open(aside, "xb") as file:  # with the permissions that the umask leaves
             file.write(data)
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
+        aside.replace(path)
     finally:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
     return path
 
 

@@ -3,14 +3,10 @@ large ones as files named by their content."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import re
-import tempfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from richter.core import StoreError
-from richter.runs.format import regular, sync_path
+from richter.runs.format import digest_of, own_folder, regular
 
 LARGE = 2 ** 20  # bytes; above, an array is a file of its own
 MOST = 2 ** 32  # bytes; no array of a run is larger, so that a small file cannot ask for all the memory there is
@@ -114,43 +110,16 @@ def leading(a: NDArray[Any], share: float) -> tuple[NDArray[Any], NDArray[Any]]:
     return values[:rank], vectors[:, :rank]
 
 
-def keep_object(folder: Path, write: Callable[[Path], object]) -> str:
-    """A file under the SHA-256 of what ``write`` puts into it: written aside, flushed, then renamed."""
-    from safetensors import SafetensorError
-    _own(folder).mkdir(exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
-    os.close(handle)
-    try:
-        write(Path(aside))
-        with open(aside, "rb") as f:
-            name = _digest(f)
-            os.fsync(f.fileno())
-        os.chmod(aside, 0o644)
-        os.replace(aside, folder / f"{name}.safetensors")
-        sync_path(folder)
-    except SafetensorError as why:  # its word for a full disk
-        raise StoreError(f"{folder} could not be written: {why}. Is the disk full? What was written before is intact.") from why
-    finally:
-        Path(aside).unlink(missing_ok=True)
-    return name
-
-
-def tidy(folder: Path) -> None:
-    """Remove what a killed writer has left half written. For the one writer."""
-    for part in _own(folder).glob(".*"):  # ours and those of safetensors
-        part.unlink(missing_ok=True)
-
-
 def object_path(folder: Path, name: str, verify: bool = True) -> Path:
     """Where an object lies; its name is a digest, so it cannot lead out of the folder, and its content is checked."""
     if not re.fullmatch(r"[0-9a-f]{64}", name):
         raise StoreError(f"{name!r} is not the name of a stored object.")
-    path = _own(folder) / f"{name}.safetensors"
+    path = own_folder(folder) / f"{name}.safetensors"
     if path.is_symlink() or not path.is_file():
         raise StoreError(f"the object {name[:12]}... of this run is missing from {folder}. It was deleted, or not copied along.")
     if verify:
         with open(regular(path), "rb") as f:
-            if _digest(f) != name:
+            if digest_of(f) != name:
                 raise StoreError(f"the object {name[:12]}... in {folder} has other content than was written. It is damaged.")
     return path
 
@@ -175,15 +144,6 @@ def _as_array(values: ArrayLike) -> NDArray[Any]:
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as why:
         raise StoreError(f"a {type(values).__name__} that is no array of numbers cannot be stored as one: {why}.") from why
-
-
-def _own(folder: Path) -> Path:
-    """A folder, or nothing yet: no link that leads elsewhere, and no named pipe, which would keep a sync waiting for ever."""
-    if folder.is_symlink():
-        raise StoreError(f"{folder} is a link. The objects of a run lie in its own folder; nothing elsewhere is read or written.")
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is no folder. The objects of a run lie in one; look who has put something else there.")
-    return folder
 
 
 def _fits(shape: tuple[int, ...], itemsize: int) -> bool:
@@ -240,10 +200,3 @@ def _array(raw: bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[A
     if len(raw) != math.prod(shape) * kind.itemsize:
         raise StoreError(f"a stored array is damaged: {len(raw)} bytes for shape {shape} of {kind}.")
     return np.frombuffer(raw, kind).reshape(shape).copy()
-
-
-def _digest(f: Any) -> str:
-    digest = hashlib.sha256()
-    for block in iter(lambda: f.read(2 ** 20), b""):
-        digest.update(block)
-    return digest.hexdigest()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from richter.core import Row
 from richter.runs.blocks import Columns
+from richter.runs.place import Place
 
 Kind = Literal["row", "scalar"]  # a number that was measured, or one of the user's own
 
@@ -35,6 +36,11 @@ class Rows(NamedTuple):
 
 class Appending(Protocol):
     """The one writer of a run. It is made if there is none, and brought to today's format if it is older."""
+
+    place: Place
+
+    def check(self) -> None:
+        """Refuse (``StoreError``) if what is written now would be lost, or go into another run."""
 
     def transaction(self, done: str) -> AbstractContextManager[None]:
         """What is appended inside is kept whole, or (whatever is raised inside) not at all; ``done`` is a word for errors, e.g.
@@ -74,7 +80,8 @@ class Appending(Protocol):
     def forget(self, after: int) -> None:
         """Forget what was written for later steps."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """May be called again, and touches no file of a run that is in the place of this one by now."""
 
 
 class Reading(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from richter.core import StoreError
 
@@ -64,20 +66,14 @@ def begin_log(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA foreign_keys=OFF")
 
 
-def end_log(connection: sqlite3.Connection) -> None:
-    """By the writer: what is left is one file that can be read from anywhere, unless somebody reads it just now."""
-    with contextlib.suppress(sqlite3.Error):
-        connection.execute("PRAGMA busy_timeout=1000")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.execute("PRAGMA busy_timeout=0")
-        connection.execute("PRAGMA journal_mode=DELETE")
-    connection.close()
+def only_reading(path: Path) -> sqlite3.Connection:
+    return connection_to(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
 def to_read(path: Path) -> sqlite3.Connection:
     """Read-only; to a copy, where a write-ahead log lies in a folder that may not be written."""
     try:
-        connection = guarded(connection_to(f"{own(path).resolve().as_uri()}?mode=ro", uri=True))
+        connection = guarded(only_reading(own(path)))
         try:
             connection.execute("PRAGMA schema_version")
         except BaseException:
@@ -167,6 +163,27 @@ def _hollow(path: Path, facts: os.stat_result) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def own_folder(folder: Path) -> Path:
+    """A folder, or nothing yet: no link that leads elsewhere, and no named pipe, which would keep a sync waiting for ever."""
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a link. The objects of a run lie in its own folder; nothing elsewhere is read or written.")
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is no folder. The objects of a run lie in one; look who has put something else there.")
+    return folder
+
+
+def digest_of(f: Any) -> str:
+    digest = hashlib.sha256()
+    for block in iter(lambda: f.read(2 ** 20), b""):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def identity(facts: os.stat_result) -> tuple[int, int]:
+    """Which file it is, whatever its name."""
+    return facts.st_dev, facts.st_ino
 
 
 Stamp = list[tuple[int, ...]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from richter.core import Mark, Row, SelectionError, StoreError
 from richter.runs import blocks
 from richter.runs.blocks import Columns
 from richter.runs.database import Kind, Rows
-from richter.runs.format import end_log, explained
+from richter.runs.format import DATABASE, explained, own
+from richter.runs.place import Place
 from richter.runs.provenance import plain_text, whole_step
 from richter.runs.questions import Questions
 from richter.runs.sql_contents import Contents, Curve
@@ -38,14 +40,16 @@ class Appender:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with explained(folder, "opened for writing"):
-            self.connection = to_write(folder)
-            try:
-                self._packing = Packing(folder, lambda: self.connection)
-                self._packing.load()
-            except BaseException:
-                self.connection.close()
-                raise
+        with explained(folder, "opened for writing"), contextlib.ExitStack() as undo:
+            own(folder / DATABASE)  # nothing is made beside what is refused
+            self.place = Place(folder)
+            undo.callback(self.place.close)
+            self.connection, self.anchor = to_write(self.place)
+            undo.callback(self.anchor.close)
+            undo.callback(self.connection.close)
+            self._packing = Packing(folder, lambda: self.connection)
+            self._packing.load()
+            undo.pop_all()
         self._settled = True  # no write was refused or cut off since the packing was in line with the file, which counts
         self._current = object()  # the transaction in hand
 
@@ -158,8 +162,18 @@ class Appender:
         self._packing.drop("snapshots", "id > ?", after)
         self._packing.drop("arrays", "step > ?", after)
 
+    def check(self) -> None:
+        try:
+            self.place.check()
+        except StoreError:
+            with contextlib.suppress(sqlite3.Error):  # a log without a name is lost when we are killed: into the file with it
+                self.connection.execute("PRAGMA wal_checkpoint").fetchall()
+            raise
+
     def close(self) -> None:
-        end_log(self.connection)
+        self._current = object()  # one that an interrupt cut off undoes nothing any more
+        self.place.end_log(self.connection, self.anchor)
+        self.place.close()
 
 
 # ------------------------------------------------------------------------------------------------------------ reading

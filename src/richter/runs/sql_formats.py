@@ -14,7 +14,20 @@ from typing import Any
 from richter.core import Mark, StoreError
 from richter.runs import lock
 from richter.runs.blocks import MARKS, pack
-from richter.runs.format import DATABASE, LOCK, begin_log, bound, connection_to, explained, guarded, own, to_read
+from richter.runs.format import (
+    DATABASE,
+    LOCK,
+    begin_log,
+    beside,
+    bound,
+    connection_to,
+    explained,
+    guarded,
+    only_reading,
+    own,
+    to_read,
+)
+from richter.runs.place import Place
 from richter.runs.questions import Account, typed
 from richter.runs.sql_packing import Packing, columns
 from richter.runs.sums import data_sum
@@ -198,15 +211,21 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
 
 
-def to_write(folder: Path) -> sqlite3.Connection:
-    """The database of a run that this process alone writes; made, or brought to today's format, if need be."""
-    connection = connection_to(own(folder / DATABASE))
-    try:
+def to_write(place: Place) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+    """The database of a run that this process alone writes; made, or brought to today's format, if need be. The second connection
+    only reads, and is closed after the first: until then SQLite removes no log (``Place.end_log``)."""
+    folder, path = place.path, own(place.path / DATABASE)
+    with contextlib.ExitStack() as undo:
+        anchor = undo.enter_context(contextlib.closing(only_reading(path)))
+        connection = undo.enter_context(contextlib.closing(connection_to(path)))
+        place.check()
         guarded(connection)
         if _has_tables(connection):
+            _hold_log(anchor)
             _check(connection, folder)  # before anything in the file is changed
             _check_pages(connection, folder)
         begin_log(connection)
+        _hold_log(anchor)
         if not _has_tables(connection):
             for statement in ("BEGIN IMMEDIATE", *SCHEMA.strip().split("\n"), f"PRAGMA application_id={APPLICATION}",
                               f"PRAGMA user_version={FORMAT}"):
@@ -215,10 +234,15 @@ def to_write(folder: Path) -> sqlite3.Connection:
             connection.execute("COMMIT")
         migrate(connection)
         _check(connection, folder)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        if (log := beside(path)[0]).exists():
+            place.hold(log)
+        undo.pop_all()
+    return connection, anchor
+
+
+def _hold_log(anchor: sqlite3.Connection) -> None:
+    """A connection that has read a database with a log holds it until it is closed."""
+    anchor.execute("PRAGMA schema_version").fetchall()
 
 
 def opened(folder: Path) -> sqlite3.Connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ from richter.core import WHOLE, Failure, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import arrays, lock, sql
 from richter.runs.database import Appending
-from richter.runs.format import DATABASE, LOCK, OBJECTS, beside, explained, gone, regular, sync
+from richter.runs.format import DATABASE, LOCK, OBJECTS, explained, gone, identity, regular, sync
 from richter.runs.provenance import plain, plain_text, provenance, whole_step, worded
 from richter.runs.reader import Run
 
@@ -53,6 +52,7 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
             raise StoreError(f"the folder {folder} holds other files and no run. Runs get a folder of their own: choose a new "
                              f"name.")
         folder.mkdir(parents=True, exist_ok=True)
+        here = identity(os.stat(folder))
         held = lock.take(regular(folder / LOCK))
     if held is None and folder.resolve() in _open:
         raise StoreError(f"this process is already writing the run {folder}. Close the earlier Observer or writer first "
@@ -68,8 +68,10 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
                     meta = {}
         database = sql.Appender(folder)
         undo.callback(database.close)
+        if identity(os.stat(folder)) != here:
+            raise gone(folder, "another run is in its place")
         with explained(folder, "made"):
-            arrays.tidy(folder / OBJECTS)
+            database.place.tidy()
         writer = Writer(folder, database, held, meta)
         undo.pop_all()
     return writer
@@ -82,11 +84,12 @@ class Writer:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
         self.closed, self._synced = False, time.monotonic()
         _hear_exits()
-        self._place, log = os.fspath(folder / DATABASE), os.fspath(beside(folder / DATABASE)[0])
-        self._files = {place: _identity(place) for place in (self._place, log) if os.path.exists(place)}
         self._guard = threading.RLock()
-        with self._transaction("begun"):
-            self._session = database.begin(_as_json(meta), time.time(), json.dumps(provenance()))
+        self._session: list[int] = []  # its number, once there is one
+        self._begins = time.time(), json.dumps(provenance())
+        self._deferred: Callable[[], object] | None = None
+        if meta:
+            self._begin(meta)
         self.run = Run(folder)
         self.listener: Callable[[float], None] | None = None  # hears how much is done
         self.observer: object = None  # who writes its measurements here: one Observer at most
@@ -94,6 +97,20 @@ class Writer:
         _open[folder.resolve()] = self
         # a program that ends without a word has finished, or failed; one that is killed says nothing and was interrupted
         self._ending = weakref.finalize(self, _end, database, held, self._guard, self._session, os.getpid(), _last_error())
+
+    @property
+    def begun(self) -> bool:
+        """Was anything written? A run that goes on is as it was until then, with the command and the end that it had."""
+        return bool(self._session) and self._deferred is None
+
+    def defer(self, work: Callable[[], object]) -> None:
+        """Do this together with the first write that follows, or never."""
+        self._deferred = work
+
+    def _begin(self, meta: Mapping[str, Any]) -> None:
+        with self._database.transaction("begun"):
+            number = self._database.begin(_as_json(meta), *self._begins)
+        self._session.append(number)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -127,7 +144,8 @@ class Writer:
             self._check_open()
             if time.monotonic() - self._synced > SYNC:
                 self.sync()
-            if not (plain_numbers and self._database.scalars(step, given)):  # at every step of training: it takes half the time
+            # at every step of training: it takes half the time
+            if not (plain_numbers and self.begun and self._database.scalars(step, given)):
                 with self._transaction("written"):
                     self._database.rows("scalar", [Row(step, "", name, value) for name, value in given.items()])
 
@@ -201,12 +219,13 @@ class Writer:
         with self._guard:
             before = self.run.state_name("previous")
             with self._transaction("written"):
-                name = arrays.keep_object(self.path / OBJECTS, write)
+                name = self._database.place.keep_object(write)
                 self._database.describe(_as_json({key: name}))
             still = {self.run.state_name("initial"), self.run.state_name("previous")}  # equal states are one object
             if before is not None and before not in still:
                 with contextlib.suppress(StoreError):  # it has gone already
-                    arrays.object_path(self.path / OBJECTS, before, verify=False).unlink(missing_ok=True)
+                    arrays.object_path(self.path / OBJECTS, before, verify=False)
+                    self._database.place.drop_object(before)
         return name
 
     def sync(self) -> None:
@@ -225,21 +244,36 @@ class Writer:
     def close(self, how: str | None = None) -> None:
         """Let the run go; it can be resumed."""
         with self._guard:
-            if os.getpid() != self._process or self._ending.detach() is None:
+            if os.getpid() != self._process or not self._ending.alive:
                 return
             try:
-                if how is not None:
+                if how is not None and not self.closed:
                     with self._transaction("ended"):
                         self._database.settle()
-                        self._database.end(self._session, time.time(), how.encode("utf-8", "replace").decode())
+                        self._database.end(self._session[0], time.time(), how.encode("utf-8", "replace").decode())
             finally:
-                self.closed = True
-                self.run.close()  # it opens again when it is asked
-                self._database.close()
-                with contextlib.suppress(OSError):
-                    sync(self.path)
-                self._lock.release()
-                _open.pop(self.path.resolve(), None)
+                try:
+                    self._let_go()
+                except BaseException:  # an interrupt, after which the run must not stay locked
+                    self._let_go()
+                    raise
+
+    def _let_go(self) -> None:
+        """All of it may be done twice."""
+        ours, self.closed = self._database.place.ours, True
+        self.run.close()  # it opens again when it is asked
+        self._database.close()
+        if ours:
+            with contextlib.suppress(OSError):
+                sync(self.path)
+        self._lock.release(force=True)
+        for folder in [folder for folder, writer in _open.items() if writer is self]:
+            del _open[folder]
+        self._ending.detach()
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise StoreError(f"the writer of the run {self.path} cannot be copied or pickled: a run has one writer. Hand over its "
+                         f"path; other processes read it with richter.runs.open, or write runs of their own.")
 
     def __enter__(self) -> Writer:
         return self
@@ -256,10 +290,17 @@ class Writer:
         self._check_process()
         with self._guard:
             self._check_open()
-            for place in self._files:
-                self._check_file(place)
             if time.monotonic() - self._synced > SYNC:
                 self.sync()
+            if not self._session:
+                self._begin({})
+            if (work := self._deferred) is not None:
+                self._deferred = None
+                try:
+                    work()
+                except BaseException:
+                    self._deferred = work
+                    raise
             with self._database.transaction(done):
                 yield
 
@@ -268,16 +309,7 @@ class Writer:
         _exit = None
         if self.closed:
             raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
-        self._check_file(self._place)
-
-    def _check_file(self, place: str) -> None:
-        """What is written to a file that has no name any more is lost."""
-        try:
-            here = _identity(place)
-        except OSError as why:
-            raise gone(self.path, why.strerror) from why
-        if here != self._files[place]:
-            raise gone(self.path, "another run is in its place") from FileNotFoundError(errno.ENOENT, place)
+        self._database.check()
 
     def _check_process(self) -> None:
         """Before the guard, which in a child may be that of a thread that only its parent has."""
@@ -289,17 +321,11 @@ class Writer:
         """Large ones as files of their own."""
         for layer, name, step, e in encoded:
             large = len(e.data) >= arrays.LARGE
-            stored = arrays.keep_object(self.path / OBJECTS, partial(arrays.to_file, e=e)) if large else None
+            stored = self._database.place.keep_object(partial(arrays.to_file, e=e)) if large else None
             self._database.array(layer, name, step, e.form, e.dtype, json.dumps(e.shape), None if large else e.data, stored)
 
 
 _open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()  # what this process writes
-
-
-def _identity(path: str) -> tuple[int, int]:
-    """Which file it is, whatever its name."""
-    facts = os.stat(path)
-    return facts.st_dev, facts.st_ino
 
 
 def _last_error() -> BaseException | None:
@@ -334,7 +360,7 @@ def _hear_exits() -> None:
     sys.exit = heard_exit
 
 
-def _end(database: Appending, held: BaseFileLock, guard: threading.RLock, session: int, process: int,
+def _end(database: Appending, held: BaseFileLock, guard: threading.RLock, session: list[int], process: int,
          earlier: BaseException | None) -> None:
     """When the writer or the whole process goes: how it ended, as far as can be told."""
     if os.getpid() != process:  # a child that was forked; the run is its parent's
@@ -342,8 +368,9 @@ def _end(database: Appending, held: BaseFileLock, guard: threading.RLock, sessio
     error = _exit or _last_error()
     how = "finished" if error is None or error is earlier else _how(error)
     if guard.acquire(timeout=PATIENCE):  # a thread that the program does not wait for may just be writing
-        with contextlib.suppress(StoreError), database.transaction("ended"):
-            database.end(session, time.time(), how.encode("utf-8", "replace").decode())
+        if session:
+            with contextlib.suppress(StoreError), database.transaction("ended"):
+                database.end(session[0], time.time(), how.encode("utf-8", "replace").decode())
         database.close()
         guard.release()
     held.release()
