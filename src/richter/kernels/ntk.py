@@ -173,8 +173,8 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     if undefined or any(K.isnan().any() for K in result.values()):
         layers = f" of {', '.join(map(repr, undefined))}" if undefined else ""
         warnings.warn(f"the tangent kernel{layers} has NaN: the outputs are finite, and their gradients are not. Look for a "
-                      f"square root or a norm at 0, or for a softmax or log whose inputs are all masked with -inf.", RuntimeWarning,
-                      stacklevel=2)
+                      f"square root or a norm at 0, or for a softmax or log whose inputs are all masked with -inf.",
+                      RuntimeWarning, stacklevel=2)
     shown = {name: like(K.to(job.source.dtype), *given) for name, K in result.items()}
     return shown if per_layer else shown["*"]
 
