@@ -1,7 +1,8 @@
 """The logged loss of a training: which scalar it is, what it began with, where it is now, and whether it still falls.
 
 The loss has come to rest if it fell from the third to the last quarter of the steps by less than a tenth of its whole fall, and
-by less than a fifth even with two standard errors more. An even fall gives .29, an exponential one .09 after three time constants.
+by less than a fifth even with two standard errors more. (An even fall gives .29, an exponential one .09 after three time
+constants.)
 """
 
 from __future__ import annotations

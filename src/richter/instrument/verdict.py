@@ -195,8 +195,8 @@ def _missing(snap: Snapshot) -> str:
                 "linearisation is what follows the one layer.")
     if unrecognised := _unrecognised(snap):
         return (" and ".join(reasons) + f". The weights of {few_of(unrecognised)} are not used as linear maps that Richter "
-                f"knows, so what these layers read is not known. Products of a weight, or of a multiple of it, by F.linear, matmul, "
-                f"einsum or a convolution are known; richter.layers.register adds others.")
+                f"knows, so what these layers read is not known. Products of a weight, or of a multiple of it, by F.linear, "
+                f"matmul, einsum or a convolution are known; richter.layers.register adds others.")
     known = {r.measure for r in snap.rows if math.isfinite(r.value)} & {"weight_change", "c_uc_ratio"}
     hint = (". How far the weights moved is below, but weights may move far in a lazy network and little in a rich one" if known
             else ". The weights at initialisation are needed: pass initial=state_dict to richter.measure, or watch from the "

@@ -130,8 +130,8 @@ class Scope:
             self.copies[id(z)] = (z, z._version, part)
 
     def _multiple(self, func: Any, args: Any, kwargs: Any, z: Tensor) -> None:
-        """A part times a number, or over one, stands for the part: W / sqrt(n) of a parametrisation for infinite width. The product
-        with it then reads x / sqrt(n)."""
+        """A part times a number, or divided by one, stands for the part: W / sqrt(n) in the NTK parametrisation. A product with
+        it then reads x / sqrt(n)."""
         if len(args) != 2 or kwargs:
             return
         (w, number), over = args, func in OVER
