@@ -176,6 +176,10 @@ MUTATIONS = [
              "first = part.offset // module.weight.stride(0)", "first = 0", "mutants", "uses", MAPS),
     mutation(f"{CAPTURE}/uses.py", "both ways of using one matrix have one name", "            if known == key:",
              "            if known is not None and known.offset == key.offset:", MAPS),
+    mutation(f"{CAPTURE}/uses.py", "a multiple of a weight reads what the weight does",
+             "read if part.scale == 1 else read * part.scale", "read", "own_layers"),
+    mutation(f"{CAPTURE}/uses.py", "a view of a weight is none of it in forward mode", "self.duals.get(id(base), base)", "base",
+             "own_layers"),
     # --------------------------------------------------------------------------------------------------------------- parts
     mutation(f"{CAPTURE}/parts.py", "axes that do not follow each other are one",
              "if result and result[-1][1] == length * stride:", "if result and result[-1][1] >= length * stride:", "mutants"),

@@ -215,6 +215,8 @@ def test_the_linear_model_has_no_time_of_emergence() -> None:
     ({"skills": 2.5}, "skills=2.5; a whole number"),
     ({"target": -1.0}, "target=-1.0: a number above 0 is needed"),
     ({"lr": 0.0}, "lr=0.0: a number above 0 is needed"),
+    ({"target": 1e200}, r"target=1e\+200 with lr=1: losses go with the square of the target"),
+    ({"lr": 1e300}, r"target=5 with lr=1e\+300: losses go with the square of the target and rates with lr times target"),
     ({"initial": 0.0}, "From 0 the flow never leaves"),
     ({"initial": -0.1}, "lies between 0 and the target, 5"),
     ({"initial": 5.0}, "lies between 0 and the target, 5"),

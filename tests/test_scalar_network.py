@@ -147,9 +147,6 @@ def test_what_no_growth_can_reach() -> None:
     equal = scalar_network.ScalarNetwork(a, a, -1.0, 1.0)
     assert equal.gamma_plus == 0
     np.testing.assert_allclose(equal.predict([1e4])[0], 0, atol=1e-12)
-    still = scalar_network.ScalarNetwork([0.0], [0.0], 0.0, 1.0)
-    assert (still.gamma_plus, float(still.predict([5.0])[2][0]), still.regime) == (1.0, 1.0, "lazy")
-    assert scalar_network.ScalarNetwork([0.0], [0.0], 1.0, 1.0).bound == math.inf
 
 
 def test_it_keeps_its_digits_where_the_target_is_far_away() -> None:
@@ -179,6 +176,8 @@ def test_kinds_of_arrays() -> None:
     ({"target": math.nan}, "target=nan: the slope S of the target, a finite number, is needed"),
     ({"b0": [1.0, 2.0, 3.0]}, "p = 3; but p = 2 in a0"),
     ({"a0": [], "b0": []}, "it is empty along 'p'"),
+    ({"a0": [0.0, 0.0], "b0": [0.0, 0.0]}, "a0 and b0 are all zero: no gradient reaches such weights, and they never move"),
+    ({"a0": [1e-300, 0.0], "b0": [0.0, 0.0]}, "the largest weight is 1e-300; between 1e-290 and"),
     ({"a0": [1.0, math.inf]}, "a0 contains NaN or Inf")])
 def test_bad_input(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):

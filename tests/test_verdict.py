@@ -15,9 +15,9 @@ import pytest
 from judged import LOG, MOVED, START, STILL, TEN, Training, snapshot
 from richter.core import Failure, Labels, Mark, Row
 from richter.core.text import FEW_BATCHES, MOVED_BUFFERS, NO_DATA, NO_HIDDEN
+from richter.instrument.losses import loss_name, summary
 from richter.instrument.regime import Margin, layer_regime, regime, regime_margin
 from richter.instrument.snapshot import Snapshot
-from richter.instrument.training import loss_name, summary
 from richter.instrument.verdict import diagnose
 
 
@@ -236,15 +236,63 @@ def test_a_gap_that_rounding_hides_is_no_verdict() -> None:
     assert "double precision" in diagnose(t).verdict
 
 
+def falling(last: float, n: int = 400) -> list[float]:
+    """Evenly, from log 10 to this at the end as it is smoothed."""
+    return np.linspace(LOG, LOG + (last - LOG) * n / (n - 20), n).tolist()
+
+
 @pytest.mark.parametrize(("ratio", "logged", "fails"), [
     (0.76, None, True), (0.74, None, False), (0.85, 0.7, False), (0.7, 0.85, False), (0.85, 0.8, True)])
 def test_early(ratio: float, logged: float | None, fails: bool) -> None:
-    found = diagnose(Training({"probe_loss": ratio * LOG}, loss=None if logged is None else constant(logged * LOG)))
+    found = diagnose(Training({"probe_loss": ratio * LOG}, loss=None if logged is None else falling(logged * LOG)))
     assert (found.word == "early") is fails
     if fails:
         assert "so far" in found.verdict
         assert any(e.startswith("so far: rich (") for e in found.evidence)
         assert found.magnitude is None
+
+
+def decaying(constants: float, end: float = 0.8, noise: float = 0.0, n: int = 4000) -> list[float]:
+    """A loss that decays exponentially from log 10 to a share of it, for so many time constants."""
+    rest = np.exp(-constants * np.linspace(0, 1, n))
+    return (LOG * (end + (1 - end) * rest) + noise * np.random.default_rng(0).standard_normal(n)).tolist()
+
+
+@pytest.mark.parametrize(("loss", "word_"), [
+    (decaying(0.01), "early"), (decaying(2.0), "early"), (decaying(2.5), "early"), (decaying(3.1), "rich"),
+    (decaying(5.0), "rich"), (decaying(5.0, noise=0.3), "rich"), (decaying(5.0, noise=0.3, n=160), "early"),
+    (decaying(5.0, n=40), "rich"), (decaying(5.0, n=30), "early")])  # of so few values it is not known
+def test_a_loss_that_no_longer_falls_is_not_early(loss: list[float], word_: str) -> None:
+    """Where noise or capacity bounds it: by the same numbers a training that still falls is early."""
+    found = diagnose(Training({"probe_loss": 0.8 * LOG, "probe_accuracy": 0.3}, loss=loss))
+    assert found.word == word_, found.verdict
+    assert any("only, and no longer falls" in r for r in found.remarks) is (word_ == "rich")
+
+
+@pytest.mark.parametrize(("accuracy", "level", "labels", "word_"), [
+    (0.19, 0.95, TEN, "early"), (0.2, 0.95, TEN, "rich"), (0.19, 0.89, TEN, "rich"), (math.nan, 0.89, None, "rich")])
+def test_a_loss_at_rest_is_that_of_a_network_better_than_guessing(accuracy: float, level: float, labels: Labels | None, word_: str
+                                                                  ) -> None:
+    """The edges are p + 5 s = .194, and nine tenths of the loss of guessing."""
+    start = {"probe_loss": 1.1 * LOG}
+    given = Training({"probe_loss": 0.9 * LOG, "probe_accuracy": accuracy}, start, labels=labels, loss=decaying(8.0, level))
+    assert diagnose(given).word == word_, diagnose(given).verdict
+    if word_ == "early":
+        assert "no longer falls, but the network is hardly better than guessing" in diagnose(given).verdict
+
+
+def test_whether_a_loss_rests_is_a_matter_of_steps() -> None:
+    """And not of how many values were logged: these are dense at the start."""
+    steps = np.unique(np.geomspace(1, 4000, 400).astype(int))
+    values = (LOG - steps / 4000).tolist()
+    loss = summary("loss", steps.tolist(), values)
+    assert loss is not None
+    assert loss.late == pytest.approx(2 / 7, rel=0.05)
+    assert not loss.rests
+    rising = summary("loss", range(400), np.linspace(1, 2, 400).tolist())
+    assert rising is not None
+    assert math.isnan(rising.late)
+    assert not rising.rests
 
 
 @pytest.mark.parametrize(("reached", "fails"), [(None, False), (100, False), (200, False), (201, True), (3000, True)])

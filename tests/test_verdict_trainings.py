@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -126,3 +127,66 @@ def test_the_magnitude_follows_the_scale_of_the_output() -> None:
     assert len(magnitudes) == 4
     assert magnitudes == sorted(magnitudes, reverse=True)
     assert [d.word for d in found][::3] == ["rich", "lazy"]
+
+
+# ------------------------------------------------------------------------------------ trainings whose loss cannot fall far
+
+
+def watched(model: nn.Module, probe: richter.Probe, draw: Callable[[], tuple[Tensor, Tensor]], steps: int, lr: float,
+            loss_of: Callable[[Tensor, Tensor], Tensor]) -> tuple[Diagnosis, float]:
+    """The verdict, and the mean of the last tenth of the losses. Measured at the start and at the end."""
+    step_by, losses = torch.optim.SGD(model.parameters(), lr), []
+    with richter.Observer(model, probe, when=steps, budget=None, measures=NAMES) as watch:
+        for step in range(steps):
+            x, y = draw()
+            loss = loss_of(model(x), y)
+            watch(step, loss=loss)
+            losses.append(loss.item())
+            step_by.zero_grad()
+            loss.backward()
+            step_by.step()
+    late = losses[-max(1, steps // 10):]
+    return richter.diagnose(watch), sum(late) / len(late)
+
+
+def deep_linear(steps: int, lr: float = 0.05) -> tuple[Diagnosis, float, float]:
+    """Three linear layers on noisy linear targets; and the loss of least squares."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 8, generator=draw)
+    y = x @ torch.randn(8, 4, generator=draw) * 0.17 + 1.13 * torch.randn(256, 4, generator=draw)
+    optimum = F.mse_loss(x @ torch.linalg.lstsq(x, y).solution, y).item()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(i, o, bias=False) for i, o in ((8, 16), (16, 16), (16, 4))))
+    return *watched(model, richter.Probe(x, y, loss=nn.MSELoss()), lambda: (x, y), steps, lr, F.mse_loss), optimum
+
+
+def flipped_xor(steps: int, lr: float = 0.1) -> tuple[Diagnosis, float, float]:
+    """Online XOR of two of six signs, three labels in ten flipped; and the loss of the best answer."""
+    generator, flipped = torch.Generator().manual_seed(0), 0.3
+
+    def draw(n: int = 64) -> tuple[Tensor, Tensor]:
+        x = torch.randint(0, 2, (n, 6), generator=generator).float() * 2 - 1
+        return x, ((x[:, 0] * x[:, 1] > 0) ^ (torch.rand(n, generator=generator) < flipped)).long()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2))
+    found, loss = watched(model, richter.Probe(*draw(256)), draw, steps, lr, F.cross_entropy)
+    return found, loss, -flipped * math.log(flipped) - (1 - flipped) * math.log(1 - flipped)
+
+
+@pytest.mark.parametrize(("train", "steps"), [(deep_linear, 600), (flipped_xor, 1500)])
+def test_a_finished_training_whose_loss_cannot_fall_by_a_quarter(train: Callable[..., tuple[Diagnosis, float, float]],
+                                                                 steps: int) -> None:
+    found, loss, optimum = train(steps)
+    assert loss < 1.02 * optimum
+    assert found.word in ("lazy", "probably lazy", "uncertain", "amplified", "rich"), str(found)
+    assert any("only, and no longer falls" in remark for remark in found.remarks)
+    assert found.magnitude is not None
+
+
+@pytest.mark.parametrize(("train", "steps", "lr"), [(deep_linear, 30, 0.01), (flipped_xor, 300, 0.002)])
+def test_the_same_trainings_when_they_have_only_begun(train: Callable[..., tuple[Diagnosis, float, float]], steps: int, lr: float
+                                                      ) -> None:
+    found, loss, optimum = train(steps, lr)
+    assert loss > 1.05 * optimum
+    assert found.word in ("early", "not learning"), str(found)

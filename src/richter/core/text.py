@@ -9,6 +9,7 @@ ASSUMED_LOSS = "squared error: whether it is the training's loss is not known"  
 # beside what a network answers in eval mode while its norms normalise by numbers that are not the data's
 NO_DATA, FEW_BATCHES = "of its norms have seen no data", "of its norms have seen few batches"
 NO_HIDDEN = "no hidden layer: every linear map reads the model's input"  # in the place of a change of features
+NO_MAP = "used, but not as a linear map that Richter knows"  # beside a weight
 MOVED_BUFFERS = "buffers moved besides the weights"  # beside a comparison with the initial network
 
 

@@ -12,7 +12,8 @@ of an accuracy at p (``Labels``):
                    differ more than at the start and the loss has fallen (targets with a large mean)
     not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s; or no logged loss < .9 H, that of the probe in
                    [H, 1.5 log C], and an accuracy <= p + 5 s: a loss that fell to that of guessing is no learning
-    early          the loss fell by less than 25 %
+    early          the loss fell by less than 25 %, unless the logged loss has come to rest (losses.py) and the network is
+                   better than guessing: an accuracy > p + 5 s, or a logged loss < .9 H (no classes: a loss < .9 x first)
     stale          more steps were trained after the last measurement than before it
 
 H is the loss of the best guess that is the same for all examples: the entropy of the probe's classes (log C, if that is not
@@ -24,37 +25,19 @@ data, or whose buffers have moved since, says nothing of losses and outputs: gue
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from richter.core import WHOLE, Failure, Labels, Mark, Row
 from richter.core.text import ASSUMED_LOSS, FEW_BATCHES, MOVED_BUFFERS, NO_DATA
+from richter.instrument.losses import Loss, loss_name, summary
 from richter.instrument.regime import GAP, MOVED, TURN, Margin
 from richter.instrument.snapshot import Snapshot
 
-LOSSES = ("loss", "train_loss", "training_loss", "loss_train")  # names of scalars that are the training's loss, best first
-MEMORY = 1000  # values of a loss that smoothing remembers: older ones weigh less than 1e-22
 RISEN, DOUBLED, FALLEN, ADVANCED, SIGMAS = 1.5, 2.0, 0.9, 0.25, 5.0
 KNOWN = 0.1  # of the loss of guessing: a network that begins with less has little left to learn
 SPREAD, VANISHED = 1e-3, 1e-6
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What the logged loss says: its first and last value, and the smoothed one."""
-
-    name: str
-    first: float
-    last: float
-    smoothed: float
-    lost: int | None = None  # the step from which on it is not finite, if it ended so
-    gaps: int = 0  # values that are not finite and were followed by finite ones
-
-    @property
-    def ratio(self) -> float:
-        return self.smoothed / self.first if self.first > 0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -159,6 +142,21 @@ class Course:
         return (self.labels.guess <= self.now("probe_loss") <= RISEN * math.log(self.labels.classes)
                 and (self.loss is None or self.loss.smoothed >= FALLEN * self.labels.guess)
                 and self.now("probe_accuracy") <= self.labels.chance + SIGMAS * self.labels.noise)
+
+    @property
+    def finished(self) -> bool:
+        """Has the logged loss come to rest, with a network that is better than guessing?"""
+        if self.loss is None or not self.loss.rests:
+            return False
+        if self.labels is None:
+            return any(m.value < FALLEN for m in self.ratios)
+        return (self.now("probe_accuracy") > self.labels.chance + SIGMAS * self.labels.noise
+                or self.loss.smoothed < FALLEN * self.labels.guess)
+
+    @property
+    def fallen(self) -> float:
+        """By how much the loss has fallen, relative to the first one: on the probe or as logged, whichever is more."""
+        return max((1 - m.value for m in self.ratios), default=math.nan)
 
     @property
     def known(self) -> bool:
@@ -272,15 +270,24 @@ def _unlearned(c: Course) -> str:
 
 def early(c: Course) -> Failed | None:
     best = min(c.ratios, key=lambda m: m.value, default=None)
-    if best is None or 1 - best.value >= ADVANCED:
+    if best is None or c.fallen >= ADVANCED or c.finished:
         return None
     margin = Margin(best.number, best.value, 1 - ADVANCED, "no failure", best.error)
     fallen = max(0.0, 1 - best.value)
     nothing = f" {_nothing_left(c).capitalize()}." if c.begun_knowing else ""
-    advice = ANOTHER_PROBE if c.begun_knowing else \
-        "train longer before you judge (or there is little to learn: of much noise only little can be)."
-    return Failed("early", f"early: the loss has fallen by {fallen:.0%} so far, which is less than {ADVANCED:.0%}.{nothing}",
-                  (advice,), margin)
+    unlogged = "" if c.loss is not None else (" Log the loss, watch(step, loss=loss): where little can be learned, it says "
+                                              "whether it still falls.")
+    advice = ANOTHER_PROBE if c.begun_knowing else f"train longer before you judge.{unlogged}"
+    return Failed("early", f"early: the loss has fallen by {fallen:.0%} so far, which is less than {ADVANCED:.0%}"
+                           f"{_still(c)}.{nothing}", (advice,), margin)
+
+
+def _still(c: Course) -> str:
+    if c.loss is None or math.isnan(c.loss.late):
+        return ""
+    if c.loss.rests:
+        return f", and {c.loss.name} no longer falls, but the network is hardly better than guessing"
+    return f", and {c.loss.name} may still fall ({c.loss.late:.0%} of its fall was in its last quarter)"
 
 
 def stale(c: Course) -> Failed | None:
@@ -346,12 +353,6 @@ def _since(failure: Failure, last: Snapshot) -> int | None:
     return failure.first if (failure.first or 0) >= (last.step or 0) else failure.last
 
 
-def loss_name(names: Iterable[str]) -> str | None:
-    """Which scalar is the training's loss: ``loss``, ``train_loss``, ``train/loss``, ``Loss/train``, ...; none of validation."""
-    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in names}
-    return next((plain[name] for name in LOSSES if name in plain), None)
-
-
 def _loss(subject: Any) -> Loss | None:
     """Of at least two values that were logged; None if there is nothing of the kind."""
     name = loss_name(getattr(subject, "names", ()))
@@ -359,23 +360,3 @@ def _loss(subject: Any) -> Loss | None:
         return None
     series = subject.scalar(name)
     return summary(name, series.step.tolist(), series.value.tolist())
-
-
-def summary(name: str, steps: Sequence[int], values: Sequence[float]) -> Loss | None:
-    """What a curve of losses says."""
-    real = [v for v in values if math.isfinite(v)]
-    lost = None
-    if values and not math.isfinite(values[-1]):
-        lost = next(steps[i] for i in range(len(values) - 1, -1, -1) if i == 0 or math.isfinite(values[i - 1]))
-    if len(real) < 2 and lost is None:
-        return None
-    first = real[0] if real else math.nan
-    gaps = sum(1 for s, v in zip(steps, values, strict=True) if not math.isfinite(v) and (lost is None or s < lost))
-    return Loss(name, first, real[-1] if real else math.nan, _smoothed(real), lost, gaps)
-
-
-def _smoothed(values: Sequence[float]) -> float:
-    level, skipped = math.nan, max(0, len(values) - MEMORY)
-    for k, v in enumerate(values[skipped:], skipped + 1):
-        level = v if math.isnan(level) else level + max(0.05, 1 / k) * (v - level)
-    return level

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from richter.core import WHOLE, Mark, Row, SelectionError
-from richter.core.text import NO_HIDDEN, few_of
+from richter.core.text import NO_HIDDEN, NO_MAP, few_of
 from richter.instrument.evidence import changes, converged, counted, numbers
 from richter.instrument.regime import GAP, MOVED, TURN, Margin, layer_regime, regime, regime_margin
 from richter.instrument.snapshot import Snapshot, shown
-from richter.instrument.training import LARGE_OUTPUTS, Course, Failed, course, failed, row_of, unmoved
+from richter.instrument.training import ADVANCED, LARGE_OUTPUTS, Course, Failed, course, failed, row_of, unmoved
 
 LAYER_WORDS = {"rich": "learned features", "probably rich": "probably learned features", "uncertain": "between lazy and rich",
                "lazy": "lazy: stayed near its initial function", "frozen": "frozen: did not move",
@@ -193,11 +193,20 @@ def _missing(snap: Snapshot) -> str:
     if any(NO_HIDDEN in reason for reason in reasons):
         return (" and ".join(reasons) + ". Without a hidden layer there are no features to learn; what is not in the "
                 "linearisation is what follows the one layer.")
+    if unrecognised := _unrecognised(snap):
+        return (" and ".join(reasons) + f". The weights of {few_of(unrecognised)} are not used as linear maps that Richter "
+                f"knows, so what these layers read is not known. Products of a weight, or of a multiple of it, by F.linear, "
+                f"matmul, einsum or a convolution are known; richter.layers.register adds others.")
     known = {r.measure for r in snap.rows if math.isfinite(r.value)} & {"weight_change", "c_uc_ratio"}
     hint = (". How far the weights moved is below, but weights may move far in a lazy network and little in a rich one" if known
             else ". The weights at initialisation are needed: pass initial=state_dict to richter.measure, or watch from the "
                  "first step with an Observer")
     return " and ".join(reasons) + hint + "."
+
+
+def _unrecognised(snap: Snapshot) -> list[str]:
+    """Layers with weights that are used, but not as a known linear map."""
+    return [name for name, note in snap.notes.items() if NO_MAP in note]
 
 
 def _magnitude(snap: Snapshot) -> Magnitude | None:
@@ -263,6 +272,12 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], word: str, margin: Margi
                        f"gradient reached them, or they were not to train.")
     if word != "stale" and c.reached is not None and c.last.step is not None and c.reached > c.last.step:
         remarks.append(f"the training is at step {c.reached:,}; what it did after step {c.last.step:,} is not in these numbers.")
+    if (unrecognised := _unrecognised(c.last)) and word in REGIMES:
+        remarks.append(f"not recognised: the weights of {few_of(unrecognised)} are not used as linear maps that Richter knows. "
+                       f"They count in {GAP}; what they read does not count in {TURN}.")
+    if c.fallen < ADVANCED and c.finished and c.loss is not None:
+        remarks.append(f"the loss fell by {max(0.0, c.fallen):.0%} only, and no longer falls ({c.loss.late:.0%} of its fall "
+                       f"was in its last quarter): little was to be learned, or this is a plateau.")
     if c.loss is not None and c.loss.gaps:
         remarks.append(f"{c.loss.name} was not finite {c.loss.gaps} times, and recovered.")
     if c.unsettled:

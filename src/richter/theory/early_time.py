@@ -20,7 +20,7 @@ from torch import Tensor
 
 from richter.core import Ref, unknown
 from richter.core.arrays import Array, ArrayLike
-from richter.theory.arrays import column, like, network, normal, read, whole
+from richter.theory.arrays import column, held, in_units, like, network, normal, read, whole
 from richter.theory.flows import flow
 from richter.theory.frame import Theory
 
@@ -54,7 +54,8 @@ def predict(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike,
 
 def correlation(X: ArrayLike, J: ArrayLike, dL: ArrayLike) -> float:
     """The limit of the centred NFC as t -> 0: the cosine of the two second derivatives; NaN where one is zero.  [nfa, Eq. (6)]"""
-    return _cosine(*_second_derivatives(*read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c"))))
+    X_, J_, dL_ = (in_units(t)[0] for t in read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c")))
+    return _cosine(*_unscaled(X_, J_, dL_))
 
 
 def expected_kernel(X: ArrayLike, activation: str, depth: int = 2) -> Array:
@@ -66,23 +67,43 @@ def expected_kernel(X: ArrayLike, activation: str, depth: int = 2) -> Array:
       relu: (pi - t_l) / (2 pi),         cos t_{l+1} = (sin t_l + (pi - t_l) cos t_l) / pi   (t_0 the angle of x and z)
     so two layers give 16 S (S_xx S_zz + 2 S^2), and (pi - t_0)(pi - t_1) / (2 pi)^2. An input of zero asks nothing.
     """
-    (X_,) = read(X=(X, "n d"))
-    return like(_expected_kernel(X_, activation, depth), X)
+    X_, unit = in_units(read(X=(X, "n d"))[0])
+    E = _expected_kernel(X_, activation, depth)
+    degree = 2 ** (depth + 1) - 2 if activation == "quadratic" else 0  # of the kernel in the inputs
+    return like(_in_old_units(E, "the expected kernel", [(unit, degree)]), X)
 
 
 def predicted_correlation(X: ArrayLike, y: ArrayLike, activation: str, depth: int = 2) -> float:
     """The centred NFC of the first layer as t -> 0: Eq. (6) with P -> E[P] and P^2 -> E[P]^2, outputs 0 at the start, squared
     loss. Exact as the width grows with n and d fixed; at width n it is still close.  [nfa, Sec. 4.1, Fig. 7]"""
-    X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    X_, y_ = (in_units(t)[0] for t in read(X=(X, "n d"), y=(column(y), "n")))
     A = _expected_kernel(X_, activation, depth) @ (y_[:, None] * X_)  # E[P] Y X
     return _cosine(X_.T @ (y_[:, None] * A), A.T @ A)
 
 
 def _second_derivatives(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"], dL: Float[Tensor, "n c"],
                         *, factor: float = 2.0) -> Matrices:
+    (X, x), (J, j), (dL, dl) = in_units(X), in_units(J), in_units(dL)
+    nfm_dd, agop_dd = _unscaled(X, J, dL, factor=factor)
+    name, powers = "the second derivatives", [(x, 2), (j, 2), (dl, 2)]
+    return _in_old_units(nfm_dd, name, powers), _in_old_units(agop_dd, name, [*powers, (j, 2)])
+
+
+def _unscaled(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"], dL: Float[Tensor, "n c"],
+              *, factor: float = 2.0) -> Matrices:
     W_dot = -torch.einsum("nc,nco,ni->oi", dL, J, X)
     response = torch.einsum("nco,oi->nci", J, W_dot).flatten(0, 1)  # W'^T K W' = response^T response: K is not formed
     return factor * W_dot.T @ W_dot, factor * response.T @ response
+
+
+def _in_old_units(t: Tensor, name: str, powers: Sequence[tuple[float, int]]) -> Tensor:
+    """t times units, each to its power: a single power may be no number where the result is one."""
+    exponent = sum(power * round(math.log2(unit)) for unit, power in powers)
+    half = max(-1000, min(1000, exponent // 2))
+    result = t * 2.0**half * 2.0 ** max(-1000, min(1000, exponent - half))
+    if t.any() or not torch.isfinite(t).all():
+        held(**{name: result})
+    return result
 
 
 def _at_layer(weights: list[Tensor], X: Float[Tensor, "n d"], y: Float[Tensor, "n c"], activation: Callable[[Tensor], Tensor],
@@ -125,8 +146,9 @@ def _quadratic(X: Float[Tensor, "n d"], depth: int) -> Float[Tensor, "n n"]:
 
 
 def _relu(X: Float[Tensor, "n d"], depth: int) -> Float[Tensor, "n n"]:
-    norm = X.norm(dim=1)
-    U = X / norm.clamp(min=torch.finfo(X.dtype).tiny)[:, None]
+    largest, tiny = X.abs().amax(1), torch.finfo(X.dtype).tiny
+    U = X / largest.clamp(min=tiny)[:, None]
+    U = U / U.norm(dim=1).clamp(min=tiny)[:, None]
     # arccos would lose half of the digits where x and z are close
     apart, sum_ = (torch.cdist(U, V, compute_mode="donot_use_mm_for_euclid_dist") for V in (U, -U))
     t = 2 * torch.atan2(apart, sum_)
@@ -135,7 +157,7 @@ def _relu(X: Float[Tensor, "n d"], depth: int) -> Float[Tensor, "n n"]:
         versine = 2 * (t / 2).sin() ** 2 - (t.sin() - t * t.cos()) / math.pi  # 1 - cos t_{l+1}
         t = 2 * (versine.clamp(min=0) / 2).sqrt().asin()
         E = E * (math.pi - t) / (2 * math.pi)
-    return E * torch.outer(norm > 0, norm > 0)
+    return E * torch.outer(largest > 0, largest > 0)
 
 
 _EXPECTED: dict[str, Callable[[Tensor, int], Tensor]] = {"quadratic": _quadratic, "relu": _relu}
@@ -177,9 +199,11 @@ def _from_flow(start: list[Tensor], X: Tensor, y: Tensor, activation: Callable[[
         for by in both_ways:
             V, J = by[layer], _jacobian(moved(by), X, activation, layer)
             total += torch.stack([V.T @ V, V.T @ torch.einsum("nco,ncp->op", J, J) @ V])
-        return total / t**2
+        return total / t / t
 
     both = (4 * curvature(halves, t / 2) - curvature(wholes, t)) / 3
+    if not torch.isfinite(both).all():
+        held(**{"the second derivatives": both})
     return both[0], both[1]
 
 
@@ -187,6 +211,7 @@ def simulate_correlation(X: ArrayLike, y: ArrayLike, activation: str, width: int
     """The centred NFC of the first layer just after the start, in one random network of ``depth`` hidden layers: weights
     N(0, 1/fan_in), its first outputs added to y, so that training starts from the residual -y."""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
+    X_, y_ = X_ if activation == "tanh" else in_units(X_)[0], in_units(y_)[0]  # others are homogeneous
     whole(width=width, depth=depth)
     whole(0, seed=seed)
     known = {"quadratic": torch.square, "relu": torch.relu, "tanh": torch.tanh}
@@ -198,7 +223,8 @@ def simulate_correlation(X: ArrayLike, y: ArrayLike, activation: str, width: int
                for i, o in itertools.pairwise(sizes)]
     f = _forward(weights, X_, known[activation])[0]
     F, G = _from_flow(weights, X_, f + y_[:, None], known[activation], 0, 1e-5)
-    return ((F * G).sum() / (F.norm() * G.norm())).item()
+    held(**{"the second derivative of the NFM": F, "that of the AGOP": G})
+    return _cosine(F, G)
 
 
 def _forward(weights: Sequence[Tensor], X: Tensor, activation: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:

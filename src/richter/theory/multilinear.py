@@ -29,6 +29,7 @@ from richter.theory.powerlaw import PowerLaw, Values, remaining
 from richter.theory.prefactors import Prefactors, prefactors
 
 Resource = float | Sequence[float] | Array
+SMALLEST, LARGEST = 1e-150, 1e150  # of the target, and of it times lr: their squares are numbers
 
 
 class Exponents(NamedTuple):
@@ -154,7 +155,7 @@ class Multilinear:
 
     @cached_property
     def _delay(self) -> float:
-        return math.log(self.target / self.initial - 1)
+        return math.log(self.target - self.initial) - math.log(self.initial)
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,9 @@ def _check(law: PowerLaw, **positive: float) -> None:
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise SelectionError(f"{name}={value!r}: a number above 0 is needed.")
+    if not SMALLEST < positive["target"] < LARGEST or not SMALLEST < positive["target"] * positive["lr"] < LARGEST:
+        raise SelectionError(f"target={positive['target']:g} with lr={positive['lr']:g}: losses go with the square of the target "
+                             f"and rates with lr times target, which leave the range of float64. Give them in other units.")
 
 
 def _between(eps: float, below: float = 1.0) -> None:

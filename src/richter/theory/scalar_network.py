@@ -4,7 +4,8 @@
 Gradient flow multiplies every a_i + b_i by one number and divides every a_i - b_i by it (Theorem 1):
     a_i = (a_i(0) + b_i(0)) gamma^(1/2) / 2 + (a_i(0) - b_i(0)) gamma^(-1/2) / 2,     b_i with a minus,
 where gamma goes from 1 to gamma_plus at the rate 2 R v / Z, R^2 = Sigma_0^2 - S_0^2 + S^2. Units whose a_i b_i have the sign of S
-are aligned, and grow; the others shrink. gamma_plus near 1: nothing but the function moves, and the network is lazy.
+are aligned, and grow; the others shrink. gamma_plus near 1: nothing but the function moves, and the network is lazy. Inside,
+gamma is a logarithm and Sigma_0 +- S_0 are a mantissa and an exponent, so that weights may have any size of float64.
 
 Eq. 6.12 is printed with the rate 4 R / Z, which belongs to a loss without its 1/2 and to v = 1.
 """
@@ -23,11 +24,12 @@ from torch import Tensor
 
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
-from richter.theory.arrays import Times, like, normal, read, times_from_zero, whole
+from richter.theory.arrays import Times, in_units, like, normal, read, times_from_zero, whole
 from richter.theory.flows import flow
 from richter.theory.frame import Theory
 
 Regime = Literal["lazy", "between", "rich"]
+LARGEST = (1e-290, 1e300)  # what the largest weight may be: sums and halves of such weights keep their digits
 LAZY, RICH = 1.1, 10.0  # a convention: aligned units' part of the function changes by a tenth at most, or tenfold at least
 
 # ------------------------------------------------------------------------------------------------ predict
@@ -81,53 +83,59 @@ class ScalarNetwork:
 
     def predict(self, t: Times) -> tuple[Array, Array, Array]:
         """(a [p, t], b [p, t], gamma [t]) at these times.  [Eqs. 6.10-6.12, corrected]"""
-        gamma = self._gamma(t)
-        a, b = self._start.at(gamma)
-        return like(a, self.a0), like(b, self.a0), like(gamma, self.a0)
+        return *self.weights(t), self._growth(self._log_gamma(t), "weights(t), slope(t), loss(t) and log_gamma(t) do not need it")
+
+    def weights(self, t: Times) -> tuple[Array, Array]:
+        """(a [p, t], b [p, t]) at these times."""
+        a, b = self._start.at(self._log_gamma(t))
+        return like(a, self.a0), like(b, self.a0)
+
+    def log_gamma(self, t: Times) -> Array:
+        """log gamma [t], also where gamma itself leaves the range of float64."""
+        return like(self._log_gamma(t), self.a0)
 
     def slope(self, t: Times) -> Array:
         """theta [t] = ((Sigma_0 + S_0) gamma - (Sigma_0 - S_0) / gamma) / 2, so that f(x) = theta x."""
-        gamma = self._gamma(t)
-        return like(_times(self._start.plus, gamma) / 2 - _times(self._start.minus, 1 / gamma) / 2, self.a0)
+        log_gamma = self._log_gamma(t)
+        return self._checked("the slope", (self._start.plus.times(log_gamma) - self._start.minus.times(-log_gamma)) / 2)
 
     def loss(self, t: Times) -> Array:
         """v (theta - S)^2 / 2 [t]."""
-        return like(self.variance * (to_tensor(self.slope(t)) - self.target).square() / 2, self.a0)
+        return self._checked("the loss", self.variance * (to_tensor(self.slope(t)) - self.target).square() / 2)
 
     def modes(self, t: Times) -> Modes:
         """The parts of the slope that come from units aligned at the start (a_i b_i S > 0), and from the others."""
-        a, b = self._start.at(self._gamma(t))
+        a, b = (z / math.sqrt(self.scale) for z in self._start.at(self._log_gamma(t)))
         chosen = to_tensor(self.aligned).bool().to(a.device)
-        parts = [(a * b)[kind].sum(0) / self.scale for kind in (chosen, ~chosen)]
-        return Modes(*(like(part, self.a0) for part in parts))
+        return Modes(*(self._checked("the slope", (a * b)[kind].sum(0)) for kind in (chosen, ~chosen)))
 
     @cached_property
     def aligned(self) -> Array:
         """Which units have a_i b_i S > 0 at the start [p]."""
-        return like(self._start.a * self._start.b * self.target > 0, self.a0)
+        return like(self._start.a.sign() * self._start.b.sign() * np.sign(self.target) > 0, self.a0)
 
     @cached_property
     def gamma_plus(self) -> float:
         """gamma at the end of time: (S + R) / (Sigma_0 + S_0). Infinite where every a_i = -b_i and S >= 0, which no growth of
         a_i + b_i = 0 can reach.  [Eq. 6.14]"""
-        plus, minus, S, R = self._start.plus, self._start.minus, self.target, self._R
-        if S < 0:
-            return minus / (R - S)  # the same, without a difference of like numbers
-        if plus:
-            return (S + R) / plus
-        return math.inf if S or minus else 1.0
+        end = torch.tensor(self._log_gamma_plus, dtype=torch.float64)
+        return float(self._growth(end, "regime and log_gamma(t) do not need it"))
 
     @cached_property
     def bound(self) -> float:
         """S / Sigma_0, the target over the weights: gamma_plus is as large at least, for S > 0.  [Sec. 6.3.1]"""
-        size = (self._start.plus + self._start.minus) / 2
-        return self.target / size if size else math.inf
+        unit = max(self._start.plus.exponent, self._start.minus.exponent)
+        size = (self._start.plus.over(unit) + self._start.minus.over(unit)) / 2
+        try:
+            return math.ldexp(self.target / size, -unit)  # the size is never 0: not all weights are
+        except OverflowError:
+            raise SelectionError(_beyond("S / Sigma_0", "give weights or the target in other units")) from None
 
     @cached_property
     def regime(self) -> Regime:
         """"lazy" where gamma_plus or its inverse is below ``LAZY``, "rich" where it is above ``RICH``."""
-        change = max(self.gamma_plus, 1 / self.gamma_plus if self.gamma_plus else math.inf)
-        return "lazy" if change <= LAZY else "rich" if change >= RICH else "between"
+        change = abs(self._log_gamma_plus)
+        return "lazy" if change <= math.log(LAZY) else "rich" if change >= math.log(RICH) else "between"
 
     def simulate(self, t: Times) -> tuple[Array, Array, Array]:
         """(a [p, t], b [p, t], gamma [t]) by integrating the gradient flow of all weights."""
@@ -141,22 +149,92 @@ class ScalarNetwork:
         return _Start.make(a, b, self.scale)
 
     @cached_property
-    def _R(self) -> float:
-        return math.hypot(math.sqrt(self._start.plus) * math.sqrt(self._start.minus), self.target)
+    def _unit(self) -> int:
+        """The exponent of the unit in which slopes are computed: the largest of Sigma_0 +- S_0 and S."""
+        return max(self._start.plus.exponent, self._start.minus.exponent, *([math.frexp(self.target)[1]] if self.target else []))
 
-    def _gamma(self, t: Times) -> Float[Tensor, " t"]:
-        """Eq. 6.12, corrected; in sums of positive terms, so that it keeps its digits where S is far above the weights. From a
-        target below zero it is the inverse of that from -S with b -> -b, which exchanges the sums."""
-        times = times_from_zero(t).to(self._start.a.device) * (self.rate * self.variance / self.scale)
-        R, S = self._R, abs(self.target)
-        grows, shrinks = self._start.plus, self._start.minus
-        if self.target < 0:
-            grows, shrinks = shrinks, grows
-        E = torch.exp(-R * times)
-        moved = -torch.expm1(-R * times) / R if R else times  # (1 - E) / R
-        gap = grows * shrinks / (R + S) if R else 0.0  # R - S
-        gamma = (1 + E + (shrinks + S) * moved) / (2 * E + (gap + grows) * moved)
-        return gamma if self.target >= 0 else 1 / gamma
+    @cached_property
+    def _R(self) -> float:
+        half, odd = divmod(self._start.plus.exponent + self._start.minus.exponent, 2)
+        product = self._start.plus.mantissa * self._start.minus.mantissa * 2**odd
+        return math.hypot(math.ldexp(math.sqrt(product), half - self._unit), self._S)
+
+    @cached_property
+    def _S(self) -> float:
+        return math.ldexp(abs(self.target), -self._unit)
+
+    @cached_property
+    def _sums(self) -> tuple[_Scaled, _Scaled]:
+        """The sums of squares that grow and that shrink. The flow toward a target below zero is that toward -S with b -> -b,
+        which exchanges them and inverts gamma."""
+        pair = self._start.plus, self._start.minus
+        return pair if self.target >= 0 else pair[::-1]
+
+    @cached_property
+    def _log_gamma_plus(self) -> float:
+        grows = self._sums[0]
+        if not grows.mantissa:
+            end = math.inf
+        else:
+            end = (math.log(self._R + self._S) if self._R else -math.inf) - grows.log(self._unit)
+        return end if self.target >= 0 else -end
+
+    def _log_gamma(self, t: Times) -> Float[Tensor, " t"]:
+        """The logarithm of Eq. 6.12, corrected; in sums of positive terms, so that it keeps its digits where S is far above the
+        weights."""
+        R, S, (grows, shrinks) = self._R, self._S, self._sums
+        times = self._scaled(times_from_zero(t).to(self._start.a.device))
+        passed = R * times
+        moved = torch.log(-torch.expm1(-passed)) - math.log(R) if R else torch.log(times)  # log((1 - e^-passed) / R)
+        small = shrinks.over(self._unit)
+        above = torch.logaddexp(torch.log1p(torch.exp(-passed)), moved + _log(small + S))
+        gap = math.log1p(small / (R + S)) if R else 0.0  # R - S = grows shrinks / (R + S)
+        below = torch.logaddexp(math.log(2) - passed, moved + grows.log(self._unit) + gap)
+        return above - below if self.target >= 0 else below - above
+
+    def _scaled(self, times: Tensor) -> Tensor:
+        """rate v t / Z, in the unit of time that goes with the unit of slopes."""
+        (over, up), (under, down) = math.frexp(self.rate * self.variance), math.frexp(self.scale)
+        shift = up - down + self._unit
+        half = 2.0 ** max(-1000, min(1000, shift // 2))  # in two factors, each of which is a number
+        return (times * (over / under) * half * 2.0 ** max(-1000, min(1000, shift - shift // 2))).clamp(max=1e300)
+
+    def _growth(self, log_gamma: Tensor, instead: str) -> Array:
+        """gamma. Only where no growth can reach the target is it without bound."""
+        gamma = log_gamma.exp()
+        if math.isfinite(self._log_gamma_plus) and bool(((gamma == 0) | torch.isinf(gamma)).any()):
+            raise SelectionError(_beyond(f"gamma, of which the logarithm comes to {log_gamma.abs().max().item():.4g},", instead))
+        return like(gamma, self.a0)
+
+    def _checked(self, name: str, values: Tensor) -> Array:
+        if not torch.isfinite(values).all():
+            raise SelectionError(_beyond(name, "weights(t) and log_gamma(t) do not need it; or give a larger scale"))
+        return like(values, self.a0)
+
+
+class _Scaled(NamedTuple):
+    """A sum of squares, mantissa 2^exponent, that may be no number of float64."""
+
+    mantissa: float
+    exponent: int
+
+    @classmethod
+    def squares(cls, z: Tensor, scale: float) -> _Scaled:
+        """sum_i z_i^2 / (2 scale)."""
+        z, unit = in_units(z)
+        (over, up), (under, down) = math.frexp(z.square().sum().item() / 2), math.frexp(scale)
+        return cls(over / under, up - down + 2 * (math.frexp(unit)[1] - 1)) if over else cls(0.0, -5000)  # below any other
+
+    def over(self, unit: int) -> float:
+        """As a number in the unit 2^unit; 0 where it is far below."""
+        return math.ldexp(self.mantissa, self.exponent - unit)
+
+    def log(self, unit: int) -> float:
+        return math.log(self.mantissa) + (self.exponent - unit) * math.log(2) if self.mantissa else -math.inf
+
+    def times(self, log_factor: Tensor) -> Tensor:
+        """Its product with e^log_factor, 0 where it is 0: the factor of a sum that is zero may be infinite."""
+        return torch.exp(log_factor + self.log(0)) if self.mantissa else torch.zeros_like(log_factor)
 
 
 class _Start(NamedTuple):
@@ -164,24 +242,41 @@ class _Start(NamedTuple):
 
     a: Float[Tensor, " p"]
     b: Float[Tensor, " p"]
-    plus: float
-    minus: float
+    plus: _Scaled
+    minus: _Scaled
 
     @classmethod
     def make(cls, a: Float[Tensor, " p"], b: Float[Tensor, " p"], scale: float) -> _Start:
-        plus, minus = (z.square().sum().item() / (2 * scale) for z in (a + b, a - b))
-        return cls(a, b, plus, minus)
+        return cls(a, b, _Scaled.squares(a + b, scale), _Scaled.squares(a - b, scale))
 
-    def at(self, gamma: Float[Tensor, " t"]) -> tuple[Float[Tensor, "p t"], Float[Tensor, "p t"]]:
-        grown = _times((self.a + self.b)[:, None], gamma.sqrt())
-        shrunk = _times((self.a - self.b)[:, None], gamma.rsqrt())
+    def at(self, log_gamma: Float[Tensor, " t"]) -> tuple[Float[Tensor, "p t"], Float[Tensor, "p t"]]:
+        grown = _times((self.a + self.b)[:, None], log_gamma / 2)
+        shrunk = _times((self.a - self.b)[:, None], -log_gamma / 2)
         return (grown + shrunk) / 2, (grown - shrunk) / 2
 
 
-def _times(weights: Tensor | float, factor: Tensor) -> Tensor:
-    """Their product, 0 where the weights are 0: the factor of a sum that is zero may be infinite."""
-    w = torch.as_tensor(weights, dtype=factor.dtype, device=factor.device)
-    return torch.where(w == 0, 0.0, w * factor)
+def _times(weights: Tensor, log_factor: Tensor) -> Tensor:
+    """Their product, 0 where the weights are 0, also where the factor alone is no number."""
+    half = (log_factor / 2).exp()
+    return torch.where(weights == 0, 0.0, weights * half * half)
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x else -math.inf
+
+
+def _beyond(name: str, instead: str) -> str:
+    return f"{name} leaves the range of float64, because the weights are so small or so large; {instead}."
+
+
+def _weights(a0: ArrayLike, b0: ArrayLike) -> list[Tensor]:
+    a, b = read(a0=(a0, "p"), b0=(b0, "p"))
+    if not (a.any() or b.any()):
+        raise SelectionError("a0 and b0 are all zero: no gradient reaches such weights, and they never move. Give small weights.")
+    largest = max(a.abs().max().item(), b.abs().max().item())
+    if not LARGEST[0] <= largest <= LARGEST[1]:
+        raise SelectionError(f"the largest weight is {largest:.2g}; between {LARGEST[0]:g} and {LARGEST[1]:g} is needed.")
+    return [a, b]
 
 
 def _read(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, variance: float) -> list[Tensor]:
@@ -191,7 +286,7 @@ def _read(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, variance: f
                              ("variance", variance, "it is the mean of x^2")):
         if not (math.isfinite(value) and value > 0):
             raise SelectionError(f"{name}={value!r}: a number above 0 is needed; {why}.")
-    return read(a0=(a0, "p"), b0=(b0, "p"))
+    return _weights(a0, b0)
 
 
 def predict(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times, variance: float = 1.0, *,
@@ -207,19 +302,23 @@ def simulate(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times
              ) -> tuple[Array, Array, Array]:
     """(a [p, t], b [p, t], gamma [t]) by integrating a' = -dL/da and b' = -dL/db; gamma is the growth of sum (a + b)^2, or,
     where that is zero, the inverse of that of sum (a - b)^2."""
-    a, b = read(a0=(a0, "p"), b0=(b0, "p"))
+    (a, b), (_, unit) = _weights(a0, b0), in_units(torch.cat(_weights(a0, b0)))
 
     def velocity(state: list[Tensor]) -> list[Tensor]:
         a, b = state
-        force = (target - (a @ b) / scale) * variance / scale
+        force = (target - (a * unit) @ (b * unit) / scale) * variance / scale
         return [force * b, force * a]
 
-    states = flow(velocity, [a, b], times_from_zero(t).tolist(), rtol=1e-12, atol=1e-14)
+    states = flow(velocity, [a / unit, b / unit], times_from_zero(t).tolist(), rtol=1e-12, atol=1e-14)
     A, B = (torch.stack([state[i] for state in states], 1) for i in (0, 1))
-    grown, shrunk = ((A + s * B).square().sum(0) for s in (1, -1))
-    first, other = ((a + s * b).square().sum() for s in (1, -1))
-    gamma = grown / first if first > 0 else other / shrunk
-    return like(A, a0), like(B, a0), like(gamma, a0)
+    first, other = (_norms((a + s * b)[:, None] / unit) for s in (1, -1))
+    gamma = (_norms(A + B) / first if first > 0 else other / _norms(A - B)).square()
+    return like(A * unit, a0), like(B * unit, a0), like(gamma, a0)
+
+
+def _norms(z: Float[Tensor, "p t"]) -> Float[Tensor, " t"]:
+    largest = z.abs().amax(0)
+    return largest * (z / largest.clamp(min=torch.finfo(z.dtype).tiny)).norm(dim=0)
 
 
 # ------------------------------------------------------------------------------------------------ theories

@@ -56,11 +56,12 @@ def merged(axes: Sequence[Axis]) -> Axes:
 
 @dataclass(frozen=True)
 class Part:
-    """A view of a parameter: the whole, a slice, a transpose, a reshape."""
+    """A view of a parameter, or a multiple of one: the whole, a slice, a transpose, a reshape."""
 
     parameter: Tensor
     axes: Axes
     offset: int  # from the parameter's first entry, in its memory
+    scale: float = 1.0  # by which it is multiplied before it is used (W / sqrt(n))
 
     @property
     def distinct(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from richter.layers.attention import split, whole
 from richter.layers.conv import convolution
 
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+TIMES = {torch.mul, Tensor.mul, torch.multiply, Tensor.multiply}
+OVER = {torch.div, Tensor.div, torch.divide, Tensor.divide, torch.true_divide, Tensor.true_divide}
 COPIES = {Tensor.contiguous, Tensor.clone, torch.clone, Tensor.to, Tensor.float, Tensor.double, Tensor.type_as}
 
 
@@ -53,6 +56,8 @@ class Scope:
         self.called: set[nn.Module] = set()
         self._maps: dict[str, dict[str, Key | None]] = {}  # parameter -> its maps by their names, in the order of their first use
         self.copies: dict[int, tuple[Tensor, int, Part]] = {}  # id of a copy of a part -> it, its version, the part
+        self.duals = {id(w._base): w for w in state.values() if w._base is not None and w.shape == w._base.shape
+                      and w.stride() == w._base.stride()}  # in forward mode a view of a weight has the weight without its tangent
 
     @property
     def running(self) -> nn.Module | None:
@@ -65,6 +70,8 @@ class Scope:
         """What a call of ``func`` that returned ``z`` does with parameters that are not the running module's own."""
         if func in COPIES:
             self._copied(args[0], z)
+        elif func in TIMES or func in OVER:
+            self._multiple(func, args, kwargs, z)
         elif func is F.embedding:
             yield from self._looked_up(*args, **kwargs)
         elif func is Tensor.__getitem__ or func in (torch.index_select, Tensor.index_select):
@@ -105,10 +112,11 @@ class Scope:
         (which speaks for itself)."""
         if not isinstance(w, Tensor) or not w.requires_grad or w.layout is not torch.strided:
             return None
-        copy = self.copies.get(id(w))
+        base = w._base if w.grad_fn is not None else None  # None: a view made under no_grad
+        copy = self.copies.get(id(w)) or self.copies.get(id(base))
         if copy is not None and copy[1] == w._version:
-            return copy[2]
-        p = w if id(w) in self.names else w._base if w.grad_fn is not None else None  # None: a view made under no_grad
+            return copy[2] if copy[0] is w else _part_of_copy(w, copy[0], copy[2])
+        p = w if id(w) in self.names else self.duals.get(id(base), base)
         if p is None or id(p) not in self.names or p.dtype != w.dtype \
                 or any(getattr(self.running, m.weight, None) is p for m in self.view(self.running).values()):
             return None
@@ -120,6 +128,21 @@ class Scope:
         if part is not None and z is not w and z.shape == w.shape and z.device == w.device and z.is_floating_point() \
                 and torch.finfo(z.dtype).eps <= torch.finfo(w.dtype).eps:
             self.copies[id(z)] = (z, z._version, part)
+
+    def _multiple(self, func: Any, args: Any, kwargs: Any, z: Tensor) -> None:
+        """A part times a number, or divided by one, stands for the part: W / sqrt(n) in the NTK parametrisation. A product with
+        it then reads x / sqrt(n)."""
+        if len(args) != 2 or kwargs:
+            return
+        (w, number), over = args, func in OVER
+        if not over and not isinstance(number, (int, float)) and self._part(w) is None:
+            w, number = number, w
+        constant = isinstance(number, Tensor) and number.dim() == 0 and not number.requires_grad
+        part = self._part(w)
+        if part is not None and (constant or isinstance(number, (int, float))) and z.shape == w.shape and z.dtype == w.dtype:
+            value = float(number)
+            if math.isfinite(value) and value:
+                self.copies[id(z)] = (z, z._version, replace(part, scale=part.scale / value if over else part.scale * value))
 
     def _multiplied(self, part: Part, in_w: Labels, x: Tensor, in_x: Labels, out: Labels, z: Tensor) -> Iterator[Use]:
         """A product with a part. Its axes are groups where both what it is multiplied with and the result have them, d_in and
@@ -147,7 +170,7 @@ class Scope:
         ends = (*lead, many) if groups else lead
         shape = (*ends, writes)
         plain = order == tuple(range(z.dim())) and shape == z.shape
-        part = Part(part.parameter, tuple(axes.values()), part.offset)
+        part, read = replace(part, axes=tuple(axes.values())), read if part.scale == 1 else read * part.scale
         yield from self._use(part, "grouped" if groups else "dense", [[axes[k] for k in role] for role in (groups, d_out, d_in)],
                              read.reshape(*ends, reads), None if plain else order, shape)
 
@@ -172,7 +195,7 @@ class Scope:
             yield from self._lookup(part, torch.where(index[0] < 0, index[0] + len(table), index[0]))
 
     def _lookup(self, part: Part, rows: Tensor) -> Iterator[Use]:
-        if len(part.axes) == 2:
+        if len(part.axes) == 2 and part.scale == 1:
             yield from self._use(part, "lookup", [[], [part.axes[1]], [part.axes[0]]], rows)
 
     def _convolved(self, space: int, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -181,6 +204,7 @@ class Scope:
         part = self._part(weight)
         if part is None or len(part.axes) != space + 2:
             return
+        x = x if part.scale == 1 else x * part.scale
         (d, step), *patch = part.axes
         roles = [[], [(d, step)], patch] if groups == 1 else [[(groups, d // groups * step)], [(d // groups, step)], patch]
         m = convolution(tuple(weight.shape[2:]), stride, padding, dilation, groups)
@@ -242,3 +266,11 @@ class Scope:
             name = f"{plain}.{way}" if f"{plain}.{way}" not in maps else f"{plain}.use{len(maps) + 1}"
         maps[name] = key
         return name
+
+
+def _part_of_copy(w: Tensor, copy: Tensor, part: Part) -> Part | None:
+    """A view of a copy that lies in memory as the part does."""
+    if tuple(zip(copy.shape, copy.stride(), strict=True)) != part.axes:
+        return None
+    return replace(part, axes=tuple(zip(w.shape, w.stride(), strict=True)),
+                   offset=part.offset + int(w.storage_offset() - copy.storage_offset()))

@@ -294,11 +294,11 @@ class _FunctionChange(Simple):
         return known
 
     def _bias(self, name: str, state: Mapping[str, Tensor]) -> Tensor | None:
-        """What is added to the map's output, if anything is."""
+        """What is added to the map's output, if anything is; not a multiple of a bias, of which it is not known how large it is."""
         maps, module = self.subject.survey.maps, self.subject.survey.maps[name].module
         known = dict(self.subject.survey.biases)
         alone = f"{module}.bias" if module else "bias"
-        if [k for k, info in maps.items() if info.module == module] == [name]:
+        if not maps[name].layouts and [k for k, info in maps.items() if info.module == module] == [name]:
             known.setdefault(alone, (name,))  # of a layer that is read one example at a time
         for bias, own in known.items():
             sizes = [torch.Size(maps[k].shape[:-1]).numel() for k in own]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from richter.core import CaptureError, Mark, MixingError, Remark
 from richter.core.freed import trim
 from richter.core.sizes import SMALL
+from richter.core.text import NO_MAP
 from richter.instrument.capture import (
     Inputs,
     Output,
@@ -38,8 +39,8 @@ OUTPUTS = 8  # arrays of their outputs that a survey holds
 UNCALLED = Remark(Mark.IDLE, "never called on the probe")
 UNREACHED = Remark(Mark.IDLE, "never used: no gradient reaches it from the output on the probe (read by .data, detached, "
                               "wrapped in a new Parameter or cached by an earlier call, it is a constant)")
-UNKNOWN = Remark(Mark.UNDEFINED, "used, but not as a linear map that Richter knows: its tangent kernel is exact, by gradients of "
-                                 "single examples, and its feature correlations are not known")
+UNKNOWN = Remark(Mark.UNDEFINED, f"{NO_MAP}: its tangent kernel is exact, by gradients of single examples, and its feature "
+                                 f"correlations are not known")
 
 
 def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = None, memory: float = math.inf) -> Survey:
