@@ -19,6 +19,7 @@ BIASES = ("near the origin a network with biases has no one degree in its weight
           "them. Take one without: nn.Linear(..., bias=False).")
 Times = float | Sequence[float] | Array  # one number is one time
 SIZES = (1e-145, 1e145)  # of weights: squares of such numbers, and their products, are numbers
+LARGEST = (1e-290, 1e300)  # of the largest weight: sums and halves of such weights keep their digits
 ORDINARY = (1e-90, 1e90)  # of data: products of any three of such numbers, or of their inverses, are numbers
 
 
@@ -118,6 +119,17 @@ def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covarian
         raise SelectionError("correlation has a part along inputs whose variance is 0: E[x y^T] and E[x x^T] are not of the same "
                              "data.")
     return W, C, (S + S.T) / 2
+
+
+def moving(a0: ArrayLike, b0: ArrayLike) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
+    """Weights a_i and b_i of units a_i b_i x, not all of them zero."""
+    a, b = read(a0=(a0, "p"), b0=(b0, "p"))
+    if not (a.any() or b.any()):
+        raise SelectionError("a0 and b0 are all zero: no gradient reaches such weights, and they never move. Give small weights.")
+    largest = max(a.abs().max().item(), b.abs().max().item())
+    if not LARGEST[0] <= largest <= LARGEST[1]:
+        raise SelectionError(f"the largest weight is {largest:.2g}; between {LARGEST[0]:g} and {LARGEST[1]:g} is needed.")
+    return a, b
 
 
 def squarable(name: str, sizes: Tensor) -> None:

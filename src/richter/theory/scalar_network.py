@@ -24,12 +24,11 @@ from torch import Tensor
 
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
-from richter.theory.arrays import Times, in_units, like, normal, read, times_from_zero, whole
+from richter.theory.arrays import Times, in_units, like, moving, normal, times_from_zero, whole
 from richter.theory.flows import flow
 from richter.theory.frame import Theory
 
 Regime = Literal["lazy", "between", "rich"]
-LARGEST = (1e-290, 1e300)  # what the largest weight may be: sums and halves of such weights keep their digits
 LAZY, RICH = 1.1, 10.0  # a convention: aligned units' part of the function changes by a tenth at most, or tenfold at least
 
 # ------------------------------------------------------------------------------------------------ predict
@@ -269,24 +268,14 @@ def _beyond(name: str, instead: str) -> str:
     return f"{name} leaves the range of float64, because the weights are so small or so large; {instead}."
 
 
-def _weights(a0: ArrayLike, b0: ArrayLike) -> list[Tensor]:
-    a, b = read(a0=(a0, "p"), b0=(b0, "p"))
-    if not (a.any() or b.any()):
-        raise SelectionError("a0 and b0 are all zero: no gradient reaches such weights, and they never move. Give small weights.")
-    largest = max(a.abs().max().item(), b.abs().max().item())
-    if not LARGEST[0] <= largest <= LARGEST[1]:
-        raise SelectionError(f"the largest weight is {largest:.2g}; between {LARGEST[0]:g} and {LARGEST[1]:g} is needed.")
-    return [a, b]
-
-
-def _read(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, variance: float) -> list[Tensor]:
+def _read(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, variance: float) -> tuple[Tensor, Tensor]:
     if not math.isfinite(target):
         raise SelectionError(f"target={target!r}: the slope S of the target, a finite number, is needed.")
     for name, value, why in (("scale", scale, "a network with a negative Z is the one with b0 negated"),
                              ("variance", variance, "it is the mean of x^2")):
         if not (math.isfinite(value) and value > 0):
             raise SelectionError(f"{name}={value!r}: a number above 0 is needed; {why}.")
-    return _weights(a0, b0)
+    return moving(a0, b0)
 
 
 def predict(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times, variance: float = 1.0, *,
@@ -302,7 +291,8 @@ def simulate(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times
              ) -> tuple[Array, Array, Array]:
     """(a [p, t], b [p, t], gamma [t]) by integrating a' = -dL/da and b' = -dL/db; gamma is the growth of sum (a + b)^2, or,
     where that is zero, the inverse of that of sum (a - b)^2."""
-    (a, b), (_, unit) = _weights(a0, b0), in_units(torch.cat(_weights(a0, b0)))
+    a, b = moving(a0, b0)
+    unit = in_units(torch.cat([a, b]))[1]
 
     def velocity(state: list[Tensor]) -> list[Tensor]:
         a, b = state
