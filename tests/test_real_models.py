@@ -11,7 +11,9 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import oracles
 import richter
@@ -449,3 +451,77 @@ def test_numbers_of_a_coarser_precision_say_so() -> None:
         assert snap.row(measure, "0").mark is Mark.ESTIMATED
         assert "the network computes in bfloat16: relative rounding error 8e-03" in snap.note(measure, "0")
     assert snap.row("weight_change", "0").mark is Mark.EXACT
+
+
+# ---------------------------------------------------------------------------------------- convolutions with computed weights
+
+
+def standardised(w: Tensor, gain: Tensor) -> Tensor:
+    return gain * (w - w.mean((1, 2, 3), keepdim=True)) / (w.var((1, 2, 3), keepdim=True) + 1e-6).sqrt()
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution that standardises its weight in its own forward, as in NFNet and BiT."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.rand(self.out_channels, 1, 1, 1) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, standardised(self.weight, self.gain), self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Standardise(nn.Module):
+    def __init__(self, gain: Tensor) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(gain.detach().clone())
+
+    def forward(self, w: Tensor) -> Tensor:
+        return standardised(w, self.gain)
+
+
+class ModulatedConv(StandardisedConv):
+    """A weight that depends on what is read is no linear map."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.style = nn.Linear(2, self.out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [F.conv2d(row[None], standardised(self.weight, self.gain * self.style(row.mean((1, 2)))[:, None, None, None]))
+                for row in x]
+        return torch.cat(rows)
+
+
+def test_a_convolution_with_a_standardised_weight_is_measured_as_a_parametrised_one() -> None:
+    torch.manual_seed(0)
+    own = nn.Sequential(StandardisedConv(2, 4, 3), nn.Tanh(), StandardisedConv(4, 4, 3, groups=2), nn.Tanh(), nn.Flatten(),
+                        nn.Linear(16, 3)).double()
+    usual = copy.deepcopy(own)
+    for i in (0, 2):
+        conv, gain = nn.Conv2d(2 + i, 4, 3, groups=1 + i // 2).double(), own[i].gain
+        conv.load_state_dict({k: v for k, v in own[i].state_dict().items() if k != "gain"})
+        usual[i] = conv
+        parametrize.register_parametrization(conv, "weight", Standardise(gain), unsafe=True)
+    x, rows = torch.randn(12, 2, 6, 6, generator=DRAW, dtype=torch.float64), []
+    for model in (own, usual):
+        start = {k: v + 0.1 * torch.arange(v.numel(), dtype=v.dtype).cos().view(v.shape) for k, v in model.state_dict().items()}
+        snap = richter.measure(model, richter.Probe(x, torch.arange(12) % 3),
+                               ["nfc", "cnfc", "weight_change", "function_change"], initial=start)
+        rows.append({(r.layer, r.measure): r.value for r in snap.rows})
+    for layer in "02":
+        for measure in ("nfc", "cnfc", "weight_change", "function_change"):
+            # function_change: the weight is scale-invariant up to 1e-6, and brought to its initial norm
+            rel = 1e-5 if measure == "function_change" else 1e-9
+            assert rows[0][layer, measure] == pytest.approx(rows[1][layer, measure], rel=rel), (layer, measure)
+    assert relative(richter.kernels.ntk(own, x), brute_ntk(own, x)) < 1e-10
+
+
+def test_a_convolution_whose_weight_depends_on_the_data_has_no_correlations() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(ModulatedConv(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3)).double()
+    x = torch.randn(10, 2, 6, 6, generator=DRAW, dtype=torch.float64)
+    for n in (2, 10):
+        snap = richter.measure(model, richter.Probe(x[:n], torch.arange(n) % 3), ["nfc"])
+        assert not any(r.layer == "0" and r.value == r.value for r in snap.rows)
+    assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < 1e-10

@@ -22,6 +22,7 @@ from richter.layers.conv import convolution
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 TIMES = {torch.mul, Tensor.mul, torch.multiply, Tensor.multiply}
 OVER = {torch.div, Tensor.div, torch.divide, Tensor.divide, torch.true_divide, Tensor.true_divide}
+STEPS = 64  # of a computation of a weight that are looked at
 COPIES = {Tensor.contiguous, Tensor.clone, torch.clone, Tensor.to, Tensor.float, Tensor.double, Tensor.type_as}
 
 
@@ -202,6 +203,9 @@ class Scope:
                    dilation: Any = 1, groups: int = 1) -> Iterator[Use]:
         """F.conv1d, F.conv2d, F.conv3d."""
         part = self._part(weight)
+        if part is None and self._computed(weight):
+            m, running = convolution(tuple(weight.shape[2:]), stride, padding, dilation, groups), self.running
+            yield Use(self.named[running], m, running, weight, x)  # type: ignore[index, arg-type]
         if part is None or len(part.axes) != space + 2:
             return
         x = x if part.scale == 1 else x * part.scale
@@ -210,6 +214,24 @@ class Scope:
         m = convolution(tuple(weight.shape[2:]), stride, padding, dilation, groups)
         for use in self._use(part, m.kind, roles, x):
             yield use._replace(map=LinearMap(use.map.matrix, m.inputs, m.outputs, m.kind))
+
+    def _computed(self, w: Tensor) -> bool:
+        """Is this computed from the weight of the running module, and of its shape? It then stands for the weight, as that of a
+        parametrisation does. It may depend on nothing but the module's own parameters: not on what the module reads."""
+        own = getattr(self.running, "weight", None)
+        if self.running in self.views or not isinstance(own, nn.Parameter) or own.shape != w.shape or w.grad_fn is None:
+            return False
+        parameters = {id(p) for p in self.running._parameters.values()}  # type: ignore[union-attr]
+        todo, seen = [w.grad_fn], set[Any]()
+        while todo and len(seen) < STEPS:
+            node = todo.pop()
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) not in parameters:
+                return False
+            befores = {before for before, _ in node.next_functions if before is not None} - seen
+            seen |= befores
+            todo += befores
+        return not todo
 
     def _use(self, part: Part, kind: Any, roles: list[list[Any]], read: Tensor, order: tuple[int, ...] | None = None,
              shape: tuple[int, ...] = ()) -> Iterator[Use]:

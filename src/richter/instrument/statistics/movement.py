@@ -294,7 +294,7 @@ class _FunctionChange(Simple):
         return known
 
     def _bias(self, name: str, state: Mapping[str, Tensor]) -> Tensor | None:
-        """What is added to the map's output, if anything is; not a multiple of a bias, of which it is not known how large it is."""
+        """What is added to the map's output, if anything is; not a multiple of a bias, whose size is not known."""
         maps, module = self.subject.survey.maps, self.subject.survey.maps[name].module
         known = dict(self.subject.survey.biases)
         alone = f"{module}.bias" if module else "bias"
