@@ -20,10 +20,11 @@ from richter.core import MemoryBudgetError, freed, parse_bytes
 from richter.instrument import captures, foreseen, matrices
 from richter.instrument import subject as subjects
 from richter.instrument.capture import calls as captured_calls
+from richter.instrument.capture import state as captured_state
 from richter.instrument.capture import quiet
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.measurement import Measurement
-from richter.instrument.statistics import bases, journey, moments, outputs, passes, pushing, sizes, stages, weights
+from richter.instrument.statistics import bases, journey, moments, outputs, passes, sizes, stages, weights
 from richter.instrument.survey import audit, examine
 from richter.kernels import planning, shared
 from test_large import Tied
@@ -37,7 +38,7 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every array counts, as those of a large model do, of which some entries at a time are nothing."""
     for module in (freed, subjects, examine, journey, moments, outputs, sizes, stages, weights):
         monkeypatch.setattr(module, "SMALL", 0)
-    for module in (bases, journey, pushing):
+    for module in (bases, journey, captured_state):
         monkeypatch.setattr(module, "TILE", 2 ** 12)
     monkeypatch.setattr(matrices, "KEPT", 0)
 

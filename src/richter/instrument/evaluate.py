@@ -57,6 +57,8 @@ class Planned:
     keys: tuple[Key, ...] = ()
     reason: str = ""
     zero: str = UNDEFINED  # what 0/0 means
+    passes: bool = False  # does it rest on passes through the network?
+    gradients: bool = False  # and on gradients of the outputs?
 
     @property
     def place(self) -> str:
@@ -109,7 +111,10 @@ def _planned(subject: Subject, m: Measure, given: Cotangents | None) -> Planned:
         plans = [(s.planned(subject, c), c) for s, c in zip(m.needs, chosen, strict=True)]
         reason = next((s for s, _ in plans if isinstance(s, str)), "")
         if not reason:
-            return Planned(m, tuple((s, c) for s, c in plans if not isinstance(s, str)), zero=zero)
+            keys = tuple((s, c) for s, c in plans if not isinstance(s, str))
+            wants = wants_of(subject, keys).values()
+            return Planned(m, keys, "", zero, m.of_kernels or any(w.takes_part or w.passes for w in wants),
+                           m.of_kernels or any(w.maps and w.backward for w in wants))
     return Planned(m, reason=reason, zero=zero)
 
 
@@ -196,7 +201,7 @@ class Evaluation:
             for k in known:
                 if k.missing is not None:
                     raise k.missing
-            if self._rounding(p, place):
+            if p.gradients and place in (self.subject.noise.modules if m.of_kernels else self.subject.noise.maps):
                 raise Missing(ROUNDING)
             value, remark = self._computed(m, place, arguments)
         except Missing as why:
@@ -206,7 +211,7 @@ class Evaluation:
             return Row(self.step, place, m.name, math.nan, note=text, mark=why.remark.mark)
         if math.isnan(value):
             remark = Remark(Mark.UNDEFINED, remark.text or p.zero)
-        remarks = [r for r in (remark, *(k.remark for k in known), self._precision(p)) if r != Remark()]
+        remarks = [r for r in (remark, *(k.remark for k in known), self._precision if p.passes else Remark()) if r != Remark()]
         remark = joined(remarks) if remarks else Remark()
         error = math.nan
         if self.subject.errors and math.isfinite(value):
@@ -219,16 +224,14 @@ class Evaluation:
                 remark = joined([remark, *_of_sketch(errors)])
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 
-    def _precision(self, p: Planned) -> Remark:
+    @cached_property
+    def _precision(self) -> Remark:
         """What is to be said of a number that rests on passes through a network that computes in a coarser precision."""
-        subject, wants = self.subject, wants_of(self.subject, p.keys).values()
-        coarsest = subject.state.precision
+        coarsest = self.subject.state.precision
         eps = torch.finfo(coarsest).eps
-        of_passes = p.measure.of_kernels or any(w.takes_part or w.passes for w in wants)
-        if eps <= torch.finfo(subject.source.dtype).eps or not of_passes:
+        if eps <= torch.finfo(self.subject.source.dtype).eps:
             return Remark()
-        name = str(coarsest).removeprefix("torch.")
-        text = f"the network computes in {name}: relative rounding error {eps:.0e}"
+        text = f"the network computes in {str(coarsest).removeprefix('torch.')}: relative rounding error {eps:.0e}"
         return Remark(Mark.ESTIMATED if eps > HALF else Mark.EXACT, text)
 
     def _undefined(self, place: str) -> bool:
@@ -236,13 +239,6 @@ class Evaluation:
         undefined = self.subject.audit.undefined if self.subject.audit is not None else set()
         modules = {self.subject.survey.maps[k].module for k in undefined}
         return place in undefined | modules or (place == WHOLE and bool(undefined))
-
-    def _rounding(self, p: Planned, place: str) -> bool:
-        """Is this made of gradients that are nothing but rounding errors?"""
-        noise = self.subject.noise
-        if p.measure.of_kernels:
-            return place in noise.modules
-        return place in noise.maps and any(w.maps and w.backward for w in wants_of(self.subject, p.keys).values())
 
     def _computed(self, m: Measure, place: str, arguments: Sequence[Any]) -> tuple[float, Remark]:
         """The number, and what its measure says of it; a measure that fails does not end the training that it looks at."""
