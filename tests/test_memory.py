@@ -17,11 +17,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import richter
 from richter.core import MemoryBudgetError, freed, parse_bytes
-from richter.instrument import captures, foreseen, matrices
+from richter.instrument import captures, foreseen
 from richter.instrument import subject as subjects
 from richter.instrument.capture import calls as captured_calls
-from richter.instrument.capture import state as captured_state
 from richter.instrument.capture import quiet
+from richter.instrument.capture import state as captured_state
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.measurement import Measurement
 from richter.instrument.statistics import bases, journey, moments, outputs, passes, sizes, stages, weights
@@ -40,7 +40,7 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SMALL", 0)
     for module in (bases, journey, captured_state):
         monkeypatch.setattr(module, "TILE", 2 ** 12)
-    monkeypatch.setattr(matrices, "KEPT", 0)
+    monkeypatch.setattr(subjects, "KEPT", 0)
 
 
 def language_model(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, richter.Probe, dict[str, Tensor]]:

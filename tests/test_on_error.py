@@ -205,7 +205,7 @@ def test_failed_attempts_count_as_spent(monkeypatch: pytest.MonkeyPatch) -> None
     watch = richter.Observer(mlp(), probe(), when=1, budget=0.1, measures=FEW)
     monkeypatch.setattr(Measurement, "take", take)
     monkeypatch.setattr(richter.instrument.observe, "time", Clock)
-    monkeypatch.setattr(richter.instrument.budget, "time", Clock)
+    monkeypatch.setattr(richter.instrument.schedule, "time", Clock)
     with quietly() as caught:
         for step in range(400):
             now[0] += 1.0

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from richter.core import WHOLE, Failure, SelectionError, StoreError, unknown
-from richter.instrument.budget import Budget
 from richter.instrument.capture import Output
 from richter.instrument.cotangents import Cotangents, Function
 from richter.instrument.keeping import Keeping, passes_by, survives
@@ -24,7 +23,7 @@ from richter.instrument.keepsakes import Keepsakes
 from richter.instrument.measurement import Measurement
 from richter.instrument.opening import is_new, open_run
 from richter.instrument.probe import Probe
-from richter.instrument.schedule import When, early, schedule
+from richter.instrument.schedule import Budget, When, early, schedule
 from richter.instrument.snapshot import Snapshot
 from richter.measures import MOVEMENT
 from richter.measures.measure import Measure

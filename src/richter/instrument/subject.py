@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,6 @@ from richter.instrument.capture import Output, State, device_of, outputs_of, sam
 from richter.instrument.captures import Forwards, RowCotangents, select
 from richter.instrument.checks import check_labels, check_selection
 from richter.instrument.cotangents import Cotangents, Use
-from richter.instrument.matrices import Widened
 from richter.instrument.objective import Objective
 from richter.instrument.probe import Probe
 from richter.instrument.shift import aligned
@@ -49,6 +48,7 @@ from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.planning import Unit, units_of
 
 ARRAYS = 12  # of outputs that a survey holds
+KEPT = 2 ** 22  # entries of all matrices that are kept in double precision
 MAP_KINDS = ("dense", "grouped", "lookup")
 Layers = Sequence[str] | Callable[[str], bool] | None
 
@@ -415,3 +415,28 @@ class Subject:
         if callable(self.layers):
             return [k for k in names if self.layers(k)]
         return [k for k in names if any(matches(k, pattern) for pattern in self.layers)]
+
+
+class Widened(Mapping[str, Tensor]):
+    """Matrices in the precision in which they are computed with: of small ones all are kept, of large ones none, because they
+    would be several times the model."""
+
+    def __init__(self, matrices: Mapping[str, Tensor], wide: Callable[[Tensor], Tensor]) -> None:
+        self.matrices, self.wide = matrices, wide
+        self.kept: dict[str, Tensor] | None = {} if sum(W.numel() for W in matrices.values()) <= KEPT else None
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self.kept is None:
+            return self.wide(self.matrices[name])
+        if name not in self.kept:
+            self.kept[name] = self.wide(self.matrices[name])
+        return self.kept[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.matrices
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.matrices)
+
+    def __len__(self) -> int:
+        return len(self.matrices)
