@@ -859,6 +859,103 @@ def words(n: int) -> tuple[Tensor, Tensor]:
     return x["input_ids"], y
 
 
+# ------------------------------------------------------------------------------------------ structures of published models
+
+
+class CachedBias(nn.Module):
+    """Attention with a bias that is computed from a table and kept in eval mode, as in LeViT: in an attribute, or in a dict."""
+
+    def __init__(self, where: str = "attribute") -> None:
+        super().__init__()
+        self.where, self.cache = where, {} if where == "dict" else None
+        self.table = nn.Parameter(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)))
+        self.register_buffer("index", torch.randint(0, 5, (4, 4), generator=torch.Generator().manual_seed(0)))
+        self.qk, self.v, self.out = nn.Linear(4, 8), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def bias(self) -> Tensor:
+        if self.where == "no cache":
+            return self.table.exp()[:, self.index]
+        if isinstance(self.cache, dict):
+            if "bias" not in self.cache:
+                self.cache["bias"] = self.table.exp()[:, self.index]
+            return self.cache["bias"]
+        if self.cache is None:
+            self.cache = self.table.exp()[:, self.index]
+        return self.cache
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.qk(x).chunk(2, -1)
+        attention = torch.softmax(q @ k.mT + self.bias().sum(0), -1)
+        return self.out(torch.tanh(attention @ self.v(x))).mean(1)  # type: ignore[no-any-return]
+
+
+class ConvolutionalStem(nn.Module):
+    """A batch norm, and a layer norm over channels behind it, as in XCiT and LeViT."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.bn, self.ln, self.out = nn.Conv2d(2, 4, 3), norm(4), nn.LayerNorm(4), nn.Linear(4, 3)
+        for p in self.parameters():
+            nn.init.normal_(p)
+        if isinstance(self.bn, nn.BatchNorm2d):
+            nn.init.uniform_(self.bn.running_var, 0.5, 2)
+            nn.init.normal_(self.bn.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.bn(self.stem(x)).flatten(2).transpose(1, 2)
+        return self.out(torch.tanh(self.ln(z))).mean(1)  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """The first self-attention of DETR's decoder: what it attends to is the same everywhere, so queries and keys have no
+    effect. A chain of layers behind it lets gradients vanish, which is no rounding error."""
+
+    def __init__(self, depth: int = 6) -> None:
+        super().__init__()
+        self.pos = nn.Parameter(torch.randn(5, 8))
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+        self.chain = nn.Sequential(*[m for _ in range(depth) for m in (nn.Linear(8, 8), nn.Sigmoid())])
+        self.read, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        nn.init.normal_(self.v.bias)
+        with torch.no_grad():
+            for m in self.chain[::2]:
+                m.weight.mul_(0.03)
+
+    def forward(self, x: Tensor) -> Tensor:
+        target = torch.zeros(len(x), 5, 8, dtype=x.dtype, device=x.device)
+        q, k, v = self.q(target + self.pos), self.k(target + self.pos), self.v(target)
+        h = self.o(torch.softmax(q @ k.mT / 8 ** 0.5, -1) @ v) + self.read(x)[:, None]
+        return self.head(torch.tanh(self.chain(torch.tanh(h))) + torch.tanh(h)).mean(1)  # type: ignore[no-any-return]
+
+
+def standardised(w: Tensor, gain: Tensor) -> Tensor:
+    return gain * (w - w.mean((1, 2, 3), keepdim=True)) / (w.var((1, 2, 3), keepdim=True) + 1e-6).sqrt()
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution that standardises its weight in its own forward, as in NFNet and BiT."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.rand(self.out_channels, 1, 1, 1) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, standardised(self.weight, self.gain), self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class SmallBranch(nn.Module):
+    """A block behind a LayerScale of 1e-5, as in CaiT and DeiT III."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.up, self.down = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6)
+        self.scale, self.head = nn.Parameter(torch.full((6,), 1e-5)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        return self.head(h + self.scale * self.down(F.gelu(self.up(self.norm(h)))))  # type: ignore[no-any-return]
+
+
 def _made(name: str, factory: Callable[[], nn.Module], batch: Batch, output: Callable[[Any], Tensor] | None = None,
           gain: float = 1.5) -> None:
     CASES.append(Architecture(name, awake(factory, gain), batch, output=output))
@@ -893,3 +990,6 @@ _made("sorted_encoder", SortedEncoder, lengths_too)
 _made("unpadded_tokens", UnpaddedTokens, padded_text, class_logits)
 _made("position_table", PositionTable, gaussian(2, 8))
 _made("fourier_operator", SpectralConvolution, gaussian(6, 2))
+_made("attention_bias", lambda: CachedBias("no cache"), gaussian(4, 4))
+_made("detr_decoder", Decoder, gaussian(6))
+_made("layer_scale", SmallBranch, gaussian(4))
