@@ -70,6 +70,33 @@ def test_a_tensor_that_is_cached_in_eval_mode(where: str) -> None:
     assert model.cache == empty
 
 
+class CachedBuffer(nn.Module):
+    """Keeps what it computes in a buffer that is None at first."""
+
+    def __init__(self, caches: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out, self.caches = nn.Parameter(torch.randn(4, 4)), nn.Linear(4, 3), caches
+        self.register_buffer("cache", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.caches:
+            return self.out(torch.tanh(x @ self.table.exp()))  # type: ignore[no-any-return]
+        if self.cache is None:
+            self.cache = self.table.exp()
+        return self.out(torch.tanh(x @ self.cache))  # type: ignore[no-any-return]
+
+
+def test_a_tensor_that_is_cached_in_a_buffer() -> None:
+    model, x = CachedBuffer().double().eval(), torch.randn(12, 4, generator=DRAW, dtype=torch.float64)
+    expected = brute_ntk(CachedBuffer(caches=False).double(), x)
+    assert relative(richter.kernels.ntk(model, x), expected) < 1e-10
+    snap = richter.measure(model, richter.Probe(x, torch.arange(12) % 3), ["tangent_cka"])
+    plain = richter.measure(CachedBuffer(caches=False).double(), richter.Probe(x, torch.arange(12) % 3), ["tangent_cka"])
+    assert snap.value("tangent_cka") == pytest.approx(plain.value("tangent_cka"), rel=1e-10)
+    assert model.cache is None
+
+
 class HiddenCache(nn.Module):
     """Keeps what it computes where nobody looks."""
 
@@ -442,4 +469,26 @@ def test_a_convolution_whose_weight_depends_on_the_data_has_no_correlations() ->
     for n in (2, 10):
         snap = richter.measure(model, richter.Probe(x[:n], torch.arange(n) % 3), ["nfc"])
         assert not any(r.layer == "0" and r.value == r.value for r in snap.rows)
+    assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < 1e-10
+
+
+class TwoWeights(StandardisedConv):
+    """Two convolutions with two weights, both computed from the module's own, as in DetectoRS."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.difference = nn.Parameter(torch.randn_like(self.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = F.conv2d(x, standardised(self.weight, self.gain), None, 1, 1, 1)
+        return near + F.conv2d(x, standardised(self.weight + self.difference, self.gain), None, 1, 2, 2)
+
+
+def test_a_module_with_two_computed_weights_has_no_correlations() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(TwoWeights(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 3)).double()
+    x = torch.randn(10, 2, 6, 6, generator=DRAW, dtype=torch.float64)
+    snap = richter.measure(model, richter.Probe(x, torch.arange(10) % 3), ["nfc"])
+    assert not any(r.layer == "0" and r.value == r.value for r in snap.rows)
+    assert "its weight is computed in every call" in snap.notes["0"]
     assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < 1e-10

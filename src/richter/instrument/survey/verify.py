@@ -119,6 +119,7 @@ class Tally:
     layouts: list[Layout] = field(default_factory=list)  # how they do, call by call
     rows: list[int] = field(default_factory=list)  # of each call, for one example
     regular: bool = True  # has every call had a layout so far?
+    one: bool = True  # has every call had the same matrix so far?
     calls: int = 0
     copied: int = 0  # numbers that reading it copies
     wrote: int = 0
@@ -128,6 +129,7 @@ class Tally:
 
     def add(self, call: Call, h: Tensor, g: Tensor) -> None:
         self.calls += 1
+        self.one &= call.weight is self.first.weight or torch.equal(call.weight, self.first.weight)
         anew = h.untyped_storage().data_ptr() != call.read.untyped_storage().data_ptr()
         self.copied += anew * h.numel()
         self.wrote += g.numel()
@@ -216,6 +218,8 @@ def _accepted(bench: Bench, verified: Verified, rebuilt: Rebuilt, tol: float) ->
             verified.notes[name] = Remark(Mark.UNDEFINED, "its product serves to compute the weight of a layer")
         elif error > tol:
             verified.notes[name] = _refused(name, tally.calls, error)
+        elif not tally.one:
+            verified.notes[name] = Remark(Mark.UNDEFINED, "its weight is computed in every call, each time with other numbers")
         else:
             verified.maps[name] = tally.info(modules[name], names.get(id(tally.first.weight)), bench.n)
     return verified
