@@ -181,8 +181,6 @@ MODELS = [
     of_timm("sequencer2d_s", 56, img_size=56, layers=(1, 1, 1, 1), embed_dims=(24, 24, 24, 24), hidden_sizes=(6, 6, 6, 6)),
     of_timm("swiftformer_xs", 64, embed_dims=(16, 24, 32, 48), layers=(1, 1, 1, 1)),
     of_timm("hiera_tiny_224", 64, img_size=(64, 64), embed_dim=16, stages=(1, 1, 1, 1)),
-    of_timm("efficientvim_m1", 64),
-    of_timm("iformer_t", 64),
     # torchvision
     of_torchvision("squeezenet1_1"),
     of_torchvision("shufflenet_v2_x0_5"),
@@ -300,7 +298,7 @@ def expected_nfc(truth: Truth, parameter: str, index: Tensor) -> float:
     K = sum(covariance[rows][:, rows] for p, covariance in truth.covariances[parameter]
             if (rows := places(p.index, index)) is not None)
     largest = max(float(covariance.norm()) for uses in truth.covariances.values() for _, covariance in uses)
-    return oracles.cosine(W.T @ W, W.T @ K @ W) if K.norm() > 1e-24 * largest else math.nan
+    return oracles.cosine(W.T @ W, W.T @ K @ W) if K.norm() > 1e-30 * largest else math.nan
 
 
 def places(product: Tensor, index: Tensor) -> Tensor | None:
@@ -380,9 +378,9 @@ def test_correlations(published: tuple[nn.Module, Tensor, Truth]) -> None:
                                layers=lambda name: f"{name}.".startswith(modules))
     assert not differences(before, state(model))
     model.eval()
-    now, then = copy.deepcopy(model), copy.deepcopy(model)
-    then.load_state_dict(initial)
     if sum(p.numel() for p in model.parameters()) < SMALL and not hasattr(model, "cls_token1"):  # CoaT's is as small as an eps
+        now, then = copy.deepcopy(model), copy.deepcopy(model)
+        then.load_state_dict(initial)
         assert snap.value("linearisation_gap") == pytest.approx(oracles.linearisation_gap(now, then, x), rel=1e-7)
     maps = survey(model, x, state_of(model)).maps
     covered, wrong = set(), []
