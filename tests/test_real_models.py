@@ -492,3 +492,25 @@ def test_a_module_with_two_computed_weights_has_no_correlations() -> None:
     assert not any(r.layer == "0" and r.value == r.value for r in snap.rows)
     assert "its weight is computed in every call" in snap.notes["0"]
     assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < 1e-10
+
+
+class FusedOverOneToken(nn.Module):
+    """Attention over one token, with a fused projection, as in MobileViT on small images: queries and keys have no effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.qkv, self.out, self.head = nn.Linear(6, 32), nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.embed(x)).reshape(-1, 1, 8)
+        q, k, v = self.qkv(h).reshape(-1, 1, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        z = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 1, 8)
+        return self.head(torch.tanh(self.out(z)).reshape(len(x), 32))  # type: ignore[no-any-return]
+
+
+def test_rounding_errors_of_some_rows_of_a_fused_projection() -> None:
+    model, x = FusedOverOneToken().double(), torch.randn(20, 6, generator=DRAW, dtype=torch.float64)
+    snap = richter.measure(model, richter.Probe(x, torch.arange(20) % 3), ["nfc", "tangent_cka"])
+    assert [snap.row("nfc", f"qkv.{part}").mark for part in "qkv"] == [Mark.UNDEFINED, Mark.UNDEFINED, Mark.EXACT]
+    assert snap.row("tangent_cka", "qkv").mark is Mark.EXACT

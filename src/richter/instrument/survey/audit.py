@@ -144,7 +144,7 @@ def rounding_errors(bench: Bench, survey: Survey, faint: Sequence[str]) -> Noise
         R = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(run.f)
         g, gradients = replace(run, calls=[c for own in calls.values() for c in own]).backward(R, [state[k] for k in names])
         of_calls, of_weights = iter(g), dict(zip(names, gradients, strict=True))
-        seen.append(({k: [next(of_calls) for _ in own] for k, own in calls.items()},
+        seen.append(({k: [c.map.outputs(c.module, next(of_calls)) for c in own] for k, own in calls.items()},
                      {m: [of_weights[k] for k in own] for m, own in owned.items()}))
     return Noise(*(frozenset(k for k, own in before.items() if _changed(own, after.get(k, [])))
                    for before, after in zip(*seen, strict=True)))
