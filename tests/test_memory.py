@@ -152,17 +152,17 @@ def test_the_audit_of_a_tied_matrix_sees_what_is_wrong_without_its_gradient(monk
 def test_examples_are_put_into_another_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a measurement of several passes: all maps are looked at there, whichever are asked for."""
     model, probe, _ = language_model(monkeypatch)
-    measurement, seen, real = Measurement(model, probe), [], captures._reordered
+    measurement, seen, real = Measurement(model, probe), [], audit.Check._apart
 
-    def reordered(bench: Any, order: Tensor, seed: int) -> Any:
-        seen.append(seed)
-        return real(bench, order, seed)
-    monkeypatch.setattr(captures, "_reordered", reordered)
+    def apart(check: audit.Check) -> Any:
+        seen.append(check.seed)
+        return real(check)
+    monkeypatch.setattr(audit.Check, "_apart", apart)
     with quiet(measurement.model):
         measurement.subject.renew()
         seen.clear()
         for rows, name in ((slice(0, 4), "up"), (slice(0, 4), "down"), (slice(4, 8), "up")):
-            measurement.subject.source.record(probe.x[rows], rows, [name])
+            measurement.subject.source.record(probe.x[rows], rows, [name]).look()
     assert seen == [0, 4]
 
 

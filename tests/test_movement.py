@@ -661,7 +661,7 @@ def test_what_it_costs_in_passes() -> None:
     nudged(model)
     seen.clear()
     measurement.take()
-    assert [n for n in seen if n > 8] == 2 * [20, 20, 40, 40]
+    assert [n for n in seen if n > 8] == 2 * [40, 20, 20, 40]
 
 
 # ------------------------------------------------------------------------------------- where it was another network's

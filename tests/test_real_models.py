@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from torch.nn.utils import parametrize
 
 import oracles
 import richter
-from richter.core import CaptureError, Mark
+from richter.core import CaptureError, Mark, MixingError
+from richter.instrument.capture import forward, quiet, state_of
 from richter.instrument.survey import amended
 from zoo_architectures import CachedBias, ConvolutionalStem, Decoder, StandardisedConv, standardised
 
@@ -514,3 +517,100 @@ def test_rounding_errors_of_some_rows_of_a_fused_projection() -> None:
     snap = richter.measure(model, richter.Probe(x, torch.arange(20) % 3), ["nfc", "tangent_cka"])
     assert [snap.row("nfc", f"qkv.{part}").mark for part in "qkv"] == [Mark.UNDEFINED, Mark.UNDEFINED, Mark.EXACT]
     assert snap.row("tangent_cka", "qkv").mark is Mark.EXACT
+
+
+# ------------------------------------------------------------------------------------------------------- what an attack found
+
+
+class BackwardMixes(nn.Module):
+    """One example changes the gradients of its whole batch, and no outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        if (x.abs() > 5).any():
+            h = h * 2 - h.detach()
+        return self.b(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("at", [3, 29])
+def test_a_backward_pass_that_depends_on_the_batch_is_no_kernel(at: int) -> None:
+    model, x = BackwardMixes().double(), torch.randn(30, 4, generator=DRAW, dtype=torch.float64)
+    x[at, 0] = 6.0
+    if at < 8:  # among the examples of the survey
+        with pytest.raises(MixingError, match="do not add up"):
+            richter.kernels.ntk(model, x)
+    else:
+        assert relative(richter.kernels.ntk(model, x), brute_ntk(model, x)) < 1e-10
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e-4])
+def test_a_rare_example_of_a_layer_with_small_gradients(scale: float) -> None:
+    """In single precision, where a gradient that is so small beside others may be rounding error."""
+    class Small(Rare):
+        def forward(self, x: Tensor) -> Tensor:
+            rare = (x[:, :1] > 5) * (self.a.weight ** 3).sum() * 5
+            small = torch.tanh(self.a(x)).sum(1, keepdim=True) + rare
+            return self.b(x.repeat(1, 3)[:, :16]) + scale * small  # type: ignore[no-any-return]
+
+    model, x = Small(0), torch.randn(60, 6, generator=torch.Generator().manual_seed(1)).clamp(-4, 4)
+    x[40, 0] = 6.0
+    K = richter.kernels.ntk(model, x, per_layer=True)["a"]
+    exact = richter.kernels.ntk(copy.deepcopy(model).double(), x.double(), per_layer=True)["a"]
+    assert relative(K.double(), exact) < 1e-4
+
+
+class RegistersLater(nn.Module):
+    """Registers a buffer in its forward pass, computed from a weight, and keeps a number beside it."""
+
+    def __init__(self, computed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.out, self.computed = nn.Linear(4, 4), nn.Linear(4, 3), computed
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "w" not in self._buffers:
+            self.register_buffer("w", self.a.weight.tanh() if self.computed else None)
+            self.version = 1.0
+        w = self.a.weight.tanh() if self.w is None else self.w
+        return self.out(torch.tanh(x @ w)) * self.version  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_buffer_that_a_forward_pass_registers(computed: bool) -> None:
+    model, x = RegistersLater(computed).double(), torch.randn(9, 4, generator=DRAW, dtype=torch.float64)
+    K = richter.kernels.ntk(model, x, per_layer=True)
+    assert not model._buffers
+    W = model.a.weight
+    rows = [torch.stack([torch.autograd.grad(f, W, retain_graph=True)[0].flatten()
+                         for f in model.out(torch.tanh(row[None] @ W.tanh()))[0]]) for row in x]
+    J = torch.stack(rows)
+    assert relative(K["a"], torch.einsum("nkp,mkp->nm", J, J)) < 1e-10
+
+
+def test_multiples_of_a_weight_hold_no_blocks() -> None:
+    """Blocks that are computed again are let go with their graph."""
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.register_buffer("scale", torch.tensor(0.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(F.linear(x, self.a.weight * self.scale))
+            return torch.tanh(F.linear(h, self.b.weight / self.b.weight.norm().detach()))
+
+    model, x = nn.Sequential(*[Scaled() for _ in range(4)]), torch.randn(4, 6, generator=DRAW)
+    with quiet(model):
+        run = forward(model, x, state_of(model), silent=set(), products=[], anew=[str(i) for i in range(4)])
+        watched = [weakref.ref(run.f), *(weakref.ref(c.read) for c in run.calls)]
+        gc.disable()
+        try:
+            del run
+            assert not any(ref() is not None for ref in watched)
+        finally:
+            gc.enable()

@@ -12,11 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import RichterError
 from richter.core.freed import trim
 from richter.instrument.capture import Call, Pass, check_finite, count, device_of, select, weight_bytes
 from richter.instrument.survey import (
-    UNABLE,
     Audit,
     Bench,
     Check,
@@ -25,7 +23,6 @@ from richter.instrument.survey import (
     Survey,
     by_example,
     check_calls,
-    check_same,
     grouped,
     map_gradient,
     note_called,
@@ -156,9 +153,6 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     looked at: a Doubt, if this is not what the survey says."""
     n = bench.n
     examined = audit is not None and bool(names) and audit.due(bench.state, rows, names)
-    compared = None  # outputs in another order
-    if examined and audit is not None and n > 1 and audit.turns(bench.state, rows):
-        compared = _reordered(bench, audit.order(n), rows.start)
     with timed(device_of(bench.model)) as seconds:
         run = passed(bench, survey, rows.start, survey.silent)
     if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped
@@ -180,9 +174,8 @@ def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audi
     check_finite(f)
     recording = Recording(survey, n, f, replace(run, calls=calls), where, seconds())
     if examined and audit is not None:
-        if compared is not None:
-            check_same(bench, run, *compared)
-        recording.check = Check(bench, survey, recording.run, where, with_siblings(survey.maps, names), audit)
+        recording.check = Check(bench, survey, recording.run, where, with_siblings(survey.maps, names), audit, rows.start,
+                                audit.turns(bench.state, rows))
     return recording
 
 
@@ -208,19 +201,6 @@ def timed(device: torch.device) -> Iterator[Callable[[], float]]:
     begun, ended = now(), [math.nan]
     yield lambda: ended[0] - begun
     ended[0] = now()
-
-
-def _reordered(bench: Bench, order: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """The order, and the outputs of the examples in this order, in two halves: each must have the same outputs there."""
-    def outputs(parts: Sequence[Tensor]) -> Tensor:
-        passes = (replace(bench, x=select(bench.x, part)).glance(record=False, seed=seed) for part in parts)
-        return torch.cat([run.f.detach() for run in passes])
-    try:
-        return order, outputs(order.chunk(2) if bench.n > 3 else [order])
-    except RichterError:
-        raise
-    except UNABLE:  # the model does not run on so few
-        return order, outputs([order])
 
 
 def as_read(info: MapInfo, calls: Sequence[Call], n: int) -> tuple[Tensor, bool] | None:

@@ -66,7 +66,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
         f = pick(returned, output)
     calls: list[Call] = []
     if recorder is not None:  # blocks that run again refer to it, and the graph to them: it must not refer to the graph
-        calls, recorder.calls, recorder.products = recorder.calls, [], None
+        calls, recorder.calls, recorder.products, recorder.scope.copies = recorder.calls, [], None, {}
     if not f.is_floating_point():
         raise CaptureError(f"the model's output has dtype {f.dtype}. Richter differentiates real outputs; "
                            f"pick or convert one with output=....")

@@ -174,15 +174,15 @@ def remembered(model: nn.Module) -> Iterator[None]:
 
 
 class Attributes:
-    """The attributes of some modules as they are now, with the items of dicts, lists and sets in them, and which buffers are
-    None. Other buffers belong to a State."""
+    """The attributes of some modules as they are now, with the items of dicts, lists and sets in them, and which buffers
+    there are and which are None. The numbers in buffers belong to a State."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._own = [(vars(module), dict(vars(module))) for module in model.modules()]
         self._boxes = [(box, box.copy()) for attributes, _ in self._own for key, box in attributes.items()
                        if type(box) in CONTAINERS and key not in OF_TORCH and len(box) <= LONG]
-        self._none = [(module._buffers, key) for module in model.modules() for key, b in module._buffers.items() if b is None]
+        self._buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
 
     def put_back(self) -> None:
         for attributes, before in self._own:
@@ -190,8 +190,11 @@ class Attributes:
                 of_torch = {key: value for key, value in attributes.items() if key in OF_TORCH}
                 attributes.clear()
                 attributes.update(before | of_torch)
-        for buffers, key in self._none:
-            buffers[key] = None
+        for buffers, earlier in self._buffers:
+            if buffers.keys() != earlier.keys() or None in earlier.values():
+                now = dict(buffers)
+                buffers.clear()
+                buffers.update({key: b if b is None else now.get(key, b) for key, b in earlier.items()})
         for box, items in self._boxes:
             if not _same_items(box, items):
                 box.clear()

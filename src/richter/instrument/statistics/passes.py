@@ -20,6 +20,7 @@ from richter.instrument.statistics.frame import Gathering, Remembered, Statistic
 from richter.instrument.statistics.sizes import audit_bytes, survey_bytes
 from richter.instrument.statistics.weights import block_diagonal
 from richter.instrument.stream import ALONE, Chunk, Share, chunks, fitting, steps
+from richter.instrument.survey import PIECES
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -196,7 +197,8 @@ class Pass:
         unfolded = sum(survey.maps[k].unfolded for k in names if reads or k in optional)
         outputs = (OUTPUTS if audit is None else AUDITED) * survey.outputs
         compared = max((survey.maps[k].reads + survey.maps[k].width for k in names), default=0) if audit is not None else 0
-        graph = item * (survey.graph + compared + unfolded + outputs)
+        apart = survey.graph // PIECES if audit is not None else 0  # what is compared in another order
+        graph = item * (survey.graph + apart + compared + unfolded + outputs)
         held = sum(w.held for w in self.wants) + audit_bytes(self.subject, self.maps)
         return held, graph, item * (3 * sum(survey.maps[k].width for k in names) + 2 * survey.outputs)
 

@@ -8,14 +8,14 @@ trust.
 """
 
 from richter.instrument.survey.amend import Amendments, amended
-from richter.instrument.survey.audit import MOST_DOUBTS, Audit, Check, Doubt, Noise, check_calls, passed, rounding_errors
+from richter.instrument.survey.audit import MOST_DOUBTS, PIECES, Audit, Check, Doubt, Noise, check_calls, passed, rounding_errors
 from richter.instrument.survey.examine import FEWEST, SURVEYED, check_same, looked, note_called, survey
 from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, tolerance
 from richter.instrument.survey.maps import Layout, MapInfo, Survey, with_siblings
 from richter.instrument.survey.memo import UNTRUSTED, SurveyMemo, settings, surveyed
 from richter.instrument.survey.verify import applied, map_gradient, remade
 
-__all__ = ["FEWEST", "MOST_DOUBTS", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt",
+__all__ = ["FEWEST", "MOST_DOUBTS", "PIECES", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt",
            "Layout", "MapInfo", "Noise", "Survey", "SurveyMemo", "amended", "applied", "by_example", "check_calls",
            "check_same", "grouped", "looked", "map_gradient", "note_called", "passed", "remade", "rounding_errors", "settings",
            "survey", "surveyed", "tolerance", "with_siblings"]

@@ -21,14 +21,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import CaptureError, Mark
-from richter.instrument.capture import Call, Inputs, Pass, moved_in_last_place
+from richter.core import CaptureError, Mark, RichterError
+from richter.core.sizes import SMALL
+from richter.instrument.capture import Call, Inputs, Pass, moved_in_last_place, select
+from richter.instrument.survey.examine import check_same
 from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, rounding, tolerance
 from richter.instrument.survey.maps import Layout, Survey
 from richter.instrument.survey.verify import coarsest, map_gradient, remade
 
 MOST_DOUBTS = 100  # about one model: each time less of it is taken for granted
 CHANGED = 0.5  # share of itself by which a gradient that is rounding error changes at least; others change by some 1e-3
+PIECES = 8  # in which a large chunk goes through the model once more; a small one goes in halves
+EXACT = 1e-6  # share of a gradient by which it may change among other examples, in double precision
+FLIPPED = 0.03  # the same in single precision, where rounding may turn a unit on or off
 BLOCKS = 16  # of cotangents that are added up as they come: of more, one backward pass of their sum costs less
 _measurements = itertools.count()
 
@@ -79,9 +84,9 @@ class Audit:
         for name, size in sizes.items():
             self.sizes[name] = max(size, self.sizes.get(name, 0.0)) if math.isfinite(size) else size
 
-    def turns(self, state: object, rows: slice) -> bool:
-        """Have these examples not been in another order yet? Their outputs are compared, whichever maps are asked for."""
-        return self.due(state, rows, ())
+    def turns(self, state: object, rows: slice) -> Tensor | None:
+        """Another order of these examples, once: their outputs are compared, whichever maps are asked for."""
+        return self.order(rows.stop - rows.start) if rows.stop - rows.start > 1 and self.due(state, rows, ()) else None
 
     def order(self, n: int) -> Tensor:
         """A random order of n examples, another one in every measurement."""
@@ -164,11 +169,13 @@ def _changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
 class Check:
     """Compares what is captured of one recording with autograd's gradients."""
 
-    def __init__(self, bench: Bench, survey: Survey, run: Pass, where: Where, names: Sequence[str], audit: Audit) -> None:
-        self.bench, self.survey, self.run, self.audit = bench, survey, run, audit
+    def __init__(self, bench: Bench, survey: Survey, run: Pass, where: Where, names: Sequence[str], audit: Audit,
+                 seed: int, order: Tensor | None) -> None:
+        self.bench, self.survey, self.run, self.audit, self.seed, self.order = bench, survey, run, audit, seed, order
         self.calls = {name: [(run.calls[i], layout) for i, layout in where.get(name, ())] for name in names}  # some have none
         self.draw = torch.Generator().manual_seed(audit.number)
-        self.w = torch.randn(bench.n, generator=self.draw)
+        self.w = torch.rand(bench.n, generator=self.draw) + 0.5
+        self.w *= torch.randint(0, 2, self.w.shape, generator=self.draw) * 2 - 1
         self.R: Tensor | None = None
         self.blocks = 0
         self.totals = self._empty()
@@ -190,17 +197,59 @@ class Check:
         everything = gradients(self.R.to(self.run.f.dtype)) if self.blocks > BLOCKS else None
         if everything is not None:
             self.totals = self._totals(everything, self.w)
-        wrong = self._wrong(self.totals, self.w)
-        odd = [k for k in self.calls if not math.isfinite(self.audit.sizes.get(k, 0.0))]
-        if not wrong and not odd:
+        apart = self._apart() if self.order is not None else None
+        if apart is not None and self._agree(self.totals, apart):
             return
-        everything = everything or gradients(self.R.to(self.run.f.dtype))
-        self.audit.undefined.update(k for k in odd if k in everything and everything[k].isnan().any())
-        wrong = self._wrong(self.totals, self.w, everything)
-        if wrong:
-            biases = [k for k in wrong if k in self.survey.biases]
-            raise Doubt([k for k in wrong if k not in biases], self.bench.x, self._culprit(wrong, everything),
-                        "they do not rebuild autograd's gradients", biases)
+        here = self._autograd(self.totals, self.w)
+        agree = self._agree(self.totals, here)
+        odd = [k for k in self.calls if not math.isfinite(self.audit.sizes.get(k, 0.0))]
+        if not agree or odd:
+            everything = everything or gradients(self.R.to(self.run.f.dtype))
+            self.audit.undefined.update(k for k in odd if k in everything and everything[k].isnan().any())
+            wrong = self._beyond_rounding(self._wrong(self.totals, here, self.w, everything), here)
+            if wrong:
+                self._doubt(wrong, self._culprit(wrong, everything), "they do not rebuild autograd's gradients")
+        if apart is not None and (mixed := self._mixed(here, apart)):
+            self._doubt(mixed, 0, "their gradients depend on the other examples of the batch")
+
+    def _doubt(self, names: Sequence[str], example: int, why: str) -> None:
+        biases = [k for k in names if k in self.survey.biases]
+        raise Doubt([k for k in names if k not in biases], self.bench.x, example, why, biases)
+
+    def _apart(self) -> list[Tensor] | None:
+        """Autograd's gradients if the examples go through the model in another order, and a few at a time; a MixingError if they
+        have other outputs then. None if only the outputs are compared: weights that are computed differ from pass to pass."""
+        assert self.order is not None
+        assert self.R is not None
+        V = weighted(self.R, self.w).to(self.run.f.dtype)
+        n, graph = self.bench.n, self.survey.graph * self.run.f.element_size()
+        pieces = 2 if n * graph <= 2 * SMALL else PIECES
+        for parts in (self.order.chunk(pieces) if n > 3 else (self.order,), (self.order,)):
+            gradients: list[Tensor] = []
+            outputs = []
+            try:
+                for part in parts:
+                    run = replace(self.bench, x=select(self.bench.x, part)).run(record=False, seed=self.seed)
+                    outputs.append(run.f.detach())
+                    if not self.totals.computed and run.f.shape[1:] == self.run.f.shape[1:]:
+                        some = self.totals.expected(run.in_turns(V[part.to(V.device)], self.totals.weights))
+                        gradients = [g + d for g, d in zip(gradients, some, strict=True)] if gradients else some
+                    del run
+            except RichterError:
+                raise
+            except UNABLE:  # the model does not run on so few
+                if len(parts) == 1:
+                    raise
+                continue
+            break
+        same = len({f.shape[1:] for f in outputs}) == 1
+        check_same(self.bench, self.run, self.order, torch.cat(outputs) if same else outputs[0])
+        return None if self.totals.computed else gradients
+
+    def _autograd(self, totals: Totals, w: Tensor) -> list[Tensor]:
+        """What the totals should be, by a backward pass through the graph that is there."""
+        assert self.R is not None
+        return totals.expected(self.run.in_turns(weighted(self.R, w).to(self.run.f.dtype), totals.weights))
 
     def _empty(self) -> Totals:
         return Totals(self.run, self.survey, self.calls, self.bench.n)
@@ -211,16 +260,46 @@ class Check:
             totals.add(name, weighted(g.to(torch.promote_types(g.dtype, torch.float32)), w))
         return totals
 
-    def _wrong(self, totals: Totals, w: Tensor, terms: Mapping[str, Tensor] | None = None) -> list[str]:
-        """Maps and biases whose weighted gradients are not autograd's. An error counts relative to the gradient; with ``terms``
-        (g for R), relative to the terms of its sum too, because they may cancel."""
-        assert self.R is not None
-        precision = coarsest(self.run.state, self.run.f)
-        compared = totals.compared(self.run.in_turns(weighted(self.R, w).to(self.run.f.dtype), totals.weights))
-        noise = rounding(precision) * max((size for _, _, size in compared if math.isfinite(size)), default=0.0)
-        self.audit.compared({k: size / (noise + 1e-300) for names, _, size in compared for k in names if k in self.survey.maps})
-        return [k for names, off, size in compared if off > tolerance(precision) * size + noise
-                and (terms is None or off > tolerance(precision) * (size + self._terms(names, terms, w))) for k in names]
+    @property
+    def _noise(self) -> float:
+        """What rounding may leave of a gradient that should be zero, relative to the largest."""
+        return rounding(coarsest(self.run.state, self.run.f))
+
+    @property
+    def _tolerance(self) -> float:
+        return tolerance(coarsest(self.run.state, self.run.f))
+
+    def _agree(self, totals: Totals, expected: Sequence[Tensor]) -> bool:
+        """Is every total what is expected, relative to its own size?"""
+        compared = totals.compared(expected)
+        largest = max((size for _, _, size in compared if math.isfinite(size)), default=0.0)
+        self.audit.compared({k: size / (self._noise * largest + 1e-300) for names, _, size in compared for k in names
+                             if k in self.survey.maps})
+        return all(off <= self._tolerance * size for _, off, size in compared)
+
+    def _wrong(self, totals: Totals, expected: Sequence[Tensor], w: Tensor, gradients: Mapping[str, Tensor]) -> list[str]:
+        """Maps and biases whose totals are not autograd's, relative to the terms of their sums too, because they may cancel."""
+        tol = self._tolerance
+        return [k for names, off, size in totals.compared(expected) if off > tol * size
+                and off > tol * (size + self._terms(names, gradients, w)) for k in names]
+
+    def _beyond_rounding(self, wrong: Sequence[str], expected: Sequence[Tensor]) -> list[str]:
+        """Those of these maps and biases whose gradients are not rounding errors: such a gradient is another one in every
+        backward pass."""
+        compared = [(names, off) for names, off, _ in self.totals.compared(expected)]
+        noise = self._noise * max((float(e.norm()) for e in expected), default=0.0)
+        faint = {k for names, off in compared for k in names if k in wrong and off <= noise}
+        own = {k: self.survey.biases.get(k, (k,)) for k in wrong}
+        rounded = rounding_errors(self.bench, self.survey, list(dict.fromkeys(m for k in faint for m in own[k]))).maps
+        return [k for k in wrong if k not in faint or not rounded.issuperset(own[k])]
+
+    def _mixed(self, here: Sequence[Tensor], apart: Sequence[Tensor]) -> list[str]:
+        """Maps and biases that have other gradients among other examples, by more than rounding does: it may turn a unit on."""
+        exact = coarsest(self.run.state, self.run.f) == torch.float64
+        share = EXACT if exact else max(FLIPPED, 2 * self._tolerance)
+        noise = self._noise * max((float(e.norm()) for e in here), default=0.0)
+        return [k for (names, _), e, d in zip(self.totals.parts, here, apart, strict=True)
+                if float((e - d).norm()) > share * float(e.norm()) + noise for k in names]
 
     def _terms(self, names: Sequence[str], gradients: Mapping[str, Tensor], w: Tensor) -> float:
         """The size of what a gradient is the sum of: the root of the sum of |w_n g|^2 |h|^2 over all rows, or, of a bias,
@@ -239,7 +318,8 @@ class Check:
         while last - first > 1:
             middle, some = (first + last) // 2, torch.zeros_like(self.w)
             some[first:middle] = self.w[first:middle]
-            off = self._wrong(self._totals(gradients, some), some, gradients)
+            totals = self._totals(gradients, some)
+            off = self._wrong(totals, self._autograd(totals, some), some, gradients)
             first, last = (first, middle) if set(off) & set(wrong) else (middle, last)
         return first
 
@@ -275,6 +355,7 @@ class Totals:
     def __init__(self, run: Pass, survey: Survey, calls: Mapping[str, Sequence[tuple[Call, Layout]]], n: int) -> None:
         self.run, self.maps, self.calls, self.n = run, survey.maps, calls, n
         self.weights: list[Tensor] = []  # of which autograd's gradients are asked
+        self.computed = any(self.maps[k].weight is None for k in calls)  # is some weight known from calls alone?
         self._groups: list[tuple[int, list[Part]]] = []  # how many of these, one after another, add up to which parts
         self._adding: dict[str, list[tuple[Way, Tensor]]] = {}  # map -> how it adds to which totals
         self._products: dict[str, Tensor] = {}  # h u of each map
@@ -295,16 +376,24 @@ class Totals:
         for way, total in self._adding.get(name, ()):
             way(self, name, g, total)
 
-    def compared(self, exact: Iterable[Tensor]) -> list[tuple[tuple[str, ...], float, float]]:
-        """Names, how far their gradient is from autograd's, and its size. ``exact``: autograd's, one for each of the weights."""
+    @property
+    def parts(self) -> list[tuple[tuple[str, ...], Tensor]]:
+        """Names, and what was added up."""
+        return [(part.names, part.total) for _, parts in self._groups for part in parts]
+
+    def expected(self, exact: Iterable[Tensor]) -> list[Tensor]:
+        """What each part should be. ``exact``: autograd's gradients, one for each of the weights."""
         result, exact = [], iter(exact)
         for many, parts in self._groups:
             gradient = functools.reduce(torch.add, itertools.islice(exact, many))
-            for part in parts:
-                expected = part.of(gradient)
-                result.append((part.names, float((part.total.to(expected) - expected).norm()), float(expected.norm())))
+            result += [part.of(gradient).to(part.total) for part in parts]
         next(exact, None)  # it lets go of the last ones
         return result
+
+    def compared(self, expected: Sequence[Tensor]) -> list[tuple[tuple[str, ...], float, float]]:
+        """Names, how far their gradient is from what is expected, and the size of that."""
+        return [(names, float((total - e).norm()), float(e.norm()))
+                for (names, total), e in zip(self.parts, expected, strict=True)]
 
     def _group(self, weights: Sequence[Tensor], parts: list[Part]) -> None:
         self.weights += weights
