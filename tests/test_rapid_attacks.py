@@ -244,6 +244,7 @@ def test_the_measure_knows_such_kernels(dtype: torch.dtype) -> None:
 # ------------------------------------------------------------------------------------------------ velocity
 
 
+@pytest.mark.filterwarnings("ignore:step 2 comes after step 5")
 def test_no_time_between_two_snapshots() -> None:
     """A step that is measured again, and a run that went back."""
     model, probe = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double(), richter.Probe(
