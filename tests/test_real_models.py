@@ -328,6 +328,41 @@ def test_a_gradient_that_is_rounding_error_gives_no_number(dtype: torch.dtype) -
             assert row.value == pytest.approx(rows[7][layer, measure].value, rel=1e-9 if dtype == torch.float64 else 1e-3)
 
 
+class Leaking(nn.Module):
+    """Queries and keys have hardly any effect: the values are all alike, but for a small part of the inputs."""
+
+    def __init__(self, leak: float) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.leak, self.pos = leak, nn.Parameter(torch.randn(5, 8))
+        self.read, self.q, self.k, self.v, self.head = nn.Linear(6, 8), *(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.read(x)
+        target = self.leak * h
+        q, k, v = self.q(target + self.pos), self.k(target + self.pos), self.v(target)
+        return self.head(torch.tanh(h + torch.softmax(q @ k.mT / 8 ** 0.5, -1) @ v)).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("dtype", "leak"), [(torch.float64, 0.0), (torch.float32, 0.0), (torch.float32, 1e-7)])
+def test_rounding_errors_are_no_numbers_whatever_the_chunk(dtype: torch.dtype, leak: float) -> None:
+    """A chunk of one example has so few rounding errors that they may come back when the weights move."""
+    model, x = Leaking(leak).to(dtype), torch.randn(24, 5, 6, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    for chunk in (1, 24):
+        snap = richter.measure(model, richter.Probe(x, torch.arange(24) % 3, chunk=chunk), ["nfc", "tangent_cka"])
+        for name in ("q", "k"):
+            assert [snap.row(m, name).mark for m in ("nfc", "tangent_cka")] == [Mark.UNDEFINED] * 2
+
+
+def test_a_small_gradient_keeps_its_maps_in_single_precision() -> None:
+    """Two computations of it differ by more than those of other gradients, and the map is read as it is all the same."""
+    model, x = Leaking(1e-5), torch.randn(24, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exact, coarse = (richter.measure(copy.deepcopy(model).to(dtype), richter.Probe(x.to(dtype), torch.arange(24) % 3), ["nfc"])
+                     for dtype in (torch.float64, torch.float32))
+    for name in ("q", "k"):
+        assert coarse.value("nfc", name) == pytest.approx(exact.value("nfc", name), rel=1e-3)
+
+
 def test_a_gradient_that_vanishes_in_depth_is_no_rounding_error() -> None:
     """|df/dW| of the first layer is 1e-13 of that of the last one, and exact."""
     torch.manual_seed(0)

@@ -41,7 +41,7 @@ NOT_A_NUMBER = ("the gradient of the outputs is NaN here, though the outputs are
                 "multiplies 0 by infinity: look for a square root or a norm at 0, or for a softmax or log whose inputs are all "
                 "masked with -inf")
 HALF = 1e-5  # numbers from passes in a coarser precision than this are no longer exact
-ROUNDING = ("the gradient of the outputs is zero here, up to rounding error: it changes by more than half when every weight "
+ROUNDING = ("the gradient of the outputs is zero here, up to rounding error: it changes by more than 10 % when every weight "
             "moves by one unit in its last place")
 
 

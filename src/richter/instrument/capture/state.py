@@ -115,10 +115,10 @@ class Own(State):
         return {}
 
 
-def moved_in_last_place(state: State, names: Collection[str]) -> State:
+def moved_in_last_place(state: State, names: Collection[str], seed: int = 2) -> State:
     """Copies of some weights in which every number is moved by about one unit in the last place, up or down at random; of large
     ones some numbers at a time."""
-    eps, draw = torch.finfo(state.precision).eps, torch.Generator().manual_seed(2)
+    eps, draw = torch.finfo(state.precision).eps, torch.Generator().manual_seed(seed)
     moved: dict[int, Tensor] = {}
     for w in {id(state[k]): state[k] for k in names}.values():
         near = torch.empty_like(w, memory_format=torch.contiguous_format, requires_grad=False)
