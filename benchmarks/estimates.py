@@ -138,8 +138,10 @@ def compressions(seeds: range, steps: int) -> None:
     from unittest import mock
 
     from richter.instrument.evaluate import jackknife
-    from richter.instrument.statistics import compressed, drawn, estimates
-    from richter.instrument.statistics.grams import Tangents
+    from richter.instrument.statistics import output_sketch as drawn
+    from richter.instrument.statistics import sketches as compressed
+    from richter.instrument.statistics import sketches as estimates
+    from richter.instrument.statistics.kernels import Tangents
     ids = text(16, 16, 65)
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     model = trained(GPT(65, 16, d=64, depth=2), x, y, steps)

@@ -33,7 +33,7 @@ import torch  # noqa: E402
 import richter  # noqa: E402
 from richter.core import Row  # noqa: E402
 from richter.instrument.evaluate import RichterWarning  # noqa: E402
-from richter.instrument.measurement import Measurement  # noqa: E402
+from richter.instrument.observe import Measurement  # noqa: E402
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
 

@@ -38,8 +38,8 @@ def _unchecked(*names: str) -> list[ModuleType]:
 
 
 core, snapshot, runs, arrays, sql, formats, contents, sums, lock, writing, proving = _unchecked(
-    "core", "instrument.snapshot", "runs", "runs.arrays", "runs.sql", "runs.sql_formats", "runs.sql_contents", "runs.sums",
-    "runs.lock", "runs.writer", "runs.provenance")
+    "core", "instrument.snapshot", "runs", "runs.format", "runs.sql", "runs.sql_formats", "runs.sqlite", "runs.blocks",
+    "runs.place", "runs.writer", "runs.format")
 Mark, Row, SelectionError, StoreError, Snapshot = core.Mark, core.Row, core.SelectionError, core.StoreError, snapshot.Snapshot
 proving.revision = lambda: None  # no look at git for each of a thousand runs
 NAN = math.nan

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import richter
 from richter.core import DivergedError, SelectionError
 from richter.experiments.evolving import Network, alignments, descend
-from richter.instrument.statistics import own
+from richter.instrument.statistics import per_output as own
 from richter.kernels import dynamics, ntk
 from richter.models import mlp
 from richter.report.drawing import faults

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import richter
 import zoo
 from richter.core import CaptureError
-from richter.instrument.capture import Pass, Scale, Weight, anew, forward, quiet, state_of
+from richter.instrument.capture import Pass, Scale, Weight, forward, quiet, state_of
+from richter.instrument.capture import recompute as anew
 from richter.instrument.survey import examine, survey
 from test_exactness import LARGE, examples
 from test_memory import KEPT, nothing_is_small, peak, smallest  # noqa: F401

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from richter.core import CaptureError
 from richter.instrument.capture import forward, quiet, state_of
-from richter.instrument.capture.likeness import alike, likeness
+from richter.instrument.capture.recompute import alike, likeness
 from test_anew import Block, Counting, Deep, X, gradients, weighed
 
 

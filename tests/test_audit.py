@@ -20,7 +20,9 @@ from torch.utils.checkpoint import checkpoint
 import oracles
 import richter
 from richter.core import MixingError
-from richter.instrument.statistics import FEATURES, HeldOut, Operator, estimates, passes, stored
+from richter.instrument.statistics import FEATURES, HeldOut, Operator, stored
+from richter.instrument.statistics import frame as passes
+from richter.instrument.statistics import sketches as estimates
 from richter.instrument.subject import Subject
 from richter.instrument.survey import amended
 from richter.measures.measure import Measure

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import richter
 from observing import FEW, assert_close, draw, dropout, gpt, mlp, probe, state
 from richter.core import MemoryBudgetError, SelectionError
-from richter.instrument.captures import LayerCapture
-from richter.instrument.stream import beside
+from richter.instrument.stream import LayerCapture, beside
 from richter.layers import Kind
 from zoo import CASES
 

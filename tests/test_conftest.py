@@ -14,7 +14,7 @@ from jaxtyping import Float, TypeCheckError
 
 import checker
 from richter.instrument.evaluate import RichterWarning
-from richter.kernels.spectra import centre
+from richter.linalg import centre
 
 Aliased = Float[torch.Tensor, "n n"]
 

@@ -30,21 +30,24 @@ import oracles
 import richter
 import richter.instrument.survey.examine
 import richter.instrument.survey.memo
-import richter.kernels.planning
+import richter.kernels.contract
 import zoo
 from richter import kernels
 from richter.core import WHOLE, DivergedError, Mark, MemoryBudgetError, Remark, parse_bytes
 from richter.instrument.capture import check_finite, forward, quiet, state_of
-from richter.instrument.captures import LayerCapture, Survey
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.evaluate import RichterWarning
-from richter.instrument.measurement import Measurement
-from richter.instrument.statistics import Operator, drawn, estimates, sampling, stored
+from richter.instrument.observe import Measurement
+from richter.instrument.statistics import Operator, stored
+from richter.instrument.statistics import kernels as sampling
+from richter.instrument.statistics import output_sketch as drawn
+from richter.instrument.statistics import sketches as estimates
+from richter.instrument.stream import LayerCapture, Survey
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Audit, SurveyMemo, surveyed
-from richter.kernels import contract, operations
-from richter.kernels.contract import Sum, mirror
-from richter.kernels.operations import Size
+from richter.kernels import contract
+from richter.kernels import contract as operations
+from richter.kernels.contract import Size, Sum, mirror
 from richter.measures.measure import Measure
 from richter.models import GPT, mlp, vgg11
 
@@ -470,7 +473,7 @@ def test_the_operations_of_a_pass_are_those_of_its_products() -> None:
     """A lookup has none; a norm multiplies each number once; a grouped convolution has the inputs of a group."""
     def counted(model: nn.Module, x: Tensor) -> int:
         with quiet(model, "eval"):
-            return richter.kernels.planning.forward_operations(surveyed(model, x)[2])
+            return richter.kernels.contract.forward_operations(surveyed(model, x)[2])
     words = nn.Sequential(nn.Embedding(50, 6), nn.LayerNorm(6), nn.Linear(6, 5))
     assert counted(words, torch.arange(12).reshape(4, 3)) == 3 * 2 * (6 + 6 * 5)
     pictures = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6 * 16, 2))
@@ -1044,7 +1047,7 @@ def test_a_pass_is_as_long_as_three_forward_passes_whatever_is_measured(measure:
     """Kernels that are drawn or made anew make passes of their own; what a journey looks at first is none of its passes."""
     model, x = mlp([6, 8, words], seed=0).double(), draw(20, 6)
     start = {k: v + 0.1 * draw(*v.shape) for k, v in model.state_dict().items()}
-    monkeypatch.setattr(richter.instrument.captures, "time", Clock(model))
+    monkeypatch.setattr(richter.instrument.stream, "time", Clock(model))
     measurement = Measurement(model, richter.Probe(x, torch.arange(20) % words), [measure], initial=start)
     assert math.isfinite(measurement.take().passes)
     assert measurement.subject.pass_seconds == 3 * 20
@@ -1057,7 +1060,7 @@ def test_passes_of_kernels_that_are_had_otherwise_are_counted(measure: str, word
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = mlp([6, 8, words], seed=0).double(), draw(20, 6)
     monkeypatch.setattr(*place, lambda *a: says)
-    monkeypatch.setattr(richter.instrument.captures, "time", Clock(model))
+    monkeypatch.setattr(richter.instrument.stream, "time", Clock(model))
     measurement = Measurement(model, richter.Probe(x, torch.arange(20) % words), [measure])
     assert math.isfinite(measurement.take().passes)
     assert measurement.subject.pass_seconds == 3 * 20

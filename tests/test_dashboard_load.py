@@ -24,7 +24,8 @@ pytest.importorskip("uvicorn")
 
 from richter.core import StoreError
 from richter.report import listing, shelf
-from richter.runs import Run, arrays, create
+from richter.runs import Run, create
+from richter.runs import format as arrays
 from test_dashboard import client, make, serving
 
 if TYPE_CHECKING:

@@ -15,7 +15,10 @@ import richter
 from richter.core import WHOLE, Mark
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.evaluate import jackknife
-from richter.instrument.statistics import drawn, moments, pairs, weights
+from richter.instrument.statistics import feature_matrices as pairs
+from richter.instrument.statistics import feature_matrices as weights
+from richter.instrument.statistics import moments
+from richter.instrument.statistics import output_sketch as drawn
 from richter.models import GPT
 
 ALL = ["tangent_cka", "tangent_stable_rank", "tangent_correlation"]

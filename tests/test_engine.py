@@ -25,7 +25,7 @@ from richter.experiments import ledger, running
 from richter.experiments.frame import Claim, Control, Results
 from richter.experiments.page import page
 from richter.runs import Writer, find
-from richter.runs.provenance import plain
+from richter.runs.format import plain
 from richter.testing import check_experiment
 
 TASKS = tiny.EXPERIMENT.tasks(tiny.EXPERIMENT.smoke)

@@ -77,7 +77,7 @@ def test_eigenvalues_are_computed_for_those_who_ask(monkeypatch: pytest.MonkeyPa
         def call(*args: Any, **options: Any) -> Any:
             counts[name] += 1
             return real(*args, **options)
-        monkeypatch.setattr(f"richter.instrument.statistics.centred.{name}", call)
+        monkeypatch.setattr(f"richter.instrument.statistics.kernels.{name}", call)
 
     for name in counts:
         counted(name)

@@ -20,7 +20,9 @@ import richter
 from richter import kernels
 from richter.core import WHOLE, Mark, Ref, SelectionError
 from richter.instrument.snapshot import Snapshot
-from richter.instrument.statistics import MATRIX, Previous, estimates, own
+from richter.instrument.statistics import MATRIX, Previous
+from richter.instrument.statistics import per_output as own
+from richter.instrument.statistics import sketches as estimates
 from richter.measures.alignment import specialisation, specialisation_matrix
 from richter.measures.evolution import distance, norm, rotation, velocity
 from richter.measures.measure import Measure

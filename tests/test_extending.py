@@ -41,8 +41,8 @@ from richter.instrument.statistics import (
     Statistic,
     Trace,
     Wants,
-    passes,
 )
+from richter.instrument.statistics import frame as passes
 from richter.instrument.statistics.frame import joined
 from richter.instrument.stream import Share
 from richter.instrument.subject import Subject

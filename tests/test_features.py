@@ -14,7 +14,7 @@ from torch import Tensor
 
 import oracles
 from richter.core import SelectionError
-from richter.instrument.statistics import samples
+from richter.instrument.statistics import features as samples
 from richter.measures import features
 from richter.measures.features import analyse, deff
 

@@ -17,8 +17,9 @@ import zoo
 from richter.core import WHOLE, Mark
 from richter.instrument.cotangents import every_output
 from richter.instrument.evaluate import jackknife
-from richter.instrument.measurement import Measurement
-from richter.instrument.statistics import CLASSES, SAMPLE, Sample, passes
+from richter.instrument.observe import Measurement
+from richter.instrument.statistics import CLASSES, SAMPLE, Sample
+from richter.instrument.statistics import frame as passes
 from richter.instrument.stream import Share
 from richter.instrument.subject import Subject
 from richter.measures import collapse, features

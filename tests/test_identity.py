@@ -28,7 +28,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import DataLoader, TensorDataset
 
 import richter
-import richter.instrument.measurement
+import richter.instrument.observe
 from richter.core import CaptureError, MixingError
 from richter.instrument.subject import Subject
 from zoo import CASES, Case, call
@@ -794,11 +794,11 @@ def test_nan_in_the_middle_of_training(device: str) -> None:
 
 FAILURES = ["richter.instrument.subject.surveyed", "richter.instrument.survey.memo.renewed",
             "richter.instrument.survey.examine.survey",
-            "richter.instrument.stream.record", "richter.instrument.statistics.grams.mirror",
+            "richter.instrument.stream.record", "richter.instrument.statistics.kernels.mirror",
             "richter.instrument.evaluate.Evaluation._row", "richter.instrument.statistics.moments.Sums.add",
-            "richter.instrument.survey.layouts.forward", "richter.instrument.capture.recorder.get_gradient_edge",
-            "richter.instrument.capture.state.State.in_place", "richter.instrument.captures.Check",
-            "torch.autograd.grad", "richter.instrument.measurement.Snapshot"]  # fmt: skip
+            "richter.instrument.survey.survey.forward", "richter.instrument.capture.forward.get_gradient_edge",
+            "richter.instrument.capture.state.State.in_place", "richter.instrument.stream.Check",
+            "torch.autograd.grad", "richter.instrument.observe.Snapshot"]  # fmt: skip
 
 
 @functools.cache

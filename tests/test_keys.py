@@ -108,7 +108,7 @@ def test_a_package_is_not_used_whole_by_who_uses_a_part(package: Path, path: str
 
 
 @pytest.mark.parametrize(("path", "told"), [
-    ("instrument/observe.py", True), ("kernels/infinite.py", True), ("runs/__init__.py", True), ("core/text.py", True),
+    ("instrument/observe.py", True), ("kernels/infinite.py", True), ("runs/__init__.py", True), ("core/values.py", True),
     ("experiments/frame.py", True), ("report/__init__.py", False), ("commands/__init__.py", False),
     ("instrument/verdict.py", True), ("experiments/running.py", True), ("experiments/ledger.py", False),
     ("experiments/seeds.py", False), ("experiments/staleness.py", False)])

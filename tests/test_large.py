@@ -15,15 +15,22 @@ from torch.nn import functional as F
 import richter
 from richter.core import MemoryBudgetError, parse_bytes
 from richter.instrument import probe as probes
-from richter.instrument.capture import calls, quiet
+from richter.instrument.capture import forward as calls
+from richter.instrument.capture import quiet
 from richter.instrument.cotangents import random_outputs
-from richter.instrument.statistics import bases, compressed, estimates, stored, tables, weights
-from richter.instrument.statistics.grams import Tangents
-from richter.instrument.statistics.products import parameters
+from richter.instrument.probe import OneHot
+from richter.instrument.statistics import feature_matrices as weights
+from richter.instrument.statistics import moments as bases
+from richter.instrument.statistics import output_sketch as tables
+from richter.instrument.statistics import sketches as compressed
+from richter.instrument.statistics import sketches as estimates
+from richter.instrument.statistics import stored
+from richter.instrument.statistics.kernels import Tangents
+from richter.instrument.statistics.sketches import parameters
 from richter.instrument.subject import Subject
-from richter.instrument.survey import examine, verify
-from richter.instrument.targets import OneHot
-from richter.kernels import shared
+from richter.instrument.survey import examine
+from richter.instrument.survey import examine as verify
+from richter.kernels import contract as shared
 
 TOKENS, WIDTH, LENGTH, N = 90, 16, 5, 8
 
@@ -165,12 +172,12 @@ def test_few_examples_are_surveyed_of_a_large_model_with_many_outputs(monkeypatc
 
 def of_vectors(monkeypatch: pytest.MonkeyPatch) -> richter.Snapshot:
     """Norms from vectors of all outputs, as if combinations of each example's had no room."""
-    monkeypatch.setattr(richter.instrument.statistics.drawn.Drawn, "least", lambda *_: 2 ** 62)
+    monkeypatch.setattr(richter.instrument.statistics.output_sketch.Drawn, "least", lambda *_: 2 ** 62)
     return measured(measures=["tangent_cka"])
 
 
 def compressing(monkeypatch: pytest.MonkeyPatch, size: int = 251) -> None:
-    monkeypatch.setattr(richter.instrument.statistics.estimates, "_compresses", lambda t: True)
+    monkeypatch.setattr(richter.instrument.statistics.sketches, "_compresses", lambda t: True)
     monkeypatch.setattr(compressed, "SIZES", {256: (size, size - 10, size - 12, size - 18, size - 22, size - 24)})
 
 
@@ -260,7 +267,7 @@ def test_tables_are_all_of_a_module_and_as_all_use_them(factory: type[nn.Module]
     ids = torch.randint(1, TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(1))
     ids[1:, 1:4] = 0
     probe = richter.Probe(ids, ids.roll(1, 0))
-    monkeypatch.setattr(richter.instrument.statistics.drawn.Drawn, "least", lambda *_: 2 ** 62)
+    monkeypatch.setattr(richter.instrument.statistics.output_sketch.Drawn, "least", lambda *_: 2 ** 62)
     plenty = richter.measure(model, probe, ["tangent_cka"])
     compressing(monkeypatch)
     monkeypatch.setattr(tables, "LARGE", 1)
@@ -277,7 +284,7 @@ def test_where_a_read_out_has_no_room_to_be_compressed_it_is_said(monkeypatch: p
     torch.manual_seed(0)
     ids = torch.randint(1, TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(1))
     ids[1:, 1:4] = 0
-    monkeypatch.setattr(richter.instrument.statistics.drawn.Drawn, "least", lambda *_: 2 ** 62)
+    monkeypatch.setattr(richter.instrument.statistics.output_sketch.Drawn, "least", lambda *_: 2 ** 62)
     compressing(monkeypatch)
     monkeypatch.setattr(tables, "LARGE", 1)
     real = compressed.compressed_bytes

@@ -20,9 +20,10 @@ import richter
 from richter import kernels
 from richter.core import WHOLE, MemoryBudgetError
 from richter.instrument.capture import quiet, state_of
-from richter.instrument.captures import LayerCapture, covariance, record
 from richter.instrument.cotangents import every_output, random_outputs
-from richter.instrument.statistics import Factor, FeatureMatrix, bases, egop
+from richter.instrument.statistics import Factor, FeatureMatrix, egop
+from richter.instrument.statistics import moments as bases
+from richter.instrument.stream import LayerCapture, covariance, record
 from richter.instrument.survey import Bench, survey
 from richter.measures import catalogue
 from richter.measures.nfa import diagonal_pearson, pearson

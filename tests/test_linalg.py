@@ -13,7 +13,7 @@ from torch import Tensor
 
 from richter import linalg
 from richter.instrument.evaluate import jackknife
-from richter.instrument.statistics.scatter import Scatter, scatter_without_each
+from richter.instrument.statistics.features import Scatter, scatter_without_each
 from richter.linalg import (
     EXACT,
     Sketch,

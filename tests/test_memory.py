@@ -16,17 +16,25 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import richter
-from richter.core import MemoryBudgetError, freed, parse_bytes
-from richter.instrument import captures, foreseen
+from richter.core import MemoryBudgetError, parse_bytes
+from richter.core import values as freed
+from richter.instrument import evaluate as foreseen
+from richter.instrument import evaluate as stages
+from richter.instrument import stream as captures
 from richter.instrument import subject as subjects
-from richter.instrument.capture import calls as captured_calls
+from richter.instrument.capture import forward as captured_calls
 from richter.instrument.capture import quiet
 from richter.instrument.capture import state as captured_state
 from richter.instrument.cotangents import random_outputs
-from richter.instrument.measurement import Measurement
-from richter.instrument.statistics import bases, journey, moments, outputs, passes, sizes, stages, weights
+from richter.instrument.observe import Measurement
+from richter.instrument.statistics import feature_matrices as weights
+from richter.instrument.statistics import frame as passes
+from richter.instrument.statistics import frame as sizes
+from richter.instrument.statistics import journey, moments, outputs
+from richter.instrument.statistics import moments as bases
 from richter.instrument.survey import audit, examine
-from richter.kernels import planning, shared
+from richter.kernels import contract as planning
+from richter.kernels import contract as shared
 from test_large import Tied
 
 TOKENS, WIDTH, LENGTH, N = 3000, 48, 8, 8
@@ -274,7 +282,7 @@ def test_what_was_freed_is_given_back_only_of_large_models(monkeypatch: pytest.M
 JOINED = """
 from pathlib import Path
 import torch
-from richter.instrument.captures import LayerCapture
+from richter.instrument.stream import LayerCapture
 from richter.instrument.statistics import stored
 
 def size(what):

@@ -18,8 +18,9 @@ import richter
 import zoo
 from richter.core import WHOLE, Mark, Row
 from richter.instrument.observe import Measurement
-from richter.instrument.statistics import journey, pushing
-from richter.kernels.similarity import Rows, debiased_cka
+from richter.instrument.statistics import journey
+from richter.instrument.statistics import movement as pushing
+from richter.linalg import Rows, debiased_cka
 from richter.measures import MOVEMENT
 
 EVERY_CASE = pytest.mark.parametrize("name", zoo.CASES)

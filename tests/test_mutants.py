@@ -25,9 +25,9 @@ from richter import kernels
 from richter.core import CaptureError, Mark, MixingError
 from richter.instrument import stream, tokens
 from richter.instrument.capture import quiet, state_of
-from richter.instrument.captures import example_gradients
+from richter.instrument.stream import example_gradients
 from richter.instrument.survey import Bench, Survey, SurveyMemo, audit, survey, surveyed
-from richter.instrument.survey.amend import Amendments, amended
+from richter.instrument.survey.memo import Amendments, amended
 from richter.layers.recurrent import recurrent_in_parts, weights_of
 from richter.testing import check_layer
 

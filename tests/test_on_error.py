@@ -27,8 +27,8 @@ import richter
 from observing import FEW, assert_close, examples, mlp, moved, probe, state
 from richter.core import Failure, MemoryBudgetError, MixingError, SelectionError, StoreError
 from richter.core.failures import MOST, OTHERS, note_failure
-from richter.instrument import keeping
-from richter.instrument.measurement import Measurement
+from richter.instrument import record as keeping
+from richter.instrument.observe import Measurement
 
 OPTIONS: dict[str, Any] = {"when": 1, "budget": None, "measures": FEW}
 
@@ -205,7 +205,7 @@ def test_failed_attempts_count_as_spent(monkeypatch: pytest.MonkeyPatch) -> None
     watch = richter.Observer(mlp(), probe(), when=1, budget=0.1, measures=FEW)
     monkeypatch.setattr(Measurement, "take", take)
     monkeypatch.setattr(richter.instrument.observe, "time", Clock)
-    monkeypatch.setattr(richter.instrument.schedule, "time", Clock)
+    monkeypatch.setattr(richter.instrument.observe, "time", Clock)
     with quietly() as caught:
         for step in range(400):
             now[0] += 1.0

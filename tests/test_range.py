@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import richter
 from richter.core import Mark
-from richter.instrument.measurement import Measurement
+from richter.instrument.observe import Measurement
 from richter.measures import alignment, fact, nfa, ranks
 
 MEASURES = [m for family in (nfa, fact, alignment, ranks) for m in family.MEASURES
@@ -77,7 +77,7 @@ def test_a_matrix_without_eigenvalues_is_a_row(monkeypatch: pytest.MonkeyPatch) 
     def fail(K: Tensor, centred: bool, **_: object) -> float:
         raise torch.linalg.LinAlgError("did not converge")
 
-    monkeypatch.setattr("richter.instrument.statistics.centred.leading", fail)
+    monkeypatch.setattr("richter.instrument.statistics.kernels.leading", fail)
     model, initial = network(0, torch.float32)
     snap = richter.measure(model, richter.Probe(X, Y), ["tangent_stable_rank", "nfc"], initial=initial)
     assert snap.row("tangent_stable_rank").mark is Mark.FAILED

@@ -12,8 +12,9 @@ from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
 import richter
+from richter import linalg as spectra
 from richter.core import WHOLE, Mark, SelectionError
-from richter.kernels import dynamics, spectra
+from richter.kernels import dynamics
 from richter.theory import gofe, linear_kernels
 from richter.theory.ofe import OptimalFeatureEvolution
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from richter.core import Failure
-from richter.runs import provenance
+from richter.runs import format as provenance
 from runs_helpers import Row, StoreError, answer, child, ended, known, runs, same, sql, writing
 
 
@@ -34,7 +34,8 @@ def write_for_ever(folder: str, step: int) -> None:
     from richter import runs
     from richter.core import Row
     from richter.instrument.snapshot import Snapshot
-    from richter.runs import provenance, sql
+    from richter.runs import format as provenance
+    from richter.runs import sql
 
     def acknowledge(what: str) -> None:
         os.write(1, f"{what} {step}\n".encode())
@@ -154,7 +155,8 @@ def die_at_each_call(folder: str, begin: int, stride: int) -> None:
 
     from richter import runs
     from richter.core import Row
-    from richter.runs import provenance, sql
+    from richter.runs import format as provenance
+    from richter.runs import sql
 
     sql.RECENT, provenance.revision = 20, lambda: None
     large = np.random.default_rng(0).normal(size=140_000)
@@ -468,7 +470,8 @@ def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
     from richter import runs
     from richter.core import Row
     from richter.instrument.snapshot import Snapshot
-    from richter.runs import provenance, sql
+    from richter.runs import format as provenance
+    from richter.runs import sql
     sql.RECENT, provenance.revision = 60, lambda: None
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell has put in the background does not hear it
     draw, acknowledged, heard = random.Random(seed), {k: set() for k in range(3)}, [0, 0, 0]

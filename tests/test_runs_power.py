@@ -26,7 +26,8 @@ def write_and_sync(folder: str) -> None:
 
     from richter import runs
     from richter.core import Row
-    from richter.runs import provenance, sql, writer
+    from richter.runs import format as provenance
+    from richter.runs import sql, writer
     sql.RECENT, writer.SYNC, provenance.revision = 60, 1e9, lambda: None  # rows are moved often
     step, said = 0, os.open(os.path.join(os.path.dirname(folder), "said"), os.O_WRONLY | os.O_CREAT)
 

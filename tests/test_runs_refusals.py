@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from richter import cli
-from richter.core.text import visible
+from richter.core.values import visible
 from richter.engine import sweep
 from richter.runs import format as files
 from runs_helpers import NAN, Row, StoreError, arrays, child, ended, runs, say, sealed, small
@@ -167,7 +167,8 @@ def write_in_turns(folder: str, resume: bool) -> None:
 
     from richter import runs
     from richter.core import Row
-    from richter.runs import provenance, sql
+    from richter.runs import format as provenance
+    from richter.runs import sql
 
     provenance.revision, sql.RECENT = lambda: None, 20
     name, run = f"resumed {resume}", runs.create(folder, resume=resume)

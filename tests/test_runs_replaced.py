@@ -165,7 +165,8 @@ def write_where_there_is_room(folder: str, writer: int) -> None:
 
     from richter import runs
     from richter.core import Row, StoreError
-    from richter.runs import arrays, provenance
+    from richter.runs import format as arrays
+    from richter.runs import format as provenance
 
     def acknowledge(*what: object) -> None:
         os.write(1, (" ".join(map(str, what)) + "\n").encode())

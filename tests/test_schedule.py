@@ -12,9 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import richter
-import richter.instrument.measurement
 import richter.instrument.observe
-import richter.instrument.schedule
 from observing import mlp, probe
 from richter.core import SelectionError
 from richter.instrument.evaluate import RichterWarning
@@ -95,8 +93,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float 
         return richter.Snapshot((), step, {"what": "brief" if only else "whole"}, seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(richter.instrument.measurement.Measurement, "take", take)
-        for module in (richter.instrument.observe, richter.instrument.schedule):
+        patch.setattr(richter.instrument.observe.Measurement, "take", take)
+        for module in (richter.instrument.observe, richter.instrument.observe):
             patch.setattr(module, "time", clock)
         for step in numbers or range(steps):
             clock.now += pace
@@ -280,7 +278,7 @@ def test_now_measures_whatever_the_schedule_says(counted: list[int]) -> None:
 def test_the_share_of_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert richter.Observer(mlp(), probe()).share == 0.0
     watch, clock = watched(monkeypatch, None, cost=3.0, first=3.0)
-    monkeypatch.setattr(richter.instrument.schedule, "time", clock)
+    monkeypatch.setattr(richter.instrument.observe, "time", clock)
     assert watch.share == pytest.approx(0.75, abs=0.01)
 
 

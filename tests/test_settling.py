@@ -14,7 +14,7 @@ from torch.nn.utils import spectral_norm
 
 import oracles
 import richter
-from richter.core.text import FEW_BATCHES, MOVED_BUFFERS, NO_DATA
+from richter.core.values import FEW_BATCHES, MOVED_BUFFERS, NO_DATA
 from richter.instrument.verdict import Diagnosis
 from richter.measures import MOVEMENT
 

@@ -17,7 +17,7 @@ from richter.core import ProbeError
 from richter.instrument.capture import quiet
 from richter.instrument.cotangents import loss_gradient
 from richter.instrument.statistics import WEIGHT_GRADIENT
-from richter.instrument.statistics.passes import gathered
+from richter.instrument.statistics.frame import gathered
 from richter.instrument.subject import Subject
 
 transformers = pytest.importorskip("transformers")

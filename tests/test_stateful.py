@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 import richter
 from richter.core import CaptureError
-from richter.instrument.capture import quiet, remembered
+from richter.instrument.capture import attributes as remembered
+from richter.instrument.capture import quiet
 from test_identity import FEW, assert_same, batch, fingerprint, mlp, optimisers, own_stream, probe_of, seed  # noqa: F401
 from test_identity import objects as held_objects
 from zoo import CASES
@@ -716,7 +717,7 @@ def test_an_error_on_its_way_is_not_hidden() -> None:
 
 
 def test_a_model_too_large_to_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("richter.instrument.capture.guard.BACKUP_BYTES", 8)
+    monkeypatch.setattr("richter.instrument.capture.quiet.BACKUP_BYTES", 8)
     model = Culprit(shift_buffer)
     with pytest.raises(CaptureError, match=r"'body.1.running_mean' changed.*could not be put back: the model is too large"):
         richter.measure(model, probe_of("vector"), FEW)

@@ -26,8 +26,9 @@ from torch.nn.utils import parametrizations, parametrize
 
 import richter
 from richter.core import CaptureError
-from richter.instrument.capture import gate, quiet
-from richter.instrument.capture.detours import Detour
+from richter.instrument.capture import quiet
+from richter.instrument.capture import quiet as gate
+from richter.instrument.capture.quiet import Detour
 
 FEW = ("nfc", "double_centred_nfc", "tangent_cka")
 PATIENCE = 120  # seconds, until a thread that hangs is given up

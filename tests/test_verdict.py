@@ -14,10 +14,9 @@ import pytest
 
 from judged import LOG, MOVED, START, STILL, TEN, Training, snapshot
 from richter.core import Failure, Labels, Mark, Row
-from richter.core.text import FEW_BATCHES, MOVED_BUFFERS, NO_DATA, NO_HIDDEN
-from richter.instrument.losses import loss_name, summary
-from richter.instrument.regime import Margin, layer_regime, regime, regime_margin
+from richter.core.values import FEW_BATCHES, MOVED_BUFFERS, NO_DATA, NO_HIDDEN
 from richter.instrument.snapshot import Snapshot
+from richter.instrument.training import Margin, layer_regime, loss_name, regime, regime_margin, summary
 from richter.instrument.verdict import diagnose
 
 

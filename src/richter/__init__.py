@@ -15,8 +15,8 @@ __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, {
     "Probe": "instrument.probe", "Snapshot": "instrument.snapshot", "Observer": "instrument.observe",
-    "measure": "instrument.observe", "every": "instrument.schedule", "epochs": "instrument.schedule",
-    "log_spaced": "instrument.schedule", "plan": "instrument.measurement", "diagnose": "instrument.verdict",
+    "measure": "instrument.observe", "every": "instrument.observe", "epochs": "instrument.observe",
+    "log_spaced": "instrument.observe", "plan": "instrument.observe", "diagnose": "instrument.verdict",
     "RichterError": "core", "RichterWarning": "instrument.evaluate",
 }, ("controls", "core", "engine", "experiments", "instrument", "kernels", "layers", "learners", "measures", "models", "report",
     "runs", "tasks", "testing", "theory", "workflows"))
@@ -24,9 +24,7 @@ __getattr__, __dir__, __all__ = lazy_names(__name__, {
 if TYPE_CHECKING:
     from richter.core import RichterError
     from richter.instrument.evaluate import RichterWarning
-    from richter.instrument.measurement import plan
-    from richter.instrument.observe import Observer, measure
+    from richter.instrument.observe import Observer, epochs, every, log_spaced, measure, plan
     from richter.instrument.probe import Probe
-    from richter.instrument.schedule import epochs, every, log_spaced
     from richter.instrument.snapshot import Snapshot
     from richter.instrument.verdict import diagnose

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from richter.commands.frame import parser
 from richter.core import RichterError
-from richter.core.text import visible
+from richter.core.values import visible
 
 __all__ = ["main", "parser"]
 

@@ -24,10 +24,10 @@ from richter.experiments.frame import SCALES, Claim, Experiment, Results
 from richter.experiments.ledger import figure_name, figures_at
 from richter.experiments.seeds import WAYS
 from richter.instrument.capture import Call, forward, quiet, state_of
-from richter.instrument.captures import by_example
 from richter.instrument.observe import Observer
 from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot
+from richter.instrument.stream import by_example
 from richter.instrument.survey import survey
 from richter.kernels.ntk import ntk
 from richter.layers import View, view_of

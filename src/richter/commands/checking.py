@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from richter.commands import options
 from richter.commands.frame import as_json
-from richter.core.text import table
+from richter.core.values import table
 
 if TYPE_CHECKING:
     from richter.experiments.frame import Experiment

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
-from richter.core.text import visible
+from richter.core.values import visible
 
 if TYPE_CHECKING:
     from richter.report.comparison import Comparison

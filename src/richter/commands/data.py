@@ -6,7 +6,7 @@ import argparse
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
-from richter.core.text import table
+from richter.core.values import table
 
 
 def _names(p: argparse.ArgumentParser) -> None:

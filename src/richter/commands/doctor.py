@@ -7,7 +7,7 @@ from pathlib import Path
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
-from richter.core.text import visible
+from richter.core.values import visible
 
 
 def arguments(p: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
-from richter.core.text import table
+from richter.core.values import table
 
 KINDS = ("experiments", "measures", "theories")
 SCALES = ("smoke", "paper")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from richter.commands.frame import Command
-from richter.core.text import visible
+from richter.core.values import visible
 
 
 def arguments(p: argparse.ArgumentParser) -> None:

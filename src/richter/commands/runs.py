@@ -9,7 +9,7 @@ from typing import Any
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
-from richter.core.text import table, visible
+from richter.core.values import table, visible
 
 
 def arguments(p: argparse.ArgumentParser) -> None:

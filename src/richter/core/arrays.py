@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from richter.core.errors import SelectionError
+from richter.core.values import SelectionError
 
 Array = Tensor | np.ndarray  # what comes out
 ArrayLike = Any  # what may go in: a tensor, or whatever numpy makes an array of

@@ -20,8 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from richter.core.errors import RichterError, SelectionError, unknown
-from richter.core.values import Card, Interval, Ref
+from richter.core.values import Card, Interval, Ref, RichterError, SelectionError, unknown
 
 Entry = TypeVar("Entry")
 Facts = dict[str, Any]  # the name of an entry and those of its keyword arguments that are written out as values

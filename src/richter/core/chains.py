@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from richter.core.errors import SelectionError
 from richter.core.modules import unwrap
+from richter.core.values import SelectionError
 
 TRIED = 4  # examples on which the chain is compared with the model itself
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from richter.core.errors import unknown
+from richter.core.values import unknown
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from torch import nn
 
-from richter.core.errors import SelectionError
+from richter.core.values import SelectionError
 
 WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel, DataParallel and torch.compile write before names
 

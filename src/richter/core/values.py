@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import difflib
 import enum
 import fnmatch
+import functools
+import gc
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, NamedTuple
@@ -188,3 +193,145 @@ class Prediction:
 
     value: float
     ref: Ref
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+# Every error that Richter raises on purpose: it says what was seen, why it matters and what to do.
+
+class RichterError(Exception):
+    """Base of every error Richter raises on purpose: it says what was seen, why it matters and what to do."""
+
+
+class ProbeError(RichterError, ValueError):
+    """The probe (inputs, labels, mask) cannot give a right number."""
+
+
+class SelectionError(RichterError, ValueError):
+    """A layer, measure or option that does not exist was asked for."""
+
+
+class DataError(RichterError, OSError):
+    """A data set is not there, cannot be fetched, or is not what it should be."""
+
+
+class CaptureError(RichterError, RuntimeError):
+    """The model did something under which a number would be wrong."""
+
+
+class DisturbedError(CaptureError):
+    """Another thread has worked with the model while it was measured."""
+
+
+class MixingError(CaptureError):
+    """The output of one example depends on the other examples of its batch."""
+
+
+class DivergedError(CaptureError):
+    """Weights or outputs are NaN or infinite: nothing is wrong with what was asked for, but there is nothing to measure now."""
+
+
+class MemoryBudgetError(RichterError, MemoryError):
+    """``memory=`` cannot hold the smallest piece of work."""
+
+
+class StoreError(RichterError, OSError):
+    """A run could not be written or read; what was written before is intact."""
+
+
+def unknown(owner: str, what: str, name: str, known: Iterable[str], of: str = "") -> SelectionError:
+    """Something was asked for by a name that does not exist: say which are close, and which there are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return SelectionError(f"{owner} has no {what} {name!r}{of}. "
+                          + (f"Close to it: {', '.join(map(repr, near))}. " if near else "")
+                          + f"It has: {', '.join(map(repr, known)) or 'none'}.")
+
+
+# --------------------------------------------------------------------------------------------------------------- sizes
+# Sizes in bytes, as people write and read them.
+
+_UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+SMALL = 2 ** 26  # bytes: smaller arrays are not what a bound of memory is about
+
+
+def parse_bytes(size: str | float) -> int:
+    """``"2GiB"`` -> 2147483648; numbers are bytes."""
+    if isinstance(size, (int, float)) and not isinstance(size, bool):
+        number, unit = float(size), "B"
+    else:
+        found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(size))
+        if found is None or found[2].upper() not in _UNITS or found[1].count(".") > 1 or found[1] == ".":
+            raise SelectionError(f"memory={size!r} is not a size. Write a number of bytes, or e.g. '500MB' or '2GiB'.")
+        number, unit = float(found[1]), found[2].upper()
+    if not (math.isfinite(number) and number > 0):
+        raise SelectionError(f"memory={size!r} must be positive and finite.")
+    return int(number * _UNITS[unit])
+
+
+def show_bytes(size: float) -> str:
+    """A size a person reads, rounded up so that it can be given back as ``memory=``."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{math.ceil(size / unit * 100) / 100:.2f}{name}"
+    return f"{math.ceil(size)}B"
+
+
+# --------------------------------------------------------------------------------------------------------------- freed
+# Memory that was freed, given back to the system: the C library keeps what it thinks will soon be wanted again, in pieces that
+# do not serve larger arrays, and a bound of memory counts them.
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    """What glibc has for it; None elsewhere."""
+    try:
+        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
+    except (OSError, AttributeError, TypeError):
+        return None
+
+
+def trim(size: int) -> None:
+    """To be called where so many bytes were let go: if they are many, because it takes some milliseconds."""
+    if size > SMALL and (call := _trim()) is not None:
+        call(0)
+
+
+def give_back(size: int) -> None:
+    """The same where what was let go hangs together in circles, which are undone first."""
+    if size > SMALL:
+        gc.collect()
+    trim(size)
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+# Text: tables for a terminal, and what is written in one place and read in another.
+
+ASSUMED_LOSS = "squared error: whether it is the training's loss is not known"  # beside such a number
+# beside what a network answers in eval mode while its norms normalise by numbers that are not the data's
+NO_DATA, FEW_BATCHES = "of its norms have seen no data", "of its norms have seen few batches"
+NO_HIDDEN = "no hidden layer: every linear map reads the model's input"  # in the place of a change of features
+NO_MAP = "used, but not as a linear map that Richter knows"  # beside a weight
+MOVED_BUFFERS = "buffers moved besides the weights"  # beside a comparison with the initial network
+
+
+def few_of(names: Sequence[str], most: int = 4) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str, lines: bool = True) -> str:
+    """What a stranger may have written, for a terminal: characters that steer it, turn the direction of writing or are none at
+    all are shown by their numbers. Without ``lines`` it stays one line."""
+    seen = HIDDEN.sub(lambda c: c[0].encode("unicode_escape", "backslashreplace").decode(), text)
+    return seen if lines else seen.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Columns as wide as they need to be; those in ``right`` flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(w) if i in right else cell.ljust(w)
+                               for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)

@@ -23,7 +23,7 @@ from richter.core import RichterError, SelectionError, StoreError
 from richter.core.progress import progress
 from richter.engine.workers import Pool
 from richter.runs import Run, Writer, create
-from richter.runs.provenance import plain, worded
+from richter.runs.format import plain, worded
 
 Work = Callable[[Any, Writer], Mapping[str, ArrayLike] | None]
 

@@ -19,7 +19,7 @@ from richter.experiments.page import out_of_date
 from richter.report.markup import Markup, joined, table, tag
 from richter.report.svg import STATIC, stored_picture
 from richter.runs import Run, find
-from richter.runs.provenance import plain
+from richter.runs.format import plain
 
 if TYPE_CHECKING:
     from richter.experiments.frame import Experiment

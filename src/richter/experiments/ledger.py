@@ -171,7 +171,7 @@ def _judged_by(e: Experiment, row: Place, kept: Records) -> Place:
 
 def _smaller(e: Experiment) -> str:
     """The settings of smoke that are not the paper's."""
-    from richter.runs.provenance import plain
+    from richter.runs.format import plain
     small, full = plain(e.smoke), plain(e.paper)
     return ", ".join(f"{name} {_short(value)} for {_short(full[name])}" for name, value in small.items() if value != full[name])
 

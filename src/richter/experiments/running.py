@@ -16,7 +16,7 @@ from richter.engine.sweep import name_of
 from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
 from richter.experiments.seeds import ENOUGH, ON_AVERAGE, SHARE, TOO_FEW, summary
 from richter.runs import Run, create
-from richter.runs.provenance import hardware, plain, revision, versions
+from richter.runs.format import hardware, plain, revision, versions
 
 
 class ExperimentError(RichterError, RuntimeError):

@@ -3,5 +3,5 @@ statistics, evaluate, observe."""
 
 from richter.core.lazy import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, {}, ("capture", "captures", "cotangents", "evaluate", "observe", "probe",
+__getattr__, __dir__, __all__ = lazy_names(__name__, {}, ("capture", "cotangents", "evaluate", "observe", "probe",
                                                           "snapshot", "statistics", "stream", "subject", "survey", "verdict"))

@@ -1,11 +1,13 @@
 """From a subject and measures to rows: plan which statistics are needed and how they can be had, gather them in one pass over the
-probe, compute each measure at each place, and again with groups of examples left out for its error."""
+probe, compute each measure at each place, and again with groups of examples left out for its error.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, RichterError, Row
+from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, RichterError, Row, show_bytes
+from richter.core.values import SMALL, table
+from richter.instrument.capture import count, outputs_of, weight_bytes
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import (
     OF_PROBE,
@@ -23,18 +27,106 @@ from richter.instrument.statistics.frame import (
     WITHIN,
     Beyond,
     Gathering,
+    Key,
     Missing,
     NoError,
     OutOfRange,
+    Pass,
+    StatisticsPlan,
+    Wants,
+    check_memory,
+    due_of,
+    gather,
     joined,
     leaves,
+    needed,
     place_of,
+    planned,
+    survey_bytes,
     together,
+    wants_of,
 )
-from richter.instrument.statistics.passes import Key, gather, wants_of
-from richter.instrument.statistics.stages import Stage, staged
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
+
+# -------------------------------------------------------------------------------------------------------------- stages
+# What is gathered together, and what after it: one pass over the probe where everything has room beside everything else; else
+# the sums of some layers after those of others, each group in a pass of its own, and then what needs no pass. The numbers are the
+# same.
+
+BESIDE = 16  # of memory=, one part in so many may be held while other work takes all of it
+SHARE = 2 / 3  # of memory=, for sums where they do not fit, the rest for examples: fewer passes are worth smaller chunks
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some measures whose statistics are had together."""
+
+    members: tuple[int, ...]  # their numbers
+    maps: tuple[str, ...] | None  # of these maps alone; None: of all
+    statistics: StatisticsPlan
+
+    def subject(self, whole: Subject) -> Subject:
+        return whole if self.maps is None else whole.narrowed(self.maps)
+
+
+def staged(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[Stage]:
+    """How the statistics of some measures are had, within memory; an error that says the least that would do."""
+    every = wants_of(subject, _keys(wanted, range(len(wanted))))
+    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [(tuple(range(len(wanted))), None)]
+    if needed(subject, every) > subject.memory or _crowded(subject, every):
+        parts = _apart(subject, wanted)
+    narrow = [(subject if maps is None else subject.narrowed(maps)) for _, maps in parts]
+    wants = [wants_of(s, _keys(wanted, members)) for s, (members, _) in zip(narrow, parts, strict=True)]
+    check_memory(subject, list(zip(narrow, wants, strict=True)))
+    return [Stage(members, maps, planned(s, (), w)) for s, w, (members, maps) in zip(narrow, wants, parts, strict=True)]
+
+
+def _crowded(subject: Subject, every: Mapping[Key, Wants]) -> bool:
+    """Would the sums of a large model take room from work that takes all that is allowed?"""
+    due = due_of(every)
+    held, alone = sum(w.held for w in due.values()), any(w.alone for key, w in every.items() if key not in due)
+    return alone and held > subject.memory // BESIDE and weight_bytes(subject.model) > SMALL
+
+
+def _keys(wanted: Sequence[tuple[Key, ...]], members: Iterable[int]) -> list[Key]:
+    return [key for i in members for key in wanted[i]]
+
+
+def _apart(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[tuple[tuple[int, ...], tuple[str, ...] | None]]:
+    """Sums of maps, as many in a pass as have room; what a pass gathers of the whole model; and what needs no pass, each kind of
+    work by itself, because what it keeps is let go at the end of a stage. Passes come first: they look at what is captured."""
+    every = [wants_of(subject, keys) for keys in wanted]
+    due = [due_of(wants) for wants in every]
+    by_map = tuple(i for i, d in enumerate(due) if d and all(statistic.place == "map" for statistic, _ in d))
+    alone: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for i in (i for i, d in enumerate(due) if not d):
+        work = tuple(dict.fromkeys(w.what for w in every[i].values() if w.what))
+        alone[work] = (*alone.get(work, ()), i)
+    rest = tuple(i for i, d in enumerate(due) if d and i not in by_map)
+    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [
+        (by_map, group) for group in (_groups(subject, _keys(wanted, by_map)) if by_map else [])]
+    return parts + [(members, None) for members in (rest, *alone.values()) if members]
+
+
+def _groups(subject: Subject, keys: Sequence[Key]) -> list[tuple[str, ...]]:
+    """Neighbours in the order of the forward pass, those nearest the outputs first: their backward passes are the shortest."""
+    groups: list[tuple[str, ...]] = []
+    for name in reversed(subject.maps):
+        if groups and _fit(subject.narrowed(wider := (name, *groups[-1])), keys):
+            groups[-1] = wider
+        else:
+            groups.append((name,))
+    return groups
+
+
+def _fit(subject: Subject, keys: Sequence[Key]) -> bool:
+    """Have the sums of these maps their share of memory, and an example room beside them?"""
+    every = wants_of(subject, keys)
+    return sum(w.held for w in due_of(every).values()) <= SHARE * subject.memory and needed(subject, every) <= subject.memory
+
+
+# ------------------------------------------------------------------------------------------------------------ evaluate
 
 UNDEFINED = "0/0: undefined here (a kernel, gradient or label of zeros)"
 NOT_A_NUMBER = ("the gradient of the outputs is NaN here, though the outputs are finite. The backward pass divides 0 by 0 or "
@@ -333,3 +425,137 @@ def jackknife(values: Sequence[float]) -> float:
         return math.nan
     mean = sum(values) / G
     return math.sqrt((G - 1) / G * sum((v - mean) ** 2 for v in values))
+
+
+# ------------------------------------------------------------------------------------------------------------ foreseen
+# What a measurement will cost before it runs: which measures are had together, in how many passes over the probe, and in how
+# many bytes.
+#
+#     >>> print(richter.plan(model, probe))
+
+FORWARD = 1 / 3  # of a forward-backward pass
+AUDIT = 3 * FORWARD  # another order, and one backward pass with gradients of weights
+HEAD = ("measure", "passes", "bytes", "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measure's share: what it would take by itself."""
+
+    measure: str
+    passes: float
+    bytes: int
+    note: str  # why there will be no number, or that it shares a pass
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        return self.measure, f"{self.passes:.1f}", show_bytes(self.bytes), self.note
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is gathered together."""
+
+    measures: tuple[str, ...]
+    layers: int | None  # of some layers alone; None: of all
+    passes: float
+    bytes: int  # of the smallest pieces of work, with all that is held meanwhile
+
+    def __str__(self) -> str:
+        of = "" if self.layers is None else f" of {self.layers} layers"
+        return f"{', '.join(self.measures)}{of}: {self.passes:.1f} passes, {show_bytes(self.bytes)} at least"
+
+
+@dataclass(frozen=True)
+class MeasurementPlan:
+    """How a measurement will be made. ``print(plan)`` shows it. Passes are forward-backward passes of the probe, about: what is
+    multiplied afterwards, and the first look at a model, come on top."""
+
+    examples: int
+    outputs: int  # of each example
+    memory: int  # that is allowed
+    steps: tuple[Step, ...]  # one after another
+    lines: tuple[Line, ...]
+    pass_seconds: float  # of one pass, from a forward pass of a few examples
+    look: int = 0  # bytes of the first look at a large model
+    anew: int = 0  # blocks of the model that are computed again for every backward pass
+
+    @property
+    def passes(self) -> float:
+        return sum(step.passes for step in self.steps)
+
+    @property
+    def bytes(self) -> int:
+        """The smallest memory= that works for these steps."""
+        return max([self.look, *(step.bytes for step in self.steps)])
+
+    @property
+    def seconds(self) -> float:
+        return self.passes * self.pass_seconds
+
+    def __str__(self) -> str:
+        return "\n".join([
+            f"{len(self.lines)} measures of {self.examples} examples with {self.outputs:,} outputs: {self.passes:.1f} passes of "
+            f"{self.pass_seconds:.2g} s, within memory='{show_bytes(self.memory)}'",
+            *([f"a look at the model: {show_bytes(self.look)}"] if self.look else []),
+            *([f"{self.anew} blocks of the model are computed again for every backward pass: its graph has no room"]
+              if self.anew else []),
+            *(f"{i}. {step}" for i, step in enumerate(self.steps, 1)),
+            table([HEAD, *(line.cells for line in self.lines)])])
+
+
+def foreseen(subject: Subject, plan: Plan) -> MeasurementPlan:
+    """What a plan says, in numbers."""
+    steps: list[Step] = []
+    lines: dict[str, Line] = {}
+    for stage, families in plan.stages:
+        narrow = stage.subject(subject)
+        measures = [p for _, mine in families for p in mine]
+        every = wants_of(narrow, [key for p in measures for key in p.keys])
+        steps.append(Step(tuple(p.measure.name for p in measures), None if stage.maps is None else len(stage.maps),
+                          _passes(narrow, every, dict(stage.statistics.due)), needed(narrow, every) + subject.fixed))
+        for p in measures:
+            lines[p.measure.name] = _line(narrow, p, lines.get(p.measure.name), len(measures) > 1, subject.fixed)
+    order = dict.fromkeys(name for _, name in plan.order)
+    return MeasurementPlan(subject.probe.n, subject.survey.outputs, subject.allowed, tuple(steps),
+                           tuple(lines[name] for name in order if name in lines), _seconds(subject), _look(subject),
+                           len(subject.survey.anew))
+
+
+def _look(subject: Subject) -> int:
+    need = survey_bytes(subject)
+    return need + subject.fixed if need else 0
+
+
+def _passes(subject: Subject, every: Mapping[Key, Wants], due: Mapping[Key, Wants]) -> float:
+    """One forward pass for all that is gathered, a backward pass for each cotangent; and passes that statistics make by
+    themselves, those that share a journey once."""
+    backward = {c: subject.number(c, "mean") for (_, c), w in due.items() if w.backward}
+    pass_itself = Pass(subject, tuple(due.values()))
+    networks = 2 if pass_itself.initial else 1
+    again = FORWARD if subject.survey.anew else 0.0  # blocks go forward once more for every backward pass
+    audit = AUDIT if subject.audit is not None else 0.0
+    gathered = networks * (FORWARD + (FORWARD + again) * sum(backward.values())) + audit if due else 0.0
+    own = {(w.what, w.passes) for key, w in every.items() if key not in due}
+    return gathered + (1 + again) * sum(passes for _, passes in own)
+
+
+def _line(subject: Subject, p: Planned, before: Line | None, several: bool, fixed: int) -> Line:
+    every = wants_of(subject, p.keys)
+    due = due_of(every)
+    note = p.reason or ("shares a pass" if due and several else "")
+    passes, size = _passes(subject, every, due), needed(subject, every) + fixed if every else 0
+    if before is not None:
+        passes, size = passes + before.passes, max(size, before.bytes)
+    return Line(p.measure.name, passes, size, note)
+
+
+def _seconds(subject: Subject) -> float:
+    """Of a forward-backward pass of the probe: three times a forward pass of the examples that were looked at, as many as there
+    are of them. The first time warms up."""
+    n = count(subject.few)
+    outputs_of(subject.model, subject.few, subject.output)
+    begun = time.perf_counter()
+    outputs_of(subject.model, subject.few, subject.output)
+    taken = time.perf_counter() - begun
+    return 3 * taken * subject.probe.n / n if n else math.nan

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from richter.core import WHOLE, Labels, Mark, Row, unknown
-from richter.core.text import table
+from richter.core.values import table
 
 if TYPE_CHECKING:
     import pandas

@@ -15,23 +15,14 @@ from torch import Tensor, nn
 
 from richter.core import WHOLE, CaptureError, Remark, SelectionError, matches
 from richter.core.arrays import fingerprint
-from richter.core.freed import give_back
-from richter.core.sizes import SMALL
-from richter.core.text import MOVED_BUFFERS, few_of
+from richter.core.values import MOVED_BUFFERS, SMALL, few_of, give_back
 from richter.instrument.capture import Output, State, device_of, outputs_of, same_bits, state_of, to_device, weight_bytes
-from richter.instrument.captures import Forwards, RowCotangents, select
-from richter.instrument.checks import check_labels, check_selection
 from richter.instrument.cotangents import Cotangents, Use
-from richter.instrument.objective import Objective
-from richter.instrument.probe import Probe
-from richter.instrument.shift import aligned
-from richter.instrument.statistics.bases import Bases
-from richter.instrument.statistics.frame import GROUPS
-from richter.instrument.statistics.journey import Journey
-from richter.instrument.statistics.norms import understood
-from richter.instrument.statistics.sizes import copied_bytes, fixed_bytes
-from richter.instrument.statistics.weights import block_diagonal
-from richter.instrument.stream import Source, chunks, fitting
+from richter.instrument.probe import Objective, Probe, aligned
+from richter.instrument.statistics.frame import GROUPS, copied_bytes, fixed_bytes
+from richter.instrument.statistics.journey import Journey, understood
+from richter.instrument.statistics.moments import Bases
+from richter.instrument.stream import Forwards, RowCotangents, Source, check_labels, check_selection, chunks, fitting, select
 from richter.instrument.survey import (
     FEWEST,
     SURVEYED,
@@ -45,7 +36,7 @@ from richter.instrument.survey import (
     surveyed,
 )
 from richter.instrument.tokens import Positions, positions_of
-from richter.kernels.planning import Unit, units_of
+from richter.kernels.contract import Unit, units_of
 
 ARRAYS = 12  # of outputs that a survey holds
 KEPT = 2 ** 22  # entries of all matrices that are kept in double precision
@@ -323,7 +314,7 @@ class Subject:
         """The matrix now and then, grouped ones as one block-diagonal matrix."""
         grouped = self.survey.maps[name].kind == "grouped"
         W, W0 = self.W[name], self.W0.get(name)
-        return (block_diagonal(W), None if W0 is None else block_diagonal(W0)) if grouped else (W, W0)
+        return (torch.block_diag(*W), None if W0 is None else torch.block_diag(*W0)) if grouped else (W, W0)
 
     def number(self, cotangents: Cotangents, use: Use) -> int:
         """How many cotangents there are for each example."""

@@ -24,16 +24,175 @@ data, or whose buffers have moved since, says nothing of losses and outputs: gue
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from richter.core import WHOLE, Failure, Labels, Mark, Row
-from richter.core.text import ASSUMED_LOSS, FEW_BATCHES, MOVED_BUFFERS, NO_DATA
-from richter.instrument.losses import Loss, loss_name, summary
-from richter.instrument.regime import GAP, MOVED, TURN, Margin
+from richter.core.values import ASSUMED_LOSS, FEW_BATCHES, MOVED_BUFFERS, NO_DATA
 from richter.instrument.snapshot import Snapshot
+
+# -------------------------------------------------------------------------------------------------------------- losses
+# The logged loss of a training: which scalar it is, what it began with, where it is now, and whether it still falls.
+#
+# The loss has come to rest if it fell from the third to the last quarter of the steps by less than a tenth of its whole fall, and
+# by less than a fifth even with two standard errors more. (An even fall gives .29, an exponential one .09 after three time
+# constants.)
+
+LOSSES = ("loss", "train_loss", "training_loss", "loss_train")  # names of scalars that are the training's loss, best first
+MEMORY = 1000  # values of a loss that smoothing remembers: older ones weigh less than 1e-22
+REST, SURELY = 0.1, 0.2  # of its whole fall: what a loss at rest falls by in its last quarter at most, and with two errors more
+QUARTER = 8  # values of a loss in each of the last two quarters: with fewer it is not known whether it still falls
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the logged loss says: its first and last value, and the smoothed one."""
+
+    name: str
+    first: float
+    last: float
+    smoothed: float
+    lost: int | None = None  # the step from which on it is not finite, if it ended so
+    gaps: int = 0  # values that are not finite and were followed by finite ones
+    late: float = math.nan  # by how much it fell from the third to the last quarter of the steps, as a share of its whole fall
+    late_error: float = math.nan
+
+    @property
+    def ratio(self) -> float:
+        return self.smoothed / self.first if self.first > 0 else math.nan
+
+    @property
+    def rests(self) -> bool:
+        """Does it no longer fall? Not where that is not known."""
+        return self.late < REST and self.late + 2 * self.late_error < SURELY
+
+
+def loss_name(names: Iterable[str]) -> str | None:
+    """Which scalar is the training's loss: ``loss``, ``train_loss``, ``train/loss``, ``Loss/train``, ...; none of validation."""
+    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in names}
+    return next((plain[name] for name in LOSSES if name in plain), None)
+
+
+def summary(name: str, steps: Sequence[int], values: Sequence[float]) -> Loss | None:
+    """What a curve of losses says."""
+    real = [v for v in values if math.isfinite(v)]
+    lost = None
+    if values and not math.isfinite(values[-1]):
+        lost = next(steps[i] for i in range(len(values) - 1, -1, -1) if i == 0 or math.isfinite(values[i - 1]))
+    if len(real) < 2 and lost is None:
+        return None
+    first = real[0] if real else math.nan
+    gaps = sum(1 for s, v in zip(steps, values, strict=True) if not math.isfinite(v) and (lost is None or s < lost))
+    return Loss(name, first, real[-1] if real else math.nan, _smoothed(real), lost, gaps, *_late(steps, values))
+
+
+def _late(steps: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
+    """How much of its whole fall a loss fell from the third to the last quarter of the steps, and the standard error of that:
+    differences between neighbours say how much values scatter."""
+    finite = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
+    if len(finite) < 2:
+        return math.nan, math.nan
+    begun, end = finite[0][0], finite[-1][0]
+    quarters = [[v for s, v in finite if low < (s - begun) / max(1, end - begun) <= low + 0.25] for low in (0.5, 0.75)]
+    if min(map(len, quarters)) < QUARTER:
+        return math.nan, math.nan
+    third, fourth = (sum(q) / len(q) for q in quarters)
+    scatter = [sum((b - a) ** 2 for a, b in itertools.pairwise(q)) / (2 * (len(q) - 1)) / len(q) for q in quarters]
+    whole = finite[0][1] - fourth
+    return ((third - fourth) / whole, math.sqrt(sum(scatter)) / whole) if whole > 0 else (math.nan, math.nan)
+
+
+def _smoothed(values: Sequence[float]) -> float:
+    level, skipped = math.nan, max(0, len(values) - MEMORY)
+    for k, v in enumerate(values[skipped:], skipped + 1):
+        level = v if math.isnan(level) else level + max(0.05, 1 / k) * (v - level)
+    return level
+
+
+# -------------------------------------------------------------------------------------------------------------- regime
+# Lazy or rich: the bands of two numbers, and how near the edges of these bands are.
+#
+# ``linearisation_gap`` (G) says whether the network still is its linearisation at the start, ``feature_change_cka`` (F) whether
+# its
+# features turned. Both are in [0, 1]. A layer by itself is judged by its ``function_change``.
+#
+#     lazy            G < .05 and F < .02          rich             G >= .1 and F >= .15
+#     probably lazy   G < .1  and F < .05          uncertain        the rest
+#     amplified       G >= .3 and F < .05
+
+GAP, TURN, MOVED = "linearisation_gap", "feature_change_cka", "function_change"
+GAP_EDGES, TURN_EDGES = (0.05, 0.1, 0.3), (0.02, 0.05, 0.15)
+LAYER_BANDS = ((0.15, "lazy"), (0.5, "uncertain"), (1.0, "probably rich"))  # below so much; from the last edge on it is rich
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How far a number is from the nearest edge at which the verdict would be another."""
+
+    number: str  # its name
+    value: float
+    edge: float
+    other: str  # the verdict beyond the edge
+    error: float | None = None  # standard error of the number
+
+    @property
+    def distance(self) -> float:
+        return abs(self.value - self.edge)
+
+    @property
+    def errors(self) -> float | None:
+        """The distance in standard errors; None where there is no error bar."""
+        return None if not self.error else self.distance / self.error
+
+    def __str__(self) -> str:
+        unit = "" if self.errors is None else f", {self.errors:.2g} standard errors,"
+        return f"{self.number} {self.value:.3g} is {self.distance:.2g}{unit} from {self.edge:g}; beyond: {self.other}"
+
+
+def regime(G: float, F: float) -> str:
+    """The word for a training whose linearisation gap is G and whose features turned by F."""
+    if G < 0.05 and F < 0.02:
+        return "lazy"
+    if G < 0.1 and F < 0.05:
+        return "probably lazy"
+    if G >= 0.3 and F < 0.05:
+        return "amplified"
+    return "rich" if G >= 0.1 and F >= 0.15 else "uncertain"
+
+
+def regime_margin(G: float, F: float, G_error: float = math.nan, F_error: float = math.nan) -> Margin:
+    """The smallest change of one of the two numbers, the other as it is, that gives another word: in standard errors where both
+    have them, else in the numbers."""
+    word = regime(G, F)
+    margins = []
+    for name, value, edges, error in ((GAP, G, GAP_EDGES, G_error), (TURN, F, TURN_EDGES, F_error)):
+        for edge in edges:
+            beyond = edge if value < edge else math.nextafter(edge, -math.inf)
+            other = regime(beyond, F) if name == GAP else regime(G, beyond)
+            if other != word:
+                margins.append(Margin(name, value, edge, other, error if math.isfinite(error) else None))
+    return nearest(margins)
+
+
+def nearest(margins: Sequence[Margin]) -> Margin:
+    comparable = all(m.errors is not None for m in margins)
+    return min(margins, key=lambda m: m.errors or 0.0 if comparable else m.distance)
+
+
+def layer_regime(r: float) -> str:
+    """The word for a layer whose function changed by r, relative to what it was."""
+    if math.isnan(r):
+        return "unknown"
+    if r == 0:
+        return "frozen"
+    return next((word for edge, word in LAYER_BANDS if r < edge), "rich")
+
+
+# ------------------------------------------------------------------------------------------------------------ training
 
 RISEN, DOUBLED, FALLEN, ADVANCED, SIGMAS = 1.5, 2.0, 0.9, 0.25, 5.0
 KNOWN = 0.1  # of the loss of guessing: a network that begins with less has little left to learn

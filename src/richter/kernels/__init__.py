@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from richter.kernels import dynamics, infinite
 from richter.kernels.ntk import backward_kernel, forward_kernel, ntk, plan, ptk, ptk_covariance
-from richter.kernels.spectra import alignment, cka, power_law, specialisation, stable_rank
+from richter.linalg import alignment, cka, power_law, specialisation, stable_rank
 
 __all__ = ["alignment", "backward_kernel", "cka", "dynamics", "forward_kernel", "infinite", "ntk", "plan", "power_law", "ptk",
            "ptk_covariance", "specialisation", "stable_rank"]

@@ -7,18 +7,107 @@ the model's precision; sums over outputs, tiles and parameters are added up in t
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from richter.instrument.captures import LayerCapture
-from richter.instrument.stream import steps
-from richter.kernels import operations
-from richter.kernels.operations import Outputs, Size, cheapest, widths
+from richter.core import MemoryBudgetError, show_bytes
+from richter.core.values import table
+from richter.instrument.capture import State
+from richter.instrument.stream import LayerCapture, MapInfo, Survey, steps
 
+# ---------------------------------------------------------------------------------------------------------- operations
+# How many operations each contraction of a kernel takes, and how large its tiles are; the cheapest one is chosen by counting.
+
+Outputs = Literal["trace", "diagonal", "full"]
+Way = Literal["pairs", "gradients", "features"]
+OUTPUTS = ("trace", "diagonal", "full")
+ROWS = 1024  # of a tile of products
+SQUARE, PARTS = 96, 6  # rows of a block of a symmetric product of short rows, and blocks at most: more gain less than they cost
+SHORT = 2  # the short products of pairs of positions and outputs take so many times as long as others of as many operations
+NUMBERS = 2 ** 21  # in a tile of gradients: it should stay in the cache between being made and being used
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the cost of one map's kernel depends on: n examples of s positions against m of t, v cotangents."""
+
+    kind: str
+    n: int
+    m: int
+    s: int
+    t: int
+    v: int
+    d_in: int
+    d_out: int
+    groups: int = 1
+    same: bool = True
+
+    @property
+    def p(self) -> int:
+        return self.d_out * (1 if self.kind == "diagonal" else self.d_in // self.groups)
+
+
+def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
+    """For each exact contraction of one map: (operations, numbers held while it runs)."""
+    half, sides = (0.5, z.n * z.s) if z.same else (1.0, z.n * z.s + z.m * z.t)
+    v2 = z.v * z.v if outputs == "full" else z.v
+    width = min(z.d_in, sides) * z.d_out if z.kind == "lookup" else z.p
+    making = 2 * z.v * sides * (z.d_out if z.kind in ("lookup", "diagonal") else z.p)
+    by_gradients = making + half * 2 * v2 * z.n * z.m * width
+    tile = 2 * min(max(NUMBERS, (z.v if outputs == "full" else 1) * max(z.n, z.m) * 8 * max(1, width // z.d_out)),
+                   (z.v if outputs == "full" else 1) * max(z.n, z.m) * width)
+    product = _product(z, outputs)
+    if z.kind not in ("dense", "lookup"):
+        return {"features": (by_gradients, tile + product)}
+    reading = 1 if z.kind == "lookup" else z.d_in
+    if outputs != "full" or z.s == z.t == 1:
+        by_pairs = half * 2 * z.n * z.m * z.s * z.t * (reading + v2 * z.d_out)
+        held = (2 * z.v + 1 if outputs == "diagonal" else 2) * z.n * z.m * z.s * z.t
+    else:
+        by_pairs = half * 2 * z.n * z.m * z.s * (z.t * reading + z.t * z.v * z.d_out + v2 * z.d_out)
+        held = z.v * z.v * z.n * z.m + 2 * z.v * z.m * z.s * z.d_out * examples_at_once(z.n, z.v * z.m * z.s * z.d_out)
+    return {"pairs": (by_pairs, held + (product if outputs == "full" else 0)), "gradients": (by_gradients, tile + product)}
+
+
+def _product(z: Size, outputs: Outputs) -> int:
+    """Numbers of the largest product that ``add_products`` makes at a time."""
+    if outputs == "full":
+        return min(tile_rows(z.v * z.n), z.v * z.n) * min(max(4 * ROWS, z.m), z.v * z.m)
+    return (z.v if outputs == "diagonal" else 1) * min(tile_rows(z.n) if z.same else ROWS, z.n) * min(max(4 * ROWS, z.n), z.m)
+
+
+def widths(kind: str, shape: Sequence[int]) -> tuple[int, int, int]:
+    """(d_in, d_out, groups) of a map with a matrix of this shape."""
+    if kind == "grouped":
+        return shape[0] * shape[2], shape[0] * shape[1], shape[0]
+    return (1 if kind == "diagonal" else shape[-1]), shape[0], 1
+
+
+@functools.lru_cache(maxsize=1024)
+def cheapest(z: Size, outputs: Outputs) -> Way:
+    found = costs(z, outputs)
+    short = SHORT if outputs == "full" and z.s * z.t > 1 else 1
+    return min(found, key=lambda way: found[way][0] * (short if way == "pairs" else 1))
+
+
+def examples_at_once(n: int, each: int) -> int:
+    """So many examples at a time when each of them takes ``each`` numbers."""
+    return min(n, max(1, NUMBERS // each))
+
+
+def tile_rows(n: int) -> int:
+    """Rows of a tile of a symmetric product of n rows: few enough that little of it is computed twice, and enough for a product
+    at full speed."""
+    return min(ROWS, max(64, n // 5))
+
+
+# ------------------------------------------------------------------------------------------------------------ contract
 
 def size_of(a: LayerCapture, b: LayerCapture, v: int) -> Size:
     return Size(a.kind, a.g.shape[1], b.g.shape[1], a.g.shape[2], b.g.shape[2], v, *widths(a.kind, a.W.shape), b is a)
@@ -44,7 +133,7 @@ class Room:
 
 def tiles(v: int, n: int) -> list[tuple[slice, slice]]:
     """Tiles of the rows "v n" of a full kernel, in the order of the rows."""
-    size = operations.tile_rows(v * n)
+    size = tile_rows(v * n)
     if n >= size:
         return [(slice(k, k + 1), rows) for k in range(v) for rows in steps(n, size)]
     return [(k, slice(0, n)) for k in steps(v, size // n)]
@@ -53,7 +142,7 @@ def tiles(v: int, n: int) -> list[tuple[slice, slice]]:
 def _below(n: int, m: int, size: int, same: bool) -> Iterator[tuple[slice, slice]]:
     """Pairs of blocks of rows and columns; on and below the diagonal where both sides are one."""
     for rows in steps(n, size):
-        for columns in [slice(0, rows.stop)] if same else steps(m, 4 * operations.ROWS):
+        for columns in [slice(0, rows.stop)] if same else steps(m, 4 * ROWS):
             yield rows, columns
 
 
@@ -80,7 +169,7 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
         left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
         for i, (v, rows) in reversed(list(enumerate(left))):  # the longest strip first: see Room
             if rows == slice(0, A.shape[1]):  # whole outputs: one long product instead of a tile after the other
-                outputs_at_once = max(1, 4 * operations.ROWS // B.shape[1])
+                outputs_at_once = max(1, 4 * ROWS // B.shape[1])
                 strip = [(w, slice(0, B.shape[1])) for w in steps(v.stop if same else len(B), outputs_at_once)]
             else:
                 strip = right[:i + 1] if same else right
@@ -95,7 +184,7 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
                     K[v, rows, w, columns].addcmul_(P, scale[rows, None, columns])
         return
     n, m = A.shape[1], B.shape[1]
-    for rows, columns in _below(n, m, operations.tile_rows(n) if same else operations.ROWS, same):
+    for rows, columns in _below(n, m, tile_rows(n) if same else ROWS, same):
         if outputs == "trace":
             P = A[0, rows] @ B[0, columns].T
             for a, b in zip(A[1:], B[1:], strict=True):
@@ -139,11 +228,11 @@ def gradient_tiles(c: LayerCapture, room: Room, what: str = "tile", index: Tenso
         return
     if c.kind == "grouped":
         r, d_out, d_in = c.W.shape
-        for some in steps(r, max(1, operations.NUMBERS // (each * d_out * d_in))):
+        for some in steps(r, max(1, NUMBERS // (each * d_out * d_in))):
             yield torch.einsum("vnsro,nsri->vnroi", c.g[..., some, :], c.h[..., some, :]).flatten(2)
         return
     d_out, d_in = c.g.shape[3], rows or c.W.shape[1]
-    for some in steps(d_out, max(8, operations.NUMBERS // (each * d_in))):
+    for some in steps(d_out, max(8, NUMBERS // (each * d_in))):
         width = some.stop - some.start
         if c.kind == "dense":
             J = room.take(what, c.g, v, n, width, d_in)
@@ -206,7 +295,7 @@ def add_asked(S: Tensor, a: LayerCapture, b: LayerCapture) -> None:
 def _positions(a: LayerCapture, b: LayerCapture) -> Iterator[tuple[slice, slice]]:
     """Pairs of blocks of positions of whole examples; on and below the diagonal where both batches are one."""
     (n, s), (m, t) = a.g.shape[1:3], b.g.shape[1:3]
-    parts = min(operations.PARTS, max(1, n * s // operations.SQUARE)) if b is a else max(1, n * s // operations.ROWS)
+    parts = min(PARTS, max(1, n * s // SQUARE)) if b is a else max(1, n * s // ROWS)
     for rows, columns in _below(n, m, math.ceil(n / parts), b is a):
         yield slice(rows.start * s, rows.stop * s), slice(columns.start * t, columns.stop * t)
 
@@ -232,7 +321,7 @@ def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room
         return
     whole = a.g.new_zeros(v, n, w, m)
     ga, gb = a.g.contiguous(), b.g.contiguous()
-    for rows in steps(n, operations.examples_at_once(n, w * m * s * d)):
+    for rows in steps(n, examples_at_once(n, w * m * s * d)):
         columns = slice(0, rows.stop if b is a else m)
         width = columns.stop
         read = read_products(a, b, rows, columns)
@@ -376,3 +465,270 @@ class Sum:
         if self.S is not None and self.ends is not None:
             add_pairs(self.K, self.S, *self.ends, self.weight, self.bias)
         self.S = self.ends = None
+
+
+# -------------------------------------------------------------------------------------------------------------- shared
+# Kernels of a parameter that is several maps (a vocabulary's matrix that reads tokens and writes logits), without its gradients:
+# of sums over positions of outer products a b^T, <A, A'> is the sum over pairs of positions of <a, a'> <b, b'>.
+
+MOST = 2 ** 25  # numbers of gradients that are formed
+
+
+def by_pairs(survey: Survey, state: State, maps: tuple[str, ...], parameter: str, examples: int, outputs: Outputs) -> bool:
+    """Are pairs of positions multiplied? Where the gradients of all examples, of one cotangent, are too many numbers: of all, and
+    not of a chunk, because smaller chunks must not take more room."""
+    numbers = state[parameter].numel()
+    whole = all(survey.maps[k].kind in ("dense", "lookup") and survey.maps[k].entries == numbers for k in maps)
+    return outputs != "full" and state[parameter].dim() == 2 and whole and examples * numbers > MOST
+
+
+@dataclass(frozen=True)
+class Side:
+    """One factor of the outer products of one map: what is asked "v n s d", what is read "n s d", or indices "n s"."""
+
+    numbers: Tensor
+    asked: bool
+
+    def of(self, v: int, rows: slice) -> Tensor:
+        t = self.numbers[v] if self.asked else self.numbers
+        return t[rows].flatten(0, 1)
+
+
+def oriented(c: LayerCapture, parameter: Tensor) -> tuple[Side, Side] | None:
+    """The factors along the rows and the columns of the parameter; None if the map's matrix is neither it nor its transpose."""
+    g, h, W = Side(c.g, True), Side(c.h, False), c.W
+    if W.data_ptr() != parameter.data_ptr():
+        return None
+    if W.shape == parameter.shape and W.stride() == parameter.stride():
+        return g, h
+    return (h, g) if W.T.shape == parameter.shape and W.T.stride() == parameter.stride() else None
+
+
+def _products(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
+    """Inner products of two factors at all pairs of positions; an index stands for a unit vector, -1 for nothing."""
+    if a.dim() == 2 and b.dim() == 2:
+        return a @ b.T
+    if a.dim() == 1 and b.dim() == 1:
+        return ((a[:, None] == b) & (a >= 0)[:, None]).to(like)
+    if a.dim() == 1:
+        return _products(b, a, like).T
+    return a[:, b.clamp(min=0)] * (b >= 0).to(a)
+
+
+def add_shared(K: Tensor, maps: tuple[str, ...], a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture], parameter: Tensor,
+               outputs: Outputs) -> bool:
+    """K "n m" or "v n m" += the kernel of a parameter that is these maps; False if some of them is only a part of it."""
+    left, right = ({k: oriented(c[k], parameter) for k in maps} for c in (a, b))
+    n, m, v = a[maps[0]].g.shape[1], b[maps[0]].g.shape[1], len(a[maps[0]].g)
+    pairs = [(p, q) for p in left.values() for q in right.values()]
+    if any(p is None or q is None for p, q in pairs):
+        return False
+    for p, q in pairs:
+        assert p is not None and q is not None
+        s, t = (side[0].numbers.shape[2 if side[0].asked else 1] for side in (p, q))
+        for rows in steps(n, max(1, NUMBERS // (s * m * t))):
+            for i in range(v):
+                first, second = (_products(p[j].of(i, rows), q[j].of(i, slice(0, m)), a[maps[0]].g) for j in range(2))
+                summed = (first * second).unflatten(1, (m, t)).sum(2).unflatten(0, (-1, s)).sum(1)
+                (K if outputs == "trace" else K[i])[rows] += summed.to(K.dtype)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------ planning
+# What a kernel will cost before it is computed: which contraction, how many passes, how many operations and bytes.
+
+@dataclass(frozen=True)
+class Unit:
+    """What one contraction covers: a map's matrix with its bias, several maps of one parameter, or a parameter that has no
+    map and is differentiated one example at a time."""
+
+    module: str
+    maps: tuple[str, ...] = ()
+    weight: bool = True
+    bias: bool = False
+    parameter: str = ""  # of a unit that is not one map
+
+
+def units_of(model: nn.Module, survey: Survey) -> list[Unit]:
+    """All trainable parameters, each in one unit; a shared one belongs to the first module that has it."""
+    units: dict[tuple[str, str], Unit] = {}
+    for name, p in model.named_parameters():
+        if not p.requires_grad or not p.is_floating_point():
+            continue
+        module = name.rpartition(".")[0]
+        maps = survey.structured.get(name, ())
+        if maps and _in_parts([survey.maps[k] for k in maps], p.numel()):
+            for k in maps:
+                units[module, k] = Unit(module, (k,), bias=(module, k) in units)
+        elif maps:  # their gradients are added before the product
+            units[module, name] = Unit(module, maps, parameter=name)
+        elif name in survey.biases:
+            for k in survey.biases[name]:
+                known = units.get((module, k))
+                units[module, k] = Unit(module, (k,), weight=known is not None and known.weight, bias=True)
+        else:
+            units[module, name] = Unit(module, parameter=name)
+    return list(units.values())
+
+
+def _in_parts(maps: Sequence[MapInfo], entries: int) -> bool:
+    """Do maps hold every entry of their parameter once? Two that share some, and leave others out, can be as large as it."""
+    if sum(info.entries for info in maps) != entries or len(maps) == 1:
+        return len(maps) == 1 and maps[0].entries == entries
+    held = torch.zeros(entries, dtype=torch.bool, device=maps[0].index.device)
+    for info in maps:
+        held[info.index] = True
+    return bool(held.all())
+
+
+@dataclass(frozen=True)
+class Line:
+    """One unit's share of a plan."""
+
+    module: str
+    unit: str
+    way: str
+    positions: int
+    operations: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel will be computed. ``print(plan)`` shows it."""
+
+    examples: tuple[int, int]
+    outputs: int
+    kind: Outputs
+    chunk: int  # examples at a time on each side
+    block: int  # cotangents at a time
+    passes: int  # forward passes of a chunk
+    backward: int  # backward passes of a chunk, to the layers' outputs
+    bytes: int  # at most, beyond the kernels themselves
+    result: int  # bytes of the kernels
+    operations: float
+    lines: tuple[Line, ...]
+
+    def __str__(self) -> str:
+        n, m = self.examples
+        rows = [HEAD, *((u.unit, u.way, str(u.positions), f"{u.operations / 1e9:.3g}") for u in self.lines)]
+        return "\n".join([
+            f"{self.kind} kernel of {n} x {m} examples, {self.outputs} outputs: {self.operations / 1e9:.3g} GFLOP, "
+            f"{show_bytes(self.bytes)} beside {show_bytes(self.result)} of kernels",
+            f"{self.passes} forward and {self.backward} backward passes of {self.chunk} examples, to the layers' outputs; what "
+            f"{self.block} of them ask is held at a time", table(rows)])
+
+
+HEAD = ("layer", "contraction", "positions", "GFLOP")
+
+
+def positions(info: MapInfo) -> int:
+    """Those that a contraction goes over: the live ones where they are at most half (see Recording.trimmed)."""
+    return info.live if info.silent else info.positions
+
+
+def size(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
+    s = positions(info)
+    return Size(info.kind, n, m, s, s, v, *widths(info.kind, info.shape), same)
+
+
+def forward_operations(survey: Survey) -> int:
+    """Of a forward pass of one example through all maps: a lookup multiplies nothing, a norm each number once."""
+    number = 0
+    for info in survey.maps.values():
+        d_in, _, groups = widths(info.kind, info.shape)
+        number += 0 if info.kind == "lookup" else 2 * info.width * (d_in // groups)
+    return number
+
+
+@dataclass(frozen=True)
+class Request:
+    """A kernel that is asked for: of which units, between how many examples, of how many cotangents."""
+
+    survey: Survey
+    units: Sequence[Unit]
+    state: State
+    n: int
+    m: int
+    v: int
+    outputs: Outputs
+    itemsize: int
+    per_layer: bool = True
+    same: bool = True  # are both sides the same examples?
+    chunk: int | None = None  # at most so many examples at a time
+
+    def numbers(self, n: int, m: int, same: bool) -> int:
+        """Held at once for a pair of chunks: graphs, what was asked and read, sums over pairs, a tile."""
+        return _numbers(self, n, m, 1 if self.outputs == "trace" else self.v, same)
+
+
+def make_plan(r: Request, memory: int) -> Plan:
+    """The largest chunks that fit; an error that says the least that would do."""
+    n, m, v = r.n, r.m, r.v
+    modules = len({u.module for u in r.units})
+    pairs = n * m * {"trace": 1, "diagonal": v, "full": v * v}[r.outputs]
+    result = (modules if r.per_layer else 1) * pairs * (r.itemsize if r.outputs == "full" else 8)
+
+    def need(c: int) -> int:
+        return r.itemsize * r.numbers(c, min(c, m), r.same and c >= n)
+
+    smallest = least(r)
+    if smallest > memory:
+        raise MemoryBudgetError(
+            f"memory={show_bytes(memory)} cannot hold one pair of examples of {modules} layers ({show_bytes(smallest)}) beside "
+            f"their kernels. The smallest that works here is memory='{show_bytes(smallest)}'; "
+            f"fewer examples (Probe(kernel=...)), fewer outputs (output=...) or fewer layers (layers=...) need less.")
+    c = min(max(n, m), r.chunk or max(n, m))
+    while c > 1 and need(c) > memory:
+        c = min(c - 1, math.ceil(c / 1.25))
+    chunks = (math.ceil(n / c), math.ceil(m / c))
+    passes = chunks[0] * (chunks[0] + 1) // 2 if r.same else chunks[0] * (1 + chunks[1])
+    backward = v * (chunks[0] ** 2 if r.same else 2 * chunks[0] * chunks[1])  # both sides of every pair of chunks
+    lines = tuple(_line(r, u) for u in r.units)
+    operations = c * (passes + backward) * forward_operations(r.survey) + sum(u.operations for u in lines)
+    block = 1 if r.outputs == "trace" else v
+    return Plan((n, m), v, r.outputs, c, block, passes, backward, need(c), result, operations, lines)
+
+
+def least(r: Request) -> int:
+    """Bytes of the smallest piece of work: a pair of examples."""
+    return r.itemsize * r.numbers(1, 1, False)
+
+
+def _line(r: Request, u: Unit) -> Line:
+    name = u.parameter or u.maps[0]
+    v2 = r.v * r.v if r.outputs == "full" else r.v
+    if u.parameter:
+        s = max((positions(r.survey.maps[k]) for k in u.maps), default=1)
+        return Line(u.module, name, "shared gradients" if u.maps else "one example at a time", s,
+                    (0.5 if r.same else 1) * 2 * v2 * r.n * r.m * r.state[u.parameter].numel())
+    z = size(r.survey.maps[u.maps[0]], r.n, r.m, r.v, r.same)
+    way = cheapest(z, r.outputs) if u.weight else "features"
+    return Line(u.module, name, way, z.s, costs(z, r.outputs)[way][0] if u.weight else 2 * v2 * r.n * r.m * z.d_out)
+
+
+def _numbers(r: Request, n: int, m: int, block: int, same: bool) -> int:
+    sides = n if same else n + m
+    maps = dict.fromkeys(k for u in r.units for k in u.maps)
+    asked = sum(r.survey.maps[k].width for k in maps)
+    read = sum(r.survey.maps[k].unfolded for k in maps)
+    blocks = block + 1  # one on its way to the others; in a trace, the first one (see Sum.pooled)
+    held = sides * (r.survey.graph + read + blocks * asked) * 5 // 4  # a quarter for what passes through a backward pass
+    moment: dict[str, int] = {}  # contraction -> what it holds while it runs, and keeps for the next map (see Room)
+    sums = 0
+    for u in r.units:
+        if u.parameter:
+            number = (block if u.maps else r.v) * r.state[u.parameter].numel()
+            held += 0 if u.maps else sides * number
+            pairs = u.maps and by_pairs(r.survey, r.state, u.maps, u.parameter, max(r.n, r.m), r.outputs)
+            moment["shared"] = max(moment.get("shared", 0), 3 * NUMBERS if pairs else 2 * sides * number)
+        elif u.weight:
+            z = size(r.survey.maps[u.maps[0]], n, m, r.v, same)
+            way = cheapest(z, r.outputs)
+            here = costs(z, r.outputs)[way][1]
+            if way == "pairs" and r.outputs == "trace":  # half of it is a sum that stays until the last cotangent
+                here //= 2
+                sums += here
+            moment[way] = max(moment.get(way, 0), here)
+            if r.outputs == "full" and z.kind == "dense" and z.s > 1:  # a pooled read-out may be in front of it
+                moment["gradients"] = max(moment.get("gradients", 0), costs(z, r.outputs)["gradients"][1])
+    return held + sums + sum(moment.values())

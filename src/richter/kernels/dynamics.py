@@ -19,7 +19,7 @@ from torch import Tensor
 
 from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
-from richter.kernels.spectra import PowerLaw, power_law_interval
+from richter.linalg import PowerLaw, power_law_interval
 
 ROUNDING = 1e-6  # of a kernel: asymmetry and negative eigenvalues up to this are those of single precision
 

@@ -18,15 +18,39 @@ from torch import Tensor, nn
 from richter.core import MemoryBudgetError, SelectionError, parse_bytes
 from richter.core.arrays import Array, as_tensors, like
 from richter.instrument.capture import Inputs, Output, device_of, quiet, to_device, unwrap
-from richter.instrument.captures import LayerCapture, RowCotangents, count, covariance, select, widened
-from richter.instrument.checks import check_inputs, check_weights
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents, every_output
-from richter.instrument.stream import Chunk, Source, pairs, steps
+from richter.instrument.stream import (
+    Chunk,
+    LayerCapture,
+    RowCotangents,
+    Source,
+    check_inputs,
+    check_weights,
+    count,
+    covariance,
+    pairs,
+    select,
+    steps,
+    widened,
+)
 from richter.instrument.survey import MOST_DOUBTS, SURVEYED, Amendments, Audit, Doubt, amended, surveyed
-from richter.kernels.contract import Room, Sum, add_products, gradients, mirror, read_products
-from richter.kernels.operations import OUTPUTS, Outputs
-from richter.kernels.planning import Plan, Request, Unit, make_plan, units_of
-from richter.kernels.shared import add_shared, by_pairs
+from richter.kernels.contract import (
+    OUTPUTS,
+    Outputs,
+    Plan,
+    Request,
+    Room,
+    Sum,
+    Unit,
+    add_products,
+    add_shared,
+    by_pairs,
+    gradients,
+    make_plan,
+    mirror,
+    read_products,
+    units_of,
+)
 
 T = TypeVar("T")
 

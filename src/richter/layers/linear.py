@@ -20,7 +20,7 @@ def positions(x: Tensor) -> Tensor:
 
 def is_fused(name: str, module: nn.Module) -> bool:
     """Is this named like a projection to queries, keys and values, and wide enough? Whether it is one, and which outputs are
-    which, is seen in what the model does with them (richter.instrument.survey.splits)."""
+    which, is seen in what the model does with them (richter.instrument.survey.survey)."""
     if name.rpartition(".")[2] not in FUSED:
         return False
     m, own = view_of(name, module).get(""), dict(module.named_parameters(recurse=False))

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from richter.core import Interval, Mark, Ref, Remark
 from richter.instrument.statistics import CENTRED_KERNEL, CROSS_OUTPUT, SAME_OUTPUT, CrossOutput
-from richter.instrument.statistics.centred import CentredKernel
-from richter.instrument.statistics.grams import SameOutput
+from richter.instrument.statistics.kernels import CentredKernel, SameOutput
 from richter.measures.measure import Measure
 
 

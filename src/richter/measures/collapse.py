@@ -30,8 +30,7 @@ from torch import Tensor
 from richter.core import Interval, Ref, Remark, SelectionError
 from richter.core.arrays import ArrayLike
 from richter.instrument.statistics import CLASSES, Classes, OfLayer
-from richter.instrument.statistics.classes import About, Centres
-from richter.instrument.statistics.samples import ROWS
+from richter.instrument.statistics.features import ROWS, About, Centres
 from richter.measures.features import UNBALANCED, numbers
 from richter.measures.measure import Measure
 

@@ -25,11 +25,9 @@ from torch.utils.data import DataLoader
 from richter.core import DataError, MemoryBudgetError, ProbeError, SelectionError, parse_bytes, show_bytes
 from richter.core.arrays import Array, like
 from richter.instrument.capture import Output, quiet, unwrap
-from richter.instrument.checks import check_weights
 from richter.instrument.probe import Probe, inputs_of
-from richter.instrument.statistics.rows import NOT_FINITE, features_of
-from richter.instrument.statistics.samples import Rows, Sample, Sums, paired
-from richter.instrument.stream import chunks, fitting
+from richter.instrument.statistics.features import NOT_FINITE, Rows, Sample, Sums, features_of, paired
+from richter.instrument.stream import check_weights, chunks, fitting
 from richter.instrument.subject import Subject
 from richter.instrument.survey import MOST_DOUBTS, Doubt
 

@@ -35,8 +35,7 @@ from torch import Tensor
 from richter.core import Interval, Mark, Ref, Remark, SelectionError
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
 from richter.instrument.statistics import SAMPLE, OfLayer, Rows, Sample
-from richter.instrument.statistics.rows import one_hot
-from richter.instrument.statistics.samples import paired
+from richter.instrument.statistics.features import one_hot, paired
 from richter.measures.cards import MINIMUM
 from richter.measures.feature_map import FeatureMap as FeatureMap  # its public place is here
 from richter.measures.measure import Measure

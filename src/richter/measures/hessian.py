@@ -28,12 +28,11 @@ from richter import linalg
 from richter.core import SelectionError, parse_bytes
 from richter.core.progress import progress
 from richter.instrument.capture import Output, differentiable_twice, quiet, same_bits, unwrap
-from richter.instrument.checks import check_weights
 from richter.instrument.probe import Probe
 from richter.instrument.statistics.fisher import NO_CLASSES, ONE_CLASS, fisher_times, no_classes
 from richter.instrument.statistics.frame import NO_LABELS
 from richter.instrument.statistics.operators import HIDDEN
-from richter.instrument.stream import chunks, fitting
+from richter.instrument.stream import check_weights, chunks, fitting
 from richter.instrument.subject import Subject
 from richter.linalg import Eigenpairs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from richter.core import Interval, Mark, Ref, Remark
-from richter.core.text import ASSUMED_LOSS
+from richter.core.values import ASSUMED_LOSS
 from richter.instrument.statistics import (
     FEATURE_CHANGE,
     FUNCTION_CHANGE,

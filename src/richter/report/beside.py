@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from richter.core import SelectionError
-from richter.core.text import table
+from richter.core.values import table
 from richter.instrument.snapshot import Snapshot, shown
 from richter.measures.cards import SHOWN_FIRST
 from richter.report.plotdata import differences, flat

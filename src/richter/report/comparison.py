@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from richter.core import SelectionError, StoreError, likeness, matches, unknown
 from richter.core.likeness import GRAM
-from richter.core.text import table
+from richter.core.values import table
 from richter.report import plotdata
 from richter.report.axes import WIDTH, grid_of_panels, step_text
 from richter.report.images import cells_panel

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from richter.core import RichterError, StoreError
 from richter.instrument.verdict import diagnose
 from richter.runs.format import DATABASE, LOCK, Stamp, is_lasting, stamp
-from richter.runs.lock import held
+from richter.runs.place import held
 from richter.runs.reader import paths
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from richter.core import WHOLE, Failure, Labels, Mark, Remark, Row, SelectionError, StoreError, unknown
 from richter.instrument.snapshot import Snapshot
-from richter.runs import arrays, lock, sql
+from richter.runs import format as arrays
+from richter.runs import place as lock
+from richter.runs import sql
 from richter.runs.database import Kind, Reading
-from richter.runs.format import DATABASE, LOCK, OBJECTS
-from richter.runs.provenance import parsed
+from richter.runs.format import DATABASE, LOCK, OBJECTS, parsed
 
 if TYPE_CHECKING:
     import pandas

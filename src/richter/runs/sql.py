@@ -14,16 +14,12 @@ import numpy as np
 
 from richter.core import Mark, Row, SelectionError, StoreError
 from richter.runs import blocks
-from richter.runs.blocks import Columns
+from richter.runs.blocks import Columns, data_sum
 from richter.runs.database import Kind, Rows
-from richter.runs.format import DATABASE, explained, own
+from richter.runs.format import DATABASE, Questions, explained, own, plain_text, whole_step
 from richter.runs.place import Place
-from richter.runs.provenance import plain_text, whole_step
-from richter.runs.questions import Questions
-from richter.runs.sql_contents import Contents, Curve
 from richter.runs.sql_formats import begun, opened, to_write
-from richter.runs.sql_packing import Packing, columns, or_null
-from richter.runs.sums import data_sum
+from richter.runs.sqlite import Contents, Curve, Packing, columns, or_null
 
 __all__ = ["Appender", "Reader", "begun"]
 

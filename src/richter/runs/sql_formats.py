@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from richter.core import Mark, StoreError
-from richter.runs import lock
-from richter.runs.blocks import MARKS, pack
+from richter.runs import place as lock
+from richter.runs.blocks import MARKS, data_sum, pack
 from richter.runs.format import (
     DATABASE,
     LOCK,
+    Account,
     begin_log,
     beside,
     bound,
@@ -26,11 +27,10 @@ from richter.runs.format import (
     only_reading,
     own,
     to_read,
+    typed,
 )
 from richter.runs.place import Place
-from richter.runs.questions import Account, typed
-from richter.runs.sql_packing import Packing, columns
-from richter.runs.sums import data_sum
+from richter.runs.sqlite import Packing, columns
 
 APPLICATION = 0x52434854  # "RCHT", in the file's header
 FORMAT = 3

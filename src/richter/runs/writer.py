@@ -20,10 +20,25 @@ from numpy.typing import ArrayLike
 
 from richter.core import WHOLE, Failure, Row, StoreError
 from richter.instrument.snapshot import Snapshot
-from richter.runs import arrays, lock, sql
+from richter.runs import format as arrays
+from richter.runs import place as lock
+from richter.runs import sql
 from richter.runs.database import Appending
-from richter.runs.format import DATABASE, LOCK, OBJECTS, explained, gone, identity, regular, sync
-from richter.runs.provenance import plain, plain_text, provenance, whole_step, worded
+from richter.runs.format import (
+    DATABASE,
+    LOCK,
+    OBJECTS,
+    explained,
+    gone,
+    identity,
+    plain,
+    plain_text,
+    provenance,
+    regular,
+    sync,
+    whole_step,
+    worded,
+)
 from richter.runs.reader import Run
 
 if TYPE_CHECKING:

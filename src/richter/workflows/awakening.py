@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from richter.core import SelectionError
 from richter.core.arrays import ArrayLike, to_tensor
-from richter.core.text import table
+from richter.core.values import table
 from richter.theory import alternating
 from richter.theory.arrays import above_zero, columns, normal, whole
 

@@ -25,9 +25,8 @@ from richter.core import MemoryBudgetError, ProbeError, SelectionError, likeness
 from richter.core.modules import unwrap
 from richter.core.progress import progress
 from richter.instrument.capture import Output
-from richter.instrument.keepsakes import grams
+from richter.instrument.keepsakes import Layers, Reader, grams, reading
 from richter.instrument.probe import Probe
-from richter.instrument.reading import Layers, Reader, reading
 from richter.instrument.stream import fitting
 from richter.instrument.survey import MOST_DOUBTS, Doubt
 from richter.linalg import leading_eigenpairs

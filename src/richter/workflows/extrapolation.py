@@ -77,7 +77,7 @@ class Scaling:
         return f"{self.best}: every other law fits worse, by odds of 20 to 1 or more"
 
     def __str__(self) -> str:
-        from richter.core.text import table
+        from richter.core.values import table
         first = self.fits[self.best].best.aicc
         rows = [[name, f"{a.best.aicc - first:.1f}", f"{a.best.noise:.2g}", f"{self.held[name]:.2g}" if name in self.held else "",
                  ", ".join(f"{k} {_number(v, e)}" for k, (v, e) in a.best.parameters().items())] for name, a in self.fits.items()]

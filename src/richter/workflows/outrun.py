@@ -30,8 +30,7 @@ from richter.core.modules import unwrap
 from richter.core.progress import progress
 from richter.instrument.capture import Output, quiet
 from richter.kernels import dynamics, ntk
-from richter.kernels.spectra import alignment
-from richter.linalg import top_eigenvalue
+from richter.linalg import alignment, top_eigenvalue
 from richter.theory.ofe import OptimalFeatureEvolution
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import nn
 
 from richter.core import Mark
 from richter.instrument.capture import Output
-from richter.instrument.measurement import Measurement
+from richter.instrument.observe import Measurement
 from richter.instrument.probe import Probe
 
 Layers = str | Sequence[str] | Callable[[str], bool] | None

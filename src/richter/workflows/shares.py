@@ -21,7 +21,7 @@ from torch.func import functional_call
 from richter.controls.groups import owners
 from richter.core import SelectionError
 from richter.core.modules import unwrap
-from richter.core.text import table
+from richter.core.values import table
 from richter.instrument.capture import differentiable_twice, quiet
 
 Loss = Callable[[Tensor, Tensor], Tensor]

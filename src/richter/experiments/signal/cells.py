@@ -15,7 +15,7 @@ from torch import nn
 
 from richter.experiments.signal.networks import SETS, he
 from richter.experiments.training import accuracy
-from richter.instrument.measurement import Measurement
+from richter.instrument.observe import Measurement
 from richter.instrument.probe import Probe
 from richter.measures.profile import peak
 from richter.models import resnet18, vgg19

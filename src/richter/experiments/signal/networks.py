@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from richter.experiments.rivals import shuffled
 from richter.experiments.training import Step, epochs, linears
-from richter.instrument.measurement import Measurement
+from richter.instrument.observe import Measurement
 from richter.instrument.probe import Probe
 from richter.models import mlp
 from richter.runs import Writer

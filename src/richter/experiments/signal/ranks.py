@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from richter.experiments.signal.networks import fit, he
 from richter.experiments.training import accuracy, linears
-from richter.instrument.measurement import Measurement
+from richter.instrument.observe import Measurement
 from richter.instrument.probe import Probe
 from richter.kernels import ntk
 from richter.runs import Writer

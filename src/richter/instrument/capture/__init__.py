@@ -16,11 +16,22 @@ blocks that are computed again instead, with a ``likeness`` of what they kept; `
 """
 
 from richter.core.modules import unwrap
-from richter.instrument.capture.anew import Scale, Wanted, Weight, unkept
-from richter.instrument.capture.calls import TOGETHER, Call, Pass, Product, index_of
-from richter.instrument.capture.originals import BACKUP_BYTES, same_bits, weight_bytes
+from richter.instrument.capture.attributes import BACKUP_BYTES, same_bits, weight_bytes
+from richter.instrument.capture.forward import (
+    TOGETHER,
+    Call,
+    Direction,
+    Pass,
+    Product,
+    batch_statistics,
+    forward,
+    index_of,
+    pushed_forward,
+    pushed_twice,
+    written,
+)
 from richter.instrument.capture.quiet import differentiable_twice, quiet
-from richter.instrument.capture.recorder import forward, written
+from richter.instrument.capture.recompute import Scale, Wanted, Weight, unkept
 from richter.instrument.capture.state import (
     Inputs,
     Output,
@@ -36,7 +47,6 @@ from richter.instrument.capture.state import (
     state_of,
     to_device,
 )
-from richter.instrument.capture.tangents import Direction, batch_statistics, pushed_forward, pushed_twice
 
 __all__ = ["BACKUP_BYTES", "TOGETHER", "Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "Scale", "State",
            "Wanted", "Weight", "batch_statistics", "check_finite", "copy_of", "count", "device_of", "differentiable_twice",

@@ -1,23 +1,291 @@
 """Uses of a parameter as a linear map outside the forward of a module that is known to be one: products of it or of a part of it,
-lookups in it, convolutions with it, and the projections inside nn.MultiheadAttention."""
+lookups in it, convolutions with it, and the projections inside nn.MultiheadAttention.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from richter.instrument.capture.parts import Key, Part, as_map, key_of, key_of_map
-from richter.instrument.capture.products import Labels, product
 from richter.instrument.capture.state import State
-from richter.layers import LinearMap, View, view_of
+from richter.layers import Kind, LinearMap, View, view_of
 from richter.layers.attention import split, whole
 from richter.layers.conv import convolution
+from richter.layers.linear import positions
+
+# --------------------------------------------------------------------------------------------------------------- parts
+# A parameter, or a part of it, as it stands in a product: which entries, in which order.
+
+Axis = tuple[int, int]  # (length, stride)
+Axes = tuple[Axis, ...]
+
+
+class Key(NamedTuple):
+    """Which entries of a parameter a map's matrix [groups, d_out, d_in] holds, and how it reads: two maps of one parameter are
+    the same if these are."""
+
+    kind: Kind
+    offset: int
+    groups: Axes
+    d_out: Axes
+    d_in: Axes
+
+    @property
+    def transposed(self) -> tuple[int, Axes, Axes, Axes]:
+        return self.offset, self.groups, self.d_in, self.d_out
+
+    @property
+    def entries(self) -> tuple[int, Axes, Axes, Axes]:
+        return self.offset, self.groups, self.d_out, self.d_in
+
+
+def key_of(kind: Kind, offset: int, groups: Sequence[Axis], d_out: Sequence[Axis], d_in: Sequence[Axis]) -> Key:
+    return Key(kind, offset, merged(groups), merged(d_out), merged(d_in))
+
+
+def merged(axes: Sequence[Axis]) -> Axes:
+    """Without axes of length one; neighbours that can be walked through as one are one."""
+    result: list[Axis] = []
+    for length, stride in axes:
+        if length == 1:
+            continue
+        if result and result[-1][1] == length * stride:
+            result[-1] = (result[-1][0] * length, stride)
+        else:
+            result.append((length, stride))
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A view of a parameter, or a multiple of one: the whole, a slice, a transpose, a reshape."""
+
+    parameter: Tensor
+    axes: Axes
+    offset: int  # from the parameter's first entry, in its memory
+    scale: float = 1.0  # by which it is multiplied before it is used (W / sqrt(n))
+
+    @property
+    def distinct(self) -> bool:
+        """Does every entry stand in it once?"""
+        reach = 0
+        for length, stride in sorted((a for a in self.axes if a[0] > 1), key=lambda a: a[1]):
+            if stride <= reach:
+                return False
+            reach += (length - 1) * stride
+        return True
+
+    def label(self) -> str | None:
+        """"" for the whole parameter, "2" for its third row, "0:4", ":,0:3"; None if it is no slice of it."""
+        lengths, strides = self.parameter.shape, self.parameter.stride()
+        rest, first = self.offset, [0] * len(lengths)
+        for i in sorted(range(len(lengths)), key=lambda i: -strides[i]):
+            if lengths[i] > 1:
+                first[i], rest = divmod(rest, strides[i])
+        stops = self._stops(first)
+        if stops is None:
+            return None
+        texts = [":" if (a, b, step) == (0, length, 1) else str(a) if b == a + 1 else f"{a}:{b}" + f":{step}" * (step > 1)
+                 for a, (b, step), length in zip(first, stops, lengths, strict=True)]
+        while texts and texts[-1] == ":":
+            texts.pop()
+        return ",".join(texts)
+
+    def _stops(self, first: list[int]) -> list[tuple[int, int]] | None:
+        """For each axis of the parameter, where the slice that starts at ``first`` ends, and its step."""
+        lengths, strides = self.parameter.shape, self.parameter.stride()
+        own = _sorted(self.axes)
+        last = self.offset + sum((length - 1) * stride for length, stride in own)
+        ends = [0] * len(lengths)
+        for i in sorted(range(len(lengths)), key=lambda i: -strides[i]):
+            if lengths[i] > 1:
+                ends[i], last = divmod(last, strides[i])
+        box = [(b - a + 1, stride) for a, b, stride in zip(first, ends, strides, strict=True)]
+        if all(length > 0 for length, _ in box) and merged(_sorted(box)) == merged(own):
+            return [(b + 1, 1) for b in ends]
+        stops: dict[int, tuple[int, int]] = {}
+        for length, stride in own:  # with steps: each axis is one of the parameter's
+            fitting = [i for i in range(len(lengths)) if lengths[i] > 1 and stride % strides[i] == 0
+                       and first[i] + (length - 1) * (stride // strides[i]) < lengths[i] and i not in stops]
+            if not fitting:
+                return None
+            i = max(fitting, key=lambda i: strides[i])
+            stops[i] = (first[i] + (length - 1) * (stride // strides[i]) + 1, stride // strides[i])
+        return [stops.get(i, (first[i] + 1, 1)) for i in range(len(lengths))]
+
+
+def _sorted(axes: Sequence[Axis]) -> list[Axis]:
+    return sorted((a for a in axes if a[0] > 1), key=lambda a: -a[1])
+
+
+def key_of_map(m: LinearMap, module: nn.Module, weight: Tensor) -> Key | None:
+    """The same of a map that a file in layers/ describes; None where it copies what it re-arranges."""
+    whole = torch.empty_strided(weight.shape, weight.stride(), device="meta")
+    matrix = m.matrix(module, whole)
+    if (matrix is not whole and matrix._base is not whole) or matrix.dim() not in (2, 3):
+        return None
+    axes = [*zip(matrix.shape, matrix.stride(), strict=True)]
+    return key_of(m.kind, int(matrix.storage_offset()), axes[:-2], axes[-2:-1], axes[-1:])
+
+
+@lru_cache(maxsize=4096)
+def as_map(strides: tuple[int, ...], kind: Kind, offset: int, groups: Axes, d_out: Axes, d_in: Axes) -> LinearMap:
+    """The map whose matrix [groups, d_out, d_in] are these entries of a parameter that lies in memory with ``strides``. It reads
+    [..., groups, d_in] (a lookup: indices), and writes [..., groups, d_out]."""
+    axes = (*groups, *d_out, *d_in)
+    size, stride = [length for length, _ in axes], [step for _, step in axes]
+    many = [math.prod(length for length, _ in role) for role in (groups, d_out, d_in)]
+    shape = many if kind == "grouped" else many[1:]
+
+    def matrix(m: nn.Module, w: Tensor) -> Tensor:
+        if w.stride() != strides:
+            w = torch.empty_strided(w.shape, strides, dtype=w.dtype, device=w.device).copy_(w)
+        return w.as_strided(size, stride, w.storage_offset() + offset).reshape(shape)
+
+    def arrange(m: nn.Module, x: Tensor) -> Tensor:
+        return in_groups(x) if kind == "grouped" else positions(x)
+
+    return LinearMap(matrix, rows if kind == "lookup" else arrange, arrange, kind)
+
+
+def rows(m: nn.Module, x: Tensor) -> Tensor:
+    """Indices [n, ...] -> [n, s]."""
+    return x.reshape(x.shape[0], x.shape[1:].numel()) if x.dim() else x.reshape(1, 1)
+
+
+def in_groups(x: Tensor) -> Tensor:
+    """[n, ..., r, d] -> [n, s, r, d];  [r, d] -> [1, 1, r, d]."""
+    if x.dim() < 3:
+        return x[None, None]
+    return x.reshape(x.shape[0], x.shape[1:-2].numel(), *x.shape[-2:])
+
+
+# ------------------------------------------------------------------------------------------------------------ products
+# Calls that multiply two tensors and add up: F.linear, matmul and its kin, einsum, tensordot. Each axis of the two operands and
+# of the result gets a label; equal labels are the same axis.
+
+Labels = tuple[Any, ...]  # one for each axis
+
+
+class Product(NamedTuple):
+    """result[out] = sum over what is not in out of a[in_a] b[in_b]; an axis of length one goes with any length."""
+
+    a: Tensor
+    in_a: Labels
+    b: Tensor
+    in_b: Labels
+    out: Labels
+
+    def sides(self) -> Iterator[tuple[Tensor, Labels, Tensor, Labels]]:
+        """(weight, its labels, what it is multiplied with, its labels), with either operand as the weight."""
+        yield self.b, self.in_b, self.a, self.in_a
+        yield self.a, self.in_a, self.b, self.in_b
+
+
+def product(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
+    """How the call multiplies two tensors; None if it does something else, or something more."""
+    known = _KNOWN.get(func)
+    if known is None or kwargs.get("out") is not None or kwargs.get("alpha", 1) != 1:
+        return None
+    return known(*args, **{name: value for name, value in kwargs.items() if name not in ("out", "alpha", "beta")})
+
+
+def _matmul(p: int, q: int) -> tuple[Labels, Labels, Labels] | None:
+    """Of operands with p and q axes: the leading ones are matched from behind."""
+    if not p or not q:
+        return None
+    batch = tuple(range(max(p, q, 2) - 2))
+    rows, columns = (("row",) if p > 1 else ()), (("column",) if q > 1 else ())
+    in_a = (*batch[len(batch) - max(p - 2, 0):], *rows, "sum")
+    in_b = (*batch[len(batch) - max(q - 2, 0):], "sum", *columns)
+    return in_a, in_b, (*batch, *rows, *columns)
+
+
+def _inner(p: int, q: int) -> tuple[Labels, Labels, Labels] | None:
+    """The last axes are summed over: F.linear, and torch.inner."""
+    if not p or not q:
+        return None
+    rows, columns = tuple(("row", i) for i in range(p - 1)), tuple(("column", i) for i in range(q - 1))
+    return (*rows, "sum"), (*columns, "sum"), (*rows, *columns)
+
+
+def _tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Product | None:
+    """``dims``: how many of the last and first axes are summed over, or which."""
+    p, q = a.dim(), b.dim()
+    if isinstance(dims, Tensor):
+        return None
+    left, right = ([*range(p - dims, p)], [*range(dims)]) if isinstance(dims, int) else map(list, dims)
+    in_a: list[Any] = [("row", i) for i in range(p)]
+    in_b: list[Any] = [("column", i) for i in range(q)]
+    for i, j in zip(left, right, strict=True):
+        in_a[i] = in_b[j] = ("sum", i % p)
+    return Product(a, tuple(in_a), b, tuple(in_b), tuple(k for k in (*in_a, *in_b) if k[0] != "sum"))
+
+
+def _einsum(equation: str, *operands: Any) -> Product | None:
+    """Of two operands, with or without an arrow and an ellipsis; not with axes given as lists."""
+    if not isinstance(equation, str):
+        return None
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(operands) != 2 or len(terms) != 2 or not all(isinstance(t, Tensor) for t in operands):
+        return None
+    letters = [k for k in sorted(left) if k.isalpha() and left.count(k) == 1]
+    lengths = [max(t.dim() - len(term.replace("...", "")), 0) if "..." in term else 0
+               for t, term in zip(operands, terms, strict=True)]
+    widest = max(lengths)
+    dots = {m: tuple(("dot", widest - m + i) for i in range(m)) for m in (*lengths, widest)}
+    in_a, in_b = (_labels(term, dots[m]) for term, m in zip(terms, lengths, strict=True))
+    out = _labels(right, dots[widest]) if arrow else (*dots[widest], *letters)
+    return Product(operands[0], in_a, operands[1], in_b, out)
+
+
+def _labels(term: str, dots: Labels) -> Labels:
+    before, ellipsis, after = term.partition("...")
+    return (*before, *(dots if ellipsis else ()), *after)
+
+
+def _of(label: Callable[[int, int], tuple[Labels, Labels, Labels] | None], *names: str) -> Callable[..., Product | None]:
+    """A function with arguments of these names, of which the last two are the operands."""
+    def parse(*args: Any, **kwargs: Any) -> Product | None:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        a, b = given.get(names[-2]), given.get(names[-1])
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+            return None
+        labels = label(a.dim(), b.dim())
+        return None if labels is None else Product(a, labels[0], b, labels[1], labels[2])
+    return parse
+
+
+def _known() -> dict[Any, Callable[..., Product | None]]:
+    """Every function that is known, and how its arguments are read."""
+    table: dict[Any, Callable[..., Product | None]] = {F.linear: _of(_inner, "input", "weight"),
+                                                       torch.tensordot: _tensordot, torch.einsum: _einsum}
+    operands = {"matmul": ("input", "other"), "mm": ("input", "mat2"), "bmm": ("input", "mat2"), "mv": ("input", "vec"),
+                "dot": ("input", "tensor"), "addmm": ("input", "mat1", "mat2"), "baddbmm": ("input", "batch1", "batch2"),
+                "addmv": ("input", "mat", "vec")}
+    for owner, (name, names) in itertools.product((torch, Tensor), operands.items()):
+        table[getattr(owner, name)] = _of(_matmul, *names)
+    table |= dict.fromkeys((Tensor.__matmul__, torch.linalg.matmul), _of(_matmul, "input", "other"))
+    table |= dict.fromkeys((torch.inner, Tensor.inner), _of(_inner, "input", "other"))
+    table[Tensor.__rmatmul__] = lambda b, a: _of(_matmul, "input", "other")(a, b)
+    return table
+
+
+_KNOWN = _known()
+
+
+# ---------------------------------------------------------------------------------------------------------------- uses
 
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 TIMES = {torch.mul, Tensor.mul, torch.multiply, Tensor.multiply}

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from richter.core import Mark, Remark
+from richter.core import WHOLE, Mark, Remark, show_bytes
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import APART, Gathering, Group, Missing, Statistic, Wants
+from richter.instrument.statistics.frame import (
+    APART,
+    NO_LABELS,
+    Derived,
+    Gathering,
+    Group,
+    Missing,
+    Place,
+    Remembered,
+    Simple,
+    Statistic,
+    Wants,
+)
+from richter.instrument.statistics.journey import settling
+from richter.instrument.statistics.variants import HeldOut
+from richter.linalg import eigh
 
 if TYPE_CHECKING:
-    from richter.instrument.statistics.passes import Reading
+    from richter.instrument.statistics.frame import Reading
     from richter.instrument.subject import Subject
-
+    from richter.instrument.survey.survey import MapInfo
 
 @dataclass(frozen=True)
 class Features(Statistic):
@@ -72,3 +88,698 @@ class _Features(Gathering):
 
 
 FEATURES = Features("features")
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+# Which layers read features, a row for each example: the last layer, or any other that reads one position. Tokens count as
+# examples where each has outputs of its own.
+
+SHARE = 4  # of memory=, one part in so many is for features
+SEVERAL = ("{number} layers write the outputs ({names}), so that there is no last layer whose features could be meant: ask for "
+           "one, layers=")
+POSITIONS = ("it reads {positions} position{s} of each example, and the outputs are [{shape}]: features are what is read for one "
+             "row of outputs. A layer behind Flatten(), or behind a mean over positions, reads some")
+UNREACHED = "{rows} of {all} examples reach this layer, so that it has no features of the others"
+PARTLY = "some outputs of an example count and others do not, so that its outputs span no space with those of the others"
+NOT_FINITE = "it reads NaN or Inf, of which no average can be made"
+
+
+class Part(NamedTuple):
+    """Some rows of one map, beside the outputs and targets."""
+
+    Phi: Float[Tensor, "m p"]
+    F: Float[Tensor, "m k"]
+    Y: Float[Tensor, "m k"]
+    group: Int[Tensor, " m"]
+
+
+def one_hot(Y: Float[Tensor, "n k"]) -> bool:
+    """Is one target of each example the same positive number, and are the others 0?"""
+    if not Y.numel() or Y.shape[1] < 2:
+        return False
+    top = Y.max()
+    return bool(top > 0) and bool(((Y == 0) | (top == Y)).all()) and bool(((Y != 0).sum(1) == 1).all())
+
+
+def features_of(info: MapInfo) -> int:
+    """p: how many numbers a map reads at a position."""
+    return info.shape[0] * info.shape[2] if info.kind == "grouped" else info.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """The maps of a model that read features, on a probe."""
+
+    subject: Subject
+    held: Callable[[int, int, int], int]  # bytes that are kept of a map: of features, outputs and rows
+
+    @property
+    def tokens(self) -> int:
+        """How many outputs of an example stand for tokens of their own; 1: the example has one."""
+        shape = self.subject.survey.shape
+        return shape[0] if len(shape) == 2 else 1
+
+    @property
+    def C(self) -> int:
+        return self.subject.survey.outputs // self.tokens
+
+    @cached_property
+    def targets(self) -> Float[Tensor, "m k"]:
+        """Of all rows that count."""
+        Y = self.subject.Y
+        assert Y is not None  # or it would not be planned
+        return Y.reshape(-1, self.C)[self.counted.flatten().to(Y.device)]
+
+    @cached_property
+    def one_hot(self) -> bool:
+        return one_hot(self.targets)
+
+    @property
+    def whole(self) -> Bool[Tensor, "n t k"]:
+        """Which outputs count."""
+        shape, counted = (self.subject.probe.n, self.tokens, self.C), self.subject.counted
+        return torch.ones(1, dtype=torch.bool).expand(shape) if counted is None else counted.reshape(shape).cpu()
+
+    @cached_property
+    def counted(self) -> Bool[Tensor, "n t"]:
+        """Which examples, or tokens of them, have a label and are not masked."""
+        return self.whole.all(2)
+
+    @cached_property
+    def reasons(self) -> dict[str, str]:
+        """Why a map has no features, by its name; "" if it has."""
+        room, reasons = self.subject.memory // SHARE, {}
+        for name in sorted(self.subject.maps, key=lambda k: k not in self.subject.survey.readouts):  # the last layer first
+            reasons[name] = self._reason(name)
+            need = 0 if reasons[name] else self.bytes(name)
+            if need > room:
+                reasons[name] = (f"memory= has no room for the products of its {self.width(name)} features ({show_bytes(need)}; "
+                                 f"one part in {SHARE} is for features)")
+            room -= 0 if reasons[name] else need
+        return reasons
+
+    def _reason(self, name: str) -> str:
+        info = self.subject.survey.maps[name]
+        if info.kind == "lookup":
+            return "it reads indices, which are no features"
+        if info.positions != self.tokens:
+            shape = ", ".join(map(str, ("n", *self.subject.survey.shape)))
+            return POSITIONS.format(positions=info.positions, s="s" * (info.positions > 1), shape=shape)
+        return ""
+
+    @property
+    def names(self) -> list[str]:
+        return [k for k in self.subject.maps if not self.reasons[k]]
+
+    def width(self, name: str) -> int:
+        return features_of(self.subject.survey.maps[name])
+
+    def bytes(self, name: str) -> int:
+        return self.held(self.width(name), self.C, self.subject.probe.n * self.tokens)
+
+    def named(self, place: str) -> str:
+        """The map that is meant; the whole model stands for its last layer."""
+        subject = self.subject
+        if place == WHOLE:
+            last = sorted(subject.survey.readouts & set(subject.survey.maps))
+            if len(last) != 1:
+                raise Missing(SEVERAL.format(number=len(last), names=", ".join(last) or "none is a linear map"))
+            place = last[0]
+        if place not in subject.maps:
+            raise Missing(APART)
+        if self.reasons[place]:
+            raise Missing(self.reasons[place])
+        if place in subject.refused:
+            raise Missing(subject.refused[place], Mark.REFUSED)
+        return place
+
+    def parts(self, reading: Reading) -> Iterator[tuple[str, Part]]:
+        """What each map reads of these examples, in float64; maps that they do not reach are left out."""
+        subject, keep = self.subject, self.counted[reading.rows].flatten()
+        assert reading.Y is not None
+        group = torch.tensor(reading.examples).repeat_interleave(self.tokens)[keep] % subject.groups
+        F, Y = (t.reshape(-1, self.C)[keep.to(t.device)].to(subject.home, torch.float64) for t in (reading.f, reading.Y))
+        for name in self.names:
+            h = reading.read(name)
+            if h is not None and h.shape[1] == self.tokens:
+                Phi = h.detach().reshape(len(keep), -1)[keep.to(h.device)].to(subject.home, torch.float64)
+                yield name, Part(Phi, F, Y, group)
+
+
+def lacking(subject: Subject) -> str:
+    """Why no layer has features beside outputs and targets; "" if some may."""
+    if subject.Y is None:
+        return NO_LABELS
+    whole = Layers(subject, lambda p, C, rows: 0).whole
+    return PARTLY if bool((whole.any(2) != whole.all(2)).any()) else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- classes
+# Class means of features, and how the examples lie about them: CLASSES. Two passes: the means first, then what is centred on
+# them, of all examples and again with each group left out.
+
+NO_CLASSES = "the targets are no classes (one number of each example the same, the others 0), and only classes collapse"
+
+NO_FRAME = "the class means could not be decomposed: there are none, or they are beyond the range of floating point numbers"
+
+
+@dataclass(frozen=True, eq=False)
+class Centres:
+    """The means of the classes that have examples, and how they lie about their own mean."""
+
+    present: Int[Tensor, " c"]  # the numbers of these classes
+    counts: Int[Tensor, " c"]
+    means: Float[Tensor, "c p"]
+
+    @property
+    def m(self) -> Float[Tensor, "c p"]:
+        """From their mean."""
+        return self.means - self.means.mean(0)
+
+    @property
+    def norms(self) -> Float[Tensor, " c"]:
+        """|m_i|; zero where it is rounding."""
+        size, least = self.m.norm(dim=1), 1e-14 * self.means.norm(dim=1).max()
+        return torch.where(size > least, size, 0.0)
+
+    def frame(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r p"]]:
+        """Singular values above rounding, and right singular vectors, of the m_i: S_b = V^T (s^2/C) V."""
+        _, s, V = torch.linalg.svd(self.m, full_matrices=False)
+        least = max(self.m.shape) * torch.finfo(s.dtype).eps * max(s[0].item(), self.means.norm(dim=1).max().item())
+        return s[s > least], V[s > least]
+
+    def nearest(self, rows: Float[Tensor, "n p"]) -> Int[Tensor, " n"]:
+        """argmin_i |Phi - mu_i|: without |Phi|^2, which is the same for all, and about the mean of the means: no digits are
+        lost."""
+        m = self.m
+        return self.present[((rows - self.means.mean(0)) @ m.T - m.square().sum(1) / 2).argmax(1)]
+
+
+@dataclass(eq=False)
+class About:
+    """What is centred on class means, in the span of these; added up over rows."""
+
+    centres: Centres
+    s: Float[Tensor, " r"]
+    V: Float[Tensor, "r p"]
+    squares: Float[Tensor, " r"]  # sum over the rows of <v_k, Phi - mu_i>^2
+    others: int = 0  # rows that the last layer gives another class than the nearest mean
+    n: int = 0
+
+    @classmethod
+    def of(cls, centres: Centres) -> About:
+        s, V = centres.frame()
+        return cls(centres, s, V, torch.zeros_like(s))
+
+    def add(self, rows: Float[Tensor, "n p"], ids: Int[Tensor, " n"], guesses: Int[Tensor, " n"]) -> None:
+        place = torch.searchsorted(self.centres.present, ids)
+        self.squares += ((rows - self.centres.means[place]) @ self.V.T).square().sum(0)
+        self.others += int((self.centres.nearest(rows) != guesses).sum())
+        self.n += len(rows)
+
+    def merge(self, other: About) -> None:
+        self.squares, self.others, self.n = self.squares + other.squares, self.others + other.others, self.n + other.n
+
+    @property
+    def within(self) -> Float[Tensor, " r"]:
+        """v_k^T S_W v_k."""
+        return self.squares / self.n
+
+    @property
+    def mismatch(self) -> float:
+        return self.others / self.n
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """What is known of the classes in the features of a layer."""
+
+    about: About
+    classes: int  # of which some may have no example
+    weight: Float[Tensor, "classes p"] | None  # of the last layer; None: this is not what it reads
+
+
+@dataclass(frozen=True)
+class ClassMeans(Statistic):
+    """Of what a map reads."""
+
+    name: str
+    place: Place = "read"
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        if lacking(subject):
+            return lacking(subject)
+        return self if self._layers(subject).one_hot else NO_CLASSES
+
+    def _layers(self, subject: Subject) -> Layers:
+        return Layers(subject, lambda p, C, rows: 8 * (3 * subject.groups + 4) * C * p)
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        layers = self._layers(subject)
+        return Wants(tuple(layers.names), outputs=True, backward=False, reads=True, held=sum(map(layers.bytes, layers.names)),
+                     what=f"class means of the features of {len(layers.names)} layers")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _ClassMeans(self._layers(subject), {"examples": subject.groups}, settling(subject))
+
+
+@dataclass
+class _ClassMeans(Gathering):
+    layers: Layers
+    groups: Mapping[str, int]
+    remark: Remark
+    sums: dict[str, Tensor] = field(default_factory=dict)  # "group class p", by map
+    counts: dict[str, Tensor] = field(default_factory=dict)  # "group class"
+    about: dict[str, list[About | None]] = field(default_factory=dict)  # of all rows, then without each group: the second pass
+    broken: set[str] = field(default_factory=set)
+
+    def add(self, reading: Reading) -> None:
+        for name, part in self.layers.parts(reading):
+            if not torch.isfinite(part.Phi).all():
+                self.broken.add(name)
+            ids, group = part.Y.argmax(1), part.group.to(part.Y.device)
+            if name in self.about:
+                self._centred(self.about[name], part, ids, group)
+            elif not self.about:
+                self._summed(name, part, ids, group)
+
+    def _summed(self, name: str, part: Part, ids: Tensor, group: Tensor) -> None:
+        groups, C = self.groups["examples"], self.layers.C
+        if name not in self.sums:
+            self.sums[name] = part.Phi.new_zeros(groups * C, part.Phi.shape[1])
+            self.counts[name] = ids.new_zeros(groups * C)
+        place = group * C + ids
+        self.sums[name].index_add_(0, place, part.Phi)
+        self.counts[name] += place.bincount(minlength=groups * C)
+
+    def _centred(self, sets: list[About | None], part: Part, ids: Tensor, group: Tensor) -> None:
+        guesses = part.F.argmax(1)
+        for g, about in enumerate(sets, -1):
+            keep = group != g
+            if about is not None:
+                about.add(part.Phi[keep], ids[keep], guesses[keep])
+
+    def merge(self, other: _ClassMeans) -> None:
+        """Sums after the first pass; after the second, which every rank begins with the same means, what was centred on them."""
+        self.broken |= other.broken
+        for name in other.sums if not self.about else ():
+            self.sums[name] = self.sums[name] + other.sums[name] if name in self.sums else other.sums[name]
+            self.counts[name] = self.counts[name] + other.counts[name] if name in self.counts else other.counts[name]
+        for name, sets in self.about.items():
+            for mine, theirs in zip(sets, other.about[name], strict=True):
+                if mine is not None and theirs is not None:
+                    mine.merge(theirs)
+
+    def again(self) -> bool:
+        if self.about:
+            return False
+        groups = self.groups["examples"]
+        for name in self.sums.keys() - self.broken:
+            sums, counts = (t.unflatten(0, (groups, -1)) for t in (self.sums[name], self.counts[name]))
+            left_out = range(-1, groups if groups > 1 else 0)
+            self.about[name] = [_about(sums, counts, g) for g in left_out]
+        return bool(self.about)
+
+    def value(self, place: str, without: Group | None = None) -> Classes:
+        name = self.layers.named(place)
+        if name in self.broken:
+            raise Missing(NOT_FINITE)
+        rows, subject = int(self.counts[name].sum()) if name in self.counts else 0, self.layers.subject
+        if rows != len(self.layers.targets):
+            raise Missing(UNREACHED.format(rows=rows, all=len(self.layers.targets)))
+        about = self.about[name][0 if without is None else 1 + without[1]]
+        if about is None:
+            raise Missing(NO_FRAME)
+        last = name in subject.survey.readouts and len(subject.pair(name)[0]) == self.layers.C
+        return Classes(about, self.layers.C, subject.pair(name)[0].to(about.V) if last else None)
+
+
+def _about(sums: Float[Tensor, "g c p"], counts: Int[Tensor, "g c"], left: int) -> About | None:
+    """Without one group; None if nothing is left, or its class means have no singular values."""
+    keep = torch.arange(len(counts), device=counts.device) != left
+    number, total = counts[keep].sum(0), sums[keep].sum(0)
+    present = number.nonzero()[:, 0]
+    try:
+        return About.of(Centres(present, number[present], total[present] / number[present, None])) if len(present) else None
+    except torch.linalg.LinAlgError:
+        return None
+
+
+CLASSES = ClassMeans("class_means")
+
+
+# ------------------------------------------------------------------------------------------------------------- scatter
+# Means and products of rows that come in parts, and of all but each part.
+
+REMAINING = 1e-3  # of a sum of squares: where less is left by a subtraction, too many digits are lost
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """Rows Z as their number, their mean and the sum of products about it. Parts add up without subtracting large sums from each
+    other, so that rows which hardly differ have a small scatter that is right."""
+
+    n: int
+    mean: Float[Tensor, " d"]
+    about: Float[Tensor, "d d"]
+
+    @classmethod
+    def of(cls, Z: Float[Tensor, "n d"]) -> Scatter:
+        Z = Z.double()
+        mean = Z.mean(0)
+        Z = Z - mean
+        return cls(len(Z), mean, Z.T @ Z)
+
+    def __add__(self, other: Scatter) -> Scatter:
+        n, step = self.n + other.n, other.mean - self.mean
+        return Scatter(n, self.mean + step * (other.n / n),
+                       self.about + other.about + torch.outer(step, step) * (self.n * other.n / n))
+
+    def __sub__(self, part: Scatter) -> Scatter:
+        """Of the other rows; to be used where what is left is no small share."""
+        n, step = self.n - part.n, part.mean - self.mean
+        about = torch.addr(self.about - part.about, step, step, alpha=-part.n * self.n / n)
+        return Scatter(n, self.mean - step * (part.n / n), about)
+
+    @cached_property
+    def covariance(self) -> Float[Tensor, "d d"]:
+        """The mean of (z - mean)(z - mean)^T."""
+        return self.about / self.n
+
+    @cached_property
+    def second(self) -> Float[Tensor, "d d"]:
+        """The mean of z z^T."""
+        return self.covariance + torch.outer(self.mean, self.mean)
+
+
+def scatter_without_each(parts: Sequence[Scatter]) -> list[Scatter]:
+    """Of all rows but those of each part, of which there are two at least: from all of them by one subtraction; added up anew
+    where so little is left that it would cost digits."""
+    first, *others = parts
+    whole = sum(others, start=first)
+    least = REMAINING * whole.about.trace()
+    return [rest if (rest := whole - part).about.trace() > least else sum(others[1:], start=others[0])
+            for i, part in enumerate(parts) for others in [[*parts[:i], *parts[i + 1:]]]]
+
+
+# ------------------------------------------------------------------------------------------------------------- samples
+# What is known of the features, targets and outputs of some examples: Sample, their means and products; and the statistic that
+# gathers it, SAMPLE. Where there are fewer examples than features the rows themselves are kept (Rows), which are smaller.
+
+ROWS = 4096  # that are multiplied at a time
+DIGITS = 32  # what differs by less than so many roundings of its own numbers is the same
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Means and products of features Phi [n, p], targets [n, C] and outputs F [n, C], side by side. Brackets <a|b> are means over
+    the examples."""
+
+    scatter: Scatter  # of [Phi, targets, F]
+    p: int
+    one_hot: bool  # are the targets classes?
+    rounding: float = torch.finfo(torch.float64).eps  # of one number of features and outputs
+    basis: Float[Tensor, "all p"] | None = None  # orthonormal columns in which Phi is written, where all would be too many
+
+    @property
+    def n(self) -> int:
+        return self.scatter.n
+
+    @property
+    def C(self) -> int:
+        return (len(self.scatter.mean) - self.p) // 2
+
+    @property
+    def features(self) -> int:
+        return self.p if self.basis is None else len(self.basis)
+
+    @property
+    def _phi(self) -> slice:
+        return slice(self.p)
+
+    @property
+    def _targets(self) -> slice:
+        return slice(self.p, self.p + self.C)
+
+    @property
+    def _outputs(self) -> slice:
+        return slice(self.p + self.C, None)
+
+    @property
+    def second(self) -> Float[Tensor, "d d"]:
+        return self.scatter.second
+
+    @property
+    def phi_phi(self) -> Float[Tensor, "p p"]:
+        return self.second[self._phi, self._phi]
+
+    @property
+    def phi_targets(self) -> Float[Tensor, "p C"]:
+        return self.second[self._phi, self._targets]
+
+    @property
+    def phi_outputs(self) -> Float[Tensor, "p C"]:
+        return self.second[self._phi, self._outputs]
+
+    @property
+    def target_power(self) -> Float[Tensor, " C"]:
+        """|f*_j|^2."""
+        return self.second.diagonal()[self._targets]
+
+    @property
+    def phi_mean(self) -> Float[Tensor, " p"]:
+        return self.scatter.mean[self._phi]
+
+    @property
+    def phi_covariance(self) -> Float[Tensor, "p p"]:
+        return self.scatter.covariance[self._phi, self._phi]
+
+    @property
+    def phi_output_covariance(self) -> Float[Tensor, "p C"]:
+        return self.scatter.covariance[self._phi, self._outputs]
+
+    @property
+    def output_covariance(self) -> Float[Tensor, "C C"]:
+        return self.scatter.covariance[self._outputs, self._outputs]
+
+    @property
+    def class_shares(self) -> Float[Tensor, " C"]:
+        """Of all examples, the share of each class."""
+        means = self.scatter.mean[self._targets]
+        return means / means.sum()
+
+    @property
+    def varied(self) -> bool:
+        """Do the features differ from example to example?"""
+        return bool(self.phi_covariance.trace() > (DIGITS * self.rounding) ** 2 * self.phi_phi.trace())
+
+    @cached_property
+    def whitening(self) -> Float[Tensor, "C r"]:
+        """B with <FB|FB> = 1: r outputs FB that span what the outputs span. Columns of any scale count alike; what is left of an
+        output that the others give but for rounding is none."""
+        G = self.second[self._outputs, self._outputs]
+        size = G.diagonal().sqrt()
+        scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
+        values, vectors = eigh(scale[:, None] * G * scale)
+        least = max(DIGITS * len(G) * torch.finfo(torch.float64).eps, (DIGITS * self.rounding) ** 2) * values[-1]
+        real = (values > least) & (values > 0)
+        return scale[:, None] * vectors[:, real] / values[real].sqrt()
+
+    @cached_property
+    def spectrum(self) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
+        """Eigenvalues of <Phi|Phi>, the largest first, zero where they are rounding, and the vectors of the others."""
+        values, vectors = (t.flip(-1) for t in eigh(self.phi_phi))
+        real = values > self.p * torch.finfo(torch.float64).eps * values[:1].clamp(min=0)
+        return torch.where(real, values, 0.0), vectors[:, real]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The same, example by example: features, targets and outputs side by side."""
+
+    Z: Float[Tensor, "n d"]
+    p: int
+    one_hot: bool
+    rounding: float = torch.finfo(torch.float64).eps
+
+    @property
+    def n(self) -> int:
+        return len(self.Z)
+
+    def sample(self, basis: Float[Tensor, "p r"] | None = None) -> Sample:
+        """``basis``: orthonormal columns in which the features are written."""
+        Z = self.Z if basis is None else torch.cat([self.Z[:, :self.p] @ basis, self.Z[:, self.p:]], 1)
+        first, *others = (Scatter.of(part) for part in Z.split(ROWS))
+        p = self.p if basis is None else basis.shape[1]
+        return Sample(sum(others, start=first), p, self.one_hot, self.rounding, basis)
+
+
+def paired(fit: Rows | Sample, aside: Rows | Sample | None = None) -> tuple[Sample, Sample]:
+    """A sample on which features are fitted and the one on which they are evaluated, the same if there is no other. Features are
+    written in a basis of what all examples span, where these are fewer than the features: nothing is lost, and less to do."""
+    given = [fit] if aside is None else [fit, aside]
+    rows = [s for s in given if isinstance(s, Rows)]
+    basis = None
+    if len(rows) == len(given) and sum(s.n for s in rows) < fit.p:
+        basis = torch.linalg.qr(torch.cat([s.Z[:, :s.p] for s in rows]).T)[0]
+    samples = [s.sample(basis) if isinstance(s, Rows) else s for s in given]
+    return samples[0], samples[-1]
+
+
+# ----------------------------------------------------------------------------------------------------------- how it is gathered
+
+
+@dataclass(frozen=True)
+class Samples(Statistic):
+    """What is known of what a map reads, beside targets and outputs: a Sample, or the Rows where they are few."""
+
+    name: str
+    place: Place = "read"
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        return lacking(subject) or self
+
+    def _layers(self, subject: Subject) -> Layers:
+        def held(p: int, C: int, rows: int) -> int:
+            return 8 * (p + 2 * C) * (2 * rows if rows < p else (2 * subject.groups + 2) * (p + 2 * C))
+        return Layers(subject, held)
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        layers = self._layers(subject)
+        return Wants(tuple(layers.names), outputs=True, backward=False, reads=True, held=sum(map(layers.bytes, layers.names)),
+                     what=f"products of the features of {len(layers.names)} layers")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _Samples(self._layers(subject), {"examples": subject.groups}, settling(subject))
+
+
+@dataclass
+class Sums:
+    """The scatter of rows that come a few at a time: they wait until they are as many as columns, because adding up two scatters
+    costs as much as some rows."""
+
+    settled: Scatter | None = None
+    waiting: list[Tensor] = field(default_factory=list)
+
+    def add(self, Z: Float[Tensor, "n d"]) -> None:
+        self.waiting.append(Z)
+        if sum(map(len, self.waiting)) >= Z.shape[1]:
+            self._settle(Scatter.of(torch.cat(self.waiting)))
+            self.waiting = []
+
+    def _settle(self, part: Scatter) -> None:
+        self.settled = part if self.settled is None else self.settled + part
+
+    def merge(self, other: Sums) -> None:
+        self._settle(other.total)
+
+    def join(self, other: Sums) -> None:
+        """The same, and rows that wait go on waiting."""
+        if other.settled is not None:
+            self._settle(other.settled)
+        for Z in other.waiting:
+            self.add(Z)
+
+    @property
+    def total(self) -> Scatter:
+        if self.waiting:
+            self._settle(Scatter.of(torch.cat(self.waiting)))
+            self.waiting = []
+        assert self.settled is not None  # it is made when the first rows come
+        return self.settled
+
+
+@dataclass
+class _Samples(Gathering):
+    layers: Layers
+    groups: Mapping[str, int]
+    remark: Remark
+    rows: dict[str, dict[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)  # by map and first example: rows, groups
+    sums: dict[str, dict[int, Sums]] = field(default_factory=dict)  # by map and group
+    broken: set[str] = field(default_factory=set)  # maps that read what is not finite
+
+    def add(self, reading: Reading) -> None:
+        for name, part in self.layers.parts(reading):
+            Z = torch.cat([part.Phi, part.Y, part.F], 1)
+            if not torch.isfinite(part.Phi).all():
+                self.broken.add(name)
+            if self._few(name):
+                self.rows.setdefault(name, {})[reading.rows.start] = (Z, part.group)
+                continue
+            for g in range(self.groups["examples"]):
+                mine = Z[(part.group == g).to(Z.device)]
+                if len(mine):
+                    self.sums.setdefault(name, {}).setdefault(g, Sums()).add(mine)
+
+    def _few(self, name: str) -> bool:
+        return len(self.layers.targets) < self.layers.width(name)
+
+    def merge(self, other: _Samples) -> None:
+        for name, rows in other.rows.items():
+            self.rows.setdefault(name, {}).update(rows)
+        for name, sums in other.sums.items():
+            for g, part in sums.items():
+                self.sums.setdefault(name, {}).setdefault(g, Sums()).merge(part)
+        self.broken |= other.broken
+
+    def value(self, place: str, without: Group | None = None) -> Rows | Sample:
+        name = self.layers.named(place)
+        if name in self.broken:
+            raise Missing(NOT_FINITE)
+        left, common = None if without is None else without[1], self._common(name)
+        if self._few(name):
+            parts = [part for _, part in sorted(self.rows.get(name, {}).items())]
+            Z, group = (torch.cat(t) for t in zip(*parts, strict=True)) if parts else (torch.zeros(0, 0), torch.zeros(0))
+            self._check(name, len(Z))
+            return Rows(Z if left is None else Z[(group != left).to(Z.device)], *common)
+        self._check(name, sum(s.total.n for s in self.sums.get(name, {}).values()))
+        first, *others = (s.total for g, s in sorted(self.sums[name].items()) if g != left)
+        return Sample(sum(others, start=first), *common)
+
+    def leaving(self, place: str, kind: str) -> Sequence[Rows | Sample]:
+        """Sums without each group from those of the groups before and behind it."""
+        name = self.layers.named(place)
+        sums = self.sums.get(name, {})
+        if len(sums) < max(2, self.groups[kind]) or name in self.broken:
+            return super().leaving(place, kind)
+        return [Sample(s, *self._common(name)) for s in scatter_without_each([s.total for _, s in sorted(sums.items())])]
+
+    def _common(self, name: str) -> tuple[int, bool, float]:
+        return self.layers.width(name), self.layers.one_hot, torch.finfo(self.layers.subject.source.dtype).eps
+
+    def _check(self, name: str, rows: int) -> None:
+        if rows != len(self.layers.targets):
+            raise Missing(UNREACHED.format(rows=rows, all=len(self.layers.targets)))
+
+
+SAMPLE = Samples("features_and_outputs")
+
+
+@dataclass(frozen=True)
+class OfLayer(Derived):
+    """``compute`` of what is known of a layer's features: computed once for the last layer and for the whole model, which stands
+    for it. ``held_out``: also of the probe's held-out examples, where it has some."""
+
+    held_out: bool = False
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        needs = self.needs
+        if self.held_out and subject.probe.held_out is not None and len(needs) == 1:
+            needs = (*needs, HeldOut(needs[0]))
+        return super(OfLayer, replace(self, needs=needs)).planned(subject, cotangents)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _OfLayer(super().begin(subject, cotangents, needs), subject)
+
+
+class _OfLayer(Simple):
+    def __init__(self, made: Gathering, subject: Subject) -> None:
+        super().__init__(made.groups, made.remark)
+        last = list(subject.survey.readouts)
+        self.made, self.last = Remembered(made), last[0] if len(last) == 1 else WHOLE
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        return self.made.value(self.last if place == WHOLE else place, without)
+
+    def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        return self.made.leaving(self.last if place == WHOLE else place, kind)

@@ -22,11 +22,10 @@ from torch import Tensor
 from richter import linalg
 from richter.core import WHOLE, Mark, Remark, SelectionError
 from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs
-from richter.instrument.statistics.centred import flat
-from richter.instrument.statistics.estimates import Estimate, Estimates
 from richter.instrument.statistics.frame import WITHIN, Derived, Gathering, OfKernels, Statistic, Wants, finite
-from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents, left
+from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Labels, Tangents, flat, left
 from richter.instrument.statistics.operators import Multiplied, Operator, Products
+from richter.instrument.statistics.sketches import Estimate, Estimates
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use

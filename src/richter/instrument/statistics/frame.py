@@ -14,18 +14,21 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from richter.core import Mark, Remark
+from richter.core import Mark, MemoryBudgetError, Remark, show_bytes
+from richter.core.values import SMALL, give_back
+from richter.instrument.capture import BACKUP_BYTES, TOGETHER, count, weight_bytes
 from richter.instrument.cotangents import Cotangents, Use
+from richter.instrument.stream import ALONE, Chunk, LayerCapture, Recording, Share, chunks, fitting, steps, with_siblings
+from richter.instrument.survey import PIECES, looked
 
 if TYPE_CHECKING:
-    from richter.instrument.statistics.passes import Reading
     from richter.instrument.subject import Subject
 
 GROUPS = 8  # of examples, for the jackknife
@@ -39,7 +42,7 @@ LESS_AND_LESS_EXACT = [Mark.EXACT, Mark.TRIVIAL, Mark.ESTIMATED, Mark.BOUND, Mar
 WHOLE_ONLY = "a matrix over all parameters belongs to the whole model, the rest to layers: one measure cannot use both"
 APART = "kernels belong to modules, weights and moments to linear maps: one measure cannot use both"
 TINY = 1e-140  # products of products below lose digits in double precision, whose smallest number is 1e-308
-SMALL = 1e-30  # products below lose digits in single precision, whose smallest number is 1e-38
+SMALLEST_SINGLE = 1e-30  # products below lose digits in single precision, whose smallest number is 1e-38
 NO_LABELS = "the probe has no labels"
 NO_INITIAL = "needs the initial weights: pass initial=state_dict, or use an Observer from the first step"
 
@@ -102,10 +105,10 @@ class OutOfRange(Exception):
 def in_range(numbers: Tensor, subject: Subject, vanished: bool = False) -> Tensor:
     """Sums of products, if one can compute with them and with their products. ``vanished``: they are zero, and should not be."""
     size = numbers.norm().item() / math.sqrt(max(1, numbers.numel()))  # the largest is at least that, and this is quicker
-    if not SMALL <= size < math.inf and numbers.numel():
+    if not SMALLEST_SINGLE <= size < math.inf and numbers.numel():
         low, high = (bound.item() for bound in numbers.aminmax())
         size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
-    if subject.single and (size == math.inf or 0 < size < SMALL or vanished):
+    if subject.single and (size == math.inf or 0 < size < SMALLEST_SINGLE or vanished):
         raise OutOfRange
     if 0 < size < TINY:
         raise Below
@@ -321,3 +324,380 @@ def leaves(needs: Sequence[Statistic]) -> list[Statistic]:
         for leaf in leaves(s.needs) if s.needs else [s]:
             known[leaf.name] = leaf
     return list(known.values())
+
+
+# --------------------------------------------------------------------------------------------------------------- sizes
+# Bytes that measuring a large model takes, whatever is measured, and that looking at it takes. Those of a small one are not what
+# a bound of memory is about.
+
+def survey_bytes(subject: Subject) -> int:
+    """That a look at a few examples of a large model takes."""
+    survey, asked = subject.survey, sum(info.width for info in subject.survey.maps.values())
+    need = subject.itemsize * looked(subject.model, count(subject.few), survey.graph, asked, survey.outputs)
+    return need if weight_bytes(subject.model) > SMALL else 0
+
+
+def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
+    """Of the gradients with which captures of these maps are compared: some of them at once, or one that is several maps, whose
+    parts are added up. Those of a small model are not what a bound is about."""
+    survey, item = subject.survey, subject.itemsize
+    weights = {name: subject.state[name].numel() for k in maps if (name := survey.maps[k].weight) is not None}
+    largest = item * max(weights.values(), default=0)
+    need = max(min(item * sum(weights.values()), TOGETHER) + largest, 3 * largest)
+    return need if need > SMALL and subject.audit is not None else 0
+
+
+def copied_bytes(model: nn.Module) -> int:
+    """Of copies of weights and of gradients, where they are kept to see that nothing was disturbed."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    copies = [weight_bytes(model), sum(g.numel() * g.element_size() for g in grads)]
+    return sum(size for size in copies if size <= BACKUP_BYTES)
+
+
+def fixed_bytes(copied: int, held: Iterable[Tensor | None]) -> int:
+    """Bytes that a measurement of a large model takes whatever is measured: what is ``copied``, and what is ``held`` of the
+    probe."""
+    arrays = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if isinstance(t, Tensor)}
+    need = copied + sum(arrays.values())
+    return need if need > SMALL else 0
+
+
+# -------------------------------------------------------------------------------------------------------------- passes
+# One pass over the probe serves every statistic that is gathered: each chunk goes forward once, backward once for each
+# cotangent, and every gathering adds what it wants.
+
+Key = tuple[Statistic, Cotangents]  # a statistic, seen through these cotangents
+OUTPUTS, AUDITED = 4, 8  # arrays of an example's outputs: themselves, products with cotangents, their gradients; with an audit's
+BLOCK_BYTES = 2 ** 26  # of what is asked at a time; larger blocks were slower, because they leave the cache
+
+
+@dataclass
+class Reading:
+    """Some examples of the probe after their forward pass, and what a block of cotangents asks of every map."""
+
+    subject: Subject
+    rows: slice  # which examples of the probe
+    block: slice  # which cotangents
+    last: bool  # is this the last block of these examples?
+    recording: Recording
+    captures: dict[str, LayerCapture]
+    before: dict[str, LayerCapture] | None  # of the initial network; None if it is not wanted
+    _plain: dict[str, LayerCapture] = field(default_factory=dict)
+    _ready: dict[tuple[str, bool], LayerCapture] = field(default_factory=dict)
+    _kept: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
+
+    @property
+    def first(self) -> bool:
+        return self.block.start == 0
+
+    @property
+    def examples(self) -> range:
+        """Their numbers in the probe."""
+        return range(self.rows.start, self.rows.stop)
+
+    @property
+    def f(self) -> Tensor:
+        """Outputs "n k"."""
+        return self.recording.f
+
+    @property
+    def Y(self) -> Tensor | None:
+        """Targets "n k"; None if the probe has none."""
+        return None if self.subject.Y is None else self.subject.Y[self.rows]
+
+    def groups(self) -> list[tuple[int, slice]]:
+        """Every example belongs to the group of its number."""
+        groups = self.subject.groups
+        return [(g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups)]
+
+    def parts(self, name: str, project: bool = False, initial: bool = False) -> list[tuple[int, LayerCapture, int]]:
+        """(group, its share of ``capture``, how many positions of it count). Those that only the initial network reaches are
+        summed and not counted: the number is that of the other averages of this map."""
+        c = self.capture(name, project, initial)
+        if c is None:
+            return []
+        keep = self.kept(name, c.g.shape[2])
+        parts = [(g, mine, c.take(mine)) for g, mine in self.groups()]
+        return [(g, part, 0 if name not in self.captures else part.g.shape[1] * part.g.shape[2] if keep is None
+                 else int(keep[mine].sum())) for g, mine, part in parts if part.g.shape[1]]
+
+    def read(self, name: str) -> Tensor | None:
+        """What a map read, "n s d_in", zero at masked positions; None if these examples do not reach it."""
+        if name not in self.recording.where:
+            return None
+        h = self.recording.reads(name)
+        return _masked_read(h, self.kept(name, h.shape[1]))
+
+    def plain(self, name: str) -> LayerCapture | None:
+        """A map as it is: grouped ones in groups, masked positions included. None if these examples do not reach it."""
+        if name in self.captures and name not in self._plain:
+            self._plain[name] = self.subject.source.ready(self.captures[name])
+        return self._plain.get(name)
+
+    def capture(self, name: str, project: bool = False, initial: bool = False) -> LayerCapture | None:
+        """A map as one matrix, masked positions zero, beside the initial network; ``project``: g as it is asked through the map's
+        matrices, where it is kept so; ``initial``: also where only the initial network reaches it. A network that does not reach
+        a map reads nothing there and asks nothing of it: h and g, or h0 and g0, are zero."""
+        key = (name, project)
+        if name not in self.captures and not (initial and self.before is not None and name in self.before):
+            return None
+        if key not in self._ready:
+            self._ready[key] = self._projected(name) if project else self._whole(name)
+        return self._ready[key]
+
+    def _whole(self, name: str) -> LayerCapture:
+        plain = self.plain(name)
+        before = None if self.before is None or name not in self.before else flat(self.subject.source.ready(self.before[name]))
+        if plain is not None:
+            c = flat(plain)
+        else:
+            assert before is not None
+            c = replace(before, W=self.subject.pair(name)[0].to(before.W), h=_nothing(before.h), g=torch.zeros_like(before.g))
+        if before is not None:
+            c = replace(c, W0=before.W, h0=before.h, g0=before.g)
+        elif self.before is not None:
+            c = replace(c, W0=self.subject.pair(name)[1], h0=_nothing(c.h), g0=torch.zeros_like(c.g))
+        return _masked(c, self.kept(name, c.g.shape[2]))
+
+    def _projected(self, name: str) -> LayerCapture:
+        c, Q = self.capture(name, initial=True), self.subject.bases[name]
+        assert c is not None
+        return c if Q is None else replace(c, g=Q.rows(c.g), g0=None if c.g0 is None else Q.rows(c.g0))
+
+    def kept(self, name: str, positions: int) -> Tensor | None:
+        """Which of the positions of a map count, "n s"; None: all."""
+        if (name, positions) not in self._kept:
+            self._kept[name, positions] = self.subject.real(name, self.rows, positions)
+        return self._kept[name, positions]
+
+
+def _masked(c: LayerCapture, keep: Tensor | None) -> LayerCapture:
+    """Zero at positions that do not count."""
+    if keep is None:
+        return c
+    g0, h0 = c.g0, c.h0
+    real = keep.to(c.g.device)[None, ..., None]
+    return replace(c, g=c.g * real, h=_masked_read(c.h, keep), g0=g0 if g0 is None or g0.shape != c.g.shape else g0 * real,
+                   h0=h0 if h0 is None else _masked_read(h0, keep))
+
+
+def _masked_read(h: Tensor, keep: Tensor | None) -> Tensor:
+    """A lookup that reads nothing has the index -1. What was not read (there is no axis of positions) stays as it is."""
+    if keep is None or h.shape[:2] != keep.shape:
+        return h
+    keep = keep.to(h.device).reshape(*keep.shape, *[1] * (h.dim() - 2))
+    return h * keep if h.is_floating_point() else torch.where(keep, h, -1)
+
+
+def _nothing(h: Tensor) -> Tensor:
+    return torch.zeros_like(h) if h.is_floating_point() else torch.full_like(h, -1)
+
+
+def flat(c: LayerCapture) -> LayerCapture:
+    """Grouped maps as one block-diagonal matrix on the whole input."""
+    if c.kind != "grouped":
+        return c
+    h = c.h.flatten(2) if c.h.dim() > 2 else c.h
+    return replace(c, kind="dense", W=torch.block_diag(*c.W), h=h, g=c.g.flatten(3))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A gathering that takes part in a pass."""
+
+    gathering: Gathering
+    wants: Wants
+    cotangents: Cotangents  # prepared
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What is gathered together: sizes, and the loop."""
+
+    subject: Subject
+    wants: Sequence[Wants]
+
+    @property
+    def maps(self) -> list[str]:
+        return list(dict.fromkeys(k for w in self.wants for k in w.maps))
+
+    @property
+    def initial(self) -> bool:
+        return any(w.initial for w in self.wants) and self.subject.then is not None
+
+    @cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """Bytes of all that is held, of one example's graph and of what is made of its outputs, and of one cotangent of one
+        example. Where captures are audited, the gradients of a large model's weights are held too."""
+        survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
+        names = list(dict.fromkeys([*self.subject.maps, *self.maps]))
+        names = names if self.subject.audit is None else with_siblings(survey.maps, names)
+        optional = {k for w in self.wants if w.optional for k in w.maps}
+        reads = any(w.reads for w in self.wants if not w.optional)
+        audit = self.subject.audit
+        unfolded = sum(survey.maps[k].unfolded for k in names if reads or k in optional)
+        outputs = (OUTPUTS if audit is None else AUDITED) * survey.outputs
+        compared = max((survey.maps[k].reads + survey.maps[k].width for k in names), default=0) if audit is not None else 0
+        apart = survey.graph // PIECES if audit is not None else 0  # what is compared in another order
+        graph = item * (survey.graph + apart + compared + unfolded + outputs)
+        held = sum(w.held for w in self.wants) + audit_bytes(self.subject, self.maps)
+        return held, graph, item * (3 * sum(survey.maps[k].width for k in names) + 2 * survey.outputs)
+
+    @property
+    def least(self) -> int:
+        """Bytes of one example of it, with all that is held, and of what is done with that afterwards."""
+        held = sum(w.held for w in self.wants)
+        return max(sum(self.sizes) if self.wants else 0, held + max((w.alone for w in self.wants), default=0))
+
+    def chunk(self) -> int:
+        held, graph, each = self.sizes
+        subject = self.subject
+        return fitting(subject.memory - held, graph + each, min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
+
+    def block(self, number: int, chunk: int) -> int:
+        """Cotangents at a time, so that what is captured stays within memory."""
+        held, graph, each = self.sizes
+        room = (self.subject.memory - held) // chunk
+        return int(max(1, min(number, (room - graph) // each, BLOCK_BYTES // (chunk * each))))
+
+    def run(self, entries: Sequence[Entry], share: Share = ALONE) -> None:
+        """All examples once, and again for those that ask for it."""
+        while entries:
+            replace(self, wants=[e.wants for e in entries])._once(entries, share)
+            entries = [e for e in entries if e.gathering.again()]
+
+    def _once(self, entries: Sequence[Entry], share: Share) -> None:
+        subject = self.subject
+        families: dict[Cotangents, list[Entry]] = {}
+        for e in entries:
+            families.setdefault(e.cotangents, []).append(e)
+        size = self.chunk()
+        numbers = {c: subject.number(c, "mean") for c in families}
+        blocks = {c: steps(v, self.block(v, size)) if any(e.wants.backward for e in families[c]) else [slice(0, v)]
+                  for c, v in numbers.items()}
+        batched = [k for k in self.maps if k in subject.survey.batched]
+        single = [k for k in self.maps if k not in subject.survey.batched]
+        rounds = [(size, batched)] if batched or not self.maps else []
+        for at_once, maps in [*rounds, *([(1, single)] if single else [])]:
+            for chunk in chunks(subject.source, subject.x, at_once, maps=maps, share=share, title="measuring"):
+                self._add(chunk, families, blocks)
+
+    def _add(self, chunk: Chunk, families: Mapping[Cotangents, Sequence[Entry]],
+             blocks: Mapping[Cotangents, Sequence[slice]]) -> None:
+        """What a chunk says; nothing of it is held when the next one begins."""
+        recordings = self._recorded(chunk)
+        asking = [c for c, family in families.items() if any(e.wants.backward for e in family)]
+        for cotangents, family in families.items():
+            for block in blocks[cotangents]:
+                last = block is blocks[cotangents][-1]
+                more = bool(asking) and not (last and cotangents is asking[-1])
+                reading = self._reading(recordings, chunk.rows, block, last, more, cotangents, family)
+                for e in family:
+                    if e.wants.backward or reading.first:
+                        e.gathering.add(reading)
+
+    def _recorded(self, chunk: Chunk) -> list[Recording]:
+        """One forward pass, and one of the initial network if it is wanted."""
+        networks = [chunk, replace(chunk, source=self.subject.initial_source)] if self.initial else [chunk]
+        return [network.recording for network in networks]
+
+    def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, more: bool,
+                 cotangents: Cotangents, family: Sequence[Entry]) -> Reading:
+        """``more``: is something else asked of the maps afterwards?"""
+        if not any(e.wants.backward for e in family):
+            for recording in recordings if last and not more else ():
+                recording.look()
+            return Reading(self.subject, rows, block, last, recordings[0], {}, None)
+        reads = any(e.wants.reads and not e.wants.optional for e in family)
+        V = self.subject.rowwise(cotangents, "mean", block)
+        now, *before = (r.captures(V(r.f, rows), reads, more) for r in recordings)
+        return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else None)
+
+
+@dataclass(frozen=True)
+class StatisticsPlan:
+    """How the statistics of a measurement will be had; it holds for one architecture, whatever its weights."""
+
+    keys: tuple[Key, ...]  # each after those it is made of
+    due: tuple[tuple[Key, Wants], ...]  # those that the pass gathers
+
+
+def wants_of(subject: Subject, keys: Iterable[Key]) -> dict[Key, Wants]:
+    """All that these are made of, each after what it is made of itself."""
+    every: dict[Key, Wants] = {}
+
+    def visit(key: Key) -> None:
+        for need in key[0].needs:
+            visit((need, key[1]))
+        every.setdefault(key, key[0].wants(subject, key[1]))
+
+    for key in keys:
+        visit(key)
+    return every
+
+
+def due_of(every: Mapping[Key, Wants]) -> dict[Key, Wants]:
+    """What a pass must gather."""
+    return {key: w for key, w in every.items() if w.takes_part and not w.optional}
+
+
+def planned(subject: Subject, keys: Iterable[Key], every: Mapping[Key, Wants] | None = None) -> StatisticsPlan:
+    """All that these are made of, and one pass for what is gathered, and for what may come along if there is room for it."""
+    if every is None:
+        every = wants_of(subject, keys)
+        check_memory(subject, [(subject, every)])
+    due = due_of(every)
+    for key, w in every.items():
+        more = Pass(subject, (*due.values(), w))
+        streamed = key[1] in {c for _, c in due} or subject.kernel_rows.numel() == subject.probe.n
+        if w.takes_part and w.optional and streamed and sum(more.sizes) + w.alone <= subject.memory:
+            due[key] = w
+            break
+    return StatisticsPlan(tuple(every), tuple(due.items()))
+
+
+def needed(subject: Subject, every: Mapping[Key, Wants]) -> int:
+    """Bytes of the smallest pieces of work, those that are held meanwhile with them."""
+    gathered = Pass(subject, tuple(due_of(every).values()))
+    held, own = sum(w.held for w in gathered.wants), max((w.alone for w in gathered.wants), default=0)
+    others = max((w.alone for w in every.values() if not (w.takes_part and not w.optional)), default=0)
+    return max(gathered.least, held + own + others)  # sums that are made of rows are multiplied by weights, side by side
+
+
+def check_memory(subject: Subject, stages: Sequence[tuple[Subject, Mapping[Key, Wants]]]) -> None:
+    """Before any work: can every piece of it be done within memory? If not, say the least that can."""
+    need = max([survey_bytes(subject), *(needed(narrow, every) for narrow, every in stages)])
+    if need + subject.fixed <= subject.allowed:
+        return
+    gathered = [Pass(narrow, tuple(due.values())) for narrow, every in stages if (due := due_of(every))]
+    alone = [w for _, every in stages for w in every.values() if w.alone and not (w.takes_part and not w.optional)]
+    pieces = list(dict.fromkeys(w.what for w in alone))
+    if gathered:
+        sums = " and ".join(dict.fromkeys(w.what for p in gathered for w in p.wants if w.what))
+        pieces.insert(0, f"{sums} ({show_bytes(max(p.sizes[0] for p in gathered))}) and one example")
+    raise MemoryBudgetError(
+        f"memory={show_bytes(subject.allowed)} cannot hold {', then '.join(pieces)}. The smallest that works here is "
+        f"memory='{show_bytes(need + subject.fixed)}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or "
+        f"outputs (output=...) need less.")
+
+
+def gather(subject: Subject, plan: StatisticsPlan, share: Share = ALONE) -> dict[Key, Gathering]:
+    """Statistics in the making: each is begun once, after those it is made of, and one pass gathers all of them."""
+    prepared: dict[Cotangents, Cotangents] = {}
+    known: dict[Key, Gathering] = {}
+    for key in plan.keys:
+        statistic, cotangents = key
+        if cotangents not in prepared:
+            prepared[cotangents] = cotangents.prepare(subject)
+        needs = tuple(known[s, cotangents] for s in statistic.needs)
+        known[key] = Remembered(statistic.begin(subject, prepared[cotangents], needs))
+    entries = [Entry(known[key], wants, prepared[key[1]]) for key, wants in plan.due]
+    if entries:
+        Pass(subject, tuple(wants for _, wants in plan.due)).run(entries, share)
+        give_back(weight_bytes(subject.model))  # graphs, before there are sums
+    return known
+
+
+def gathered(subject: Subject, statistic: Statistic, cotangents: Cotangents) -> Gathering:
+    """One statistic of a subject, in a pass of its own."""
+    return gather(subject, planned(subject, [(statistic, cotangents)]))[statistic, cotangents]

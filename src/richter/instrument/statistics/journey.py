@@ -18,18 +18,66 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrize import ParametrizationList
 
-from richter.core import DivergedError
-from richter.core.freed import give_back
-from richter.core.sizes import SMALL
+from richter.core import DivergedError, Remark
+from richter.core.values import FEW_BATCHES, NO_DATA, SMALL, give_back
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
-from richter.instrument.captures import grouped, timed
-from richter.instrument.statistics.norms import buffers, tracking
-from richter.instrument.stream import chunks, fitting, steps
+from richter.instrument.stream import chunks, fitting, grouped, steps, timed
 from richter.instrument.survey import Audit, Bench, check_calls, passed
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
+
+# --------------------------------------------------------------------------------------------------------------- norms
+# Norms with running statistics (BatchNorm and its kin): which there are, and whether what they keep is of data.
+
+SETTLED = 0.01  # the share of what a norm was made with, mean 0 and variance 1, in what it keeps
+
+
+def tracking(model: nn.Module) -> dict[str, _NormBase]:
+    """Norms that keep running statistics, by name."""
+    return {name: m for name, m in model.named_modules()
+            if isinstance(m, _NormBase) and m.track_running_stats and m.running_mean is not None}
+
+
+def buffers(name: str, norm: nn.Module) -> list[str]:
+    """The names of what a norm keeps."""
+    return [f"{name}.{k}" if name else k for k, _ in norm.named_buffers(recurse=False)]
+
+
+def understood(model: nn.Module) -> set[str]:
+    """Names of buffers whose initial values are those of the initial network: what norms keep, which use statistics of batches
+    where they have moved (see Journey), and those of parametrisations, which make a weight."""
+    parts = [f"{name}." for name, m in model.named_modules() if isinstance(m, ParametrizationList)]
+    return {k for name, m in tracking(model).items() for k in buffers(name, m)} | {
+        k for k, _ in model.named_buffers(remove_duplicate=False) if any(k.startswith(part) for part in parts)}
+
+
+def settling(subject: Subject) -> Remark:
+    """What is to be said of outputs in eval mode: norms that have seen no data normalise nothing, and after few batches what they
+    keep is still in part what they were made with."""
+    fresh, batches = 0, []
+    for name, norm in tracking(subject.model).items():
+        kept = {k.rpartition(".")[2]: subject.state[k] for k in buffers(name, norm)}
+        if _untouched(kept):
+            fresh += 1
+        elif (seen := int(kept.get("num_batches_tracked", 0))) and norm.momentum is not None \
+                and (1 - norm.momentum) ** seen > SETTLED:
+            batches.append(seen)
+    texts = [*([f"{fresh} {NO_DATA} yet, and normalise nothing"] if fresh else []),
+             *([f"{len(batches)} {FEW_BATCHES} ({min(batches)}), and normalise in part by what they were made with"]
+               if batches else [])]
+    return Remark(text="; ".join(texts))
+
+
+def _untouched(kept: Mapping[str, Tensor]) -> bool:
+    mean, variance = kept.get("running_mean"), kept.get("running_var")
+    return mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
+
+
+# ------------------------------------------------------------------------------------------------------------- journey
 
 GRAPHS = 6  # of an example: in both networks, with tangents in one of them, and of the backward pass that these agree with
 OUTPUTS = 7  # arrays of outputs in double precision

@@ -1,11 +1,12 @@
 """What the model answers on the probe: how far its outputs differ from example to example (SPREAD), and all of them beside the
-labels (OUTPUTS)."""
+labels (OUTPUTS).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,15 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import Mark, ProbeError, Remark, show_bytes
-from richter.core.sizes import SMALL
+from richter.core.values import SMALL
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Statistic, Wants
-from richter.instrument.statistics.norms import settling
+from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
+from richter.instrument.statistics.journey import settling
 from richter.instrument.stream import steps
 
 if TYPE_CHECKING:
-    from richter.instrument.objective import Objective
-    from richter.instrument.statistics.passes import Reading
+    from richter.instrument.probe import Objective
+    from richter.instrument.statistics.frame import Reading
     from richter.instrument.subject import Subject
 
 COPIES = 3  # of all outputs, for their loss
@@ -207,3 +208,30 @@ class _Outputs(Gathering):
 
 SPREAD = Spread("spread")
 OUTPUTS = Outputs("outputs")
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+# What is known of the probe alone: OfProbe.
+
+@dataclass(frozen=True)
+class OfProbe(Statistic):
+    """Something of the probe, the same for every layer: read(subject)."""
+
+    name: str
+    read: Callable[[Any], Any]
+    place: Place = "any"
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return _OfProbe(self, subject)
+
+
+class _OfProbe(Simple):
+    def __init__(self, statistic: OfProbe, subject: Subject) -> None:
+        super().__init__()
+        self.statistic, self.subject = statistic, subject
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        return self.statistic.read(self.subject)
+
+
+WEIGHT_DECAY = OfProbe("weight_decay", lambda subject: float(subject.probe.weight_decay))

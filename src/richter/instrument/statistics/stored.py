@@ -11,16 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from richter.core.freed import trim
+from richter.core.values import trim
 from richter.instrument.capture import TOGETHER, to_device, weight_bytes
-from richter.instrument.captures import LayerCapture
 from richter.instrument.cotangents import SomeOutputs
-from richter.instrument.statistics.grams import Tangents
-from richter.instrument.stream import Chunk, beside, chunks, fitting, steps
-from richter.kernels.contract import at_places, mirror, places
+from richter.instrument.statistics.kernels import Tangents
+from richter.instrument.stream import Chunk, LayerCapture, beside, chunks, fitting, steps
+from richter.kernels.contract import NUMBERS, Unit, at_places, mirror, places
 from richter.kernels.ntk import Block
-from richter.kernels.operations import NUMBERS
-from richter.kernels.planning import Unit
 
 MANY = 2 ** 62  # examples: so many that the gradients of a parameter that is several maps are never formed
 OUTPUTS = 8  # arrays of an example's outputs on their way: see passes.AUDITED

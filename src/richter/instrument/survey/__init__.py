@@ -7,13 +7,20 @@ trust.
 ``audit``: the same checked in every chunk of the probe; ``amend``: what that has taught; ``memo``: what holds for other weights.
 """
 
-from richter.instrument.survey.amend import Amendments, amended
 from richter.instrument.survey.audit import MOST_DOUBTS, PIECES, Audit, Check, Doubt, Noise, check_calls, passed, rounding_errors
-from richter.instrument.survey.examine import FEWEST, SURVEYED, check_same, looked, note_called, survey
-from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, tolerance
-from richter.instrument.survey.maps import Layout, MapInfo, Survey, with_siblings
-from richter.instrument.survey.memo import UNTRUSTED, SurveyMemo, settings, surveyed
-from richter.instrument.survey.verify import applied, map_gradient, remade
+from richter.instrument.survey.examine import (
+           FEWEST,
+           SURVEYED,
+           applied,
+           check_same,
+           looked,
+           map_gradient,
+           note_called,
+           remade,
+           survey,
+)
+from richter.instrument.survey.memo import UNTRUSTED, Amendments, SurveyMemo, amended, settings, surveyed
+from richter.instrument.survey.survey import UNABLE, Bench, Layout, MapInfo, Survey, by_example, grouped, tolerance, with_siblings
 
 __all__ = ["FEWEST", "MOST_DOUBTS", "PIECES", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt",
            "Layout", "MapInfo", "Noise", "Survey", "SurveyMemo", "amended", "applied", "by_example", "check_calls",

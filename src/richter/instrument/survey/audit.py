@@ -5,7 +5,7 @@ Each example of a chunk gets a random weight w_n. With R a random combination of
 with these weights, to autograd's gradient of sum_n w_n <R_n, f(x_n)>, for every weight and bias. They do so only if every row
 belongs to the example that it is assigned to, if no example reaches the output of another one, and if the weight is used as its
 maps say. It takes one backward pass through the graph that is there. A map that fails is a ``Doubt``: it ends the measurement,
-the survey is amended (richter.instrument.survey.amend), and the measurement begins again."""
+the survey is amended (richter.instrument.survey.memo), and the measurement begins again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import CaptureError, Mark, RichterError
-from richter.core.sizes import SMALL
+from richter.core.values import SMALL
 from richter.instrument.capture import Call, Inputs, Pass, moved_in_last_place, select
-from richter.instrument.survey.examine import check_same
-from richter.instrument.survey.layouts import UNABLE, Bench, by_example, grouped, rounding, tolerance
-from richter.instrument.survey.maps import Layout, Survey
-from richter.instrument.survey.verify import coarsest, map_gradient, remade
+from richter.instrument.survey.examine import check_same, coarsest, map_gradient, remade
+from richter.instrument.survey.survey import UNABLE, Bench, Layout, Survey, by_example, grouped, rounding, tolerance
 
 MOST_DOUBTS = 100  # about one model: each time less of it is taken for granted
 CHANGED = 0.1  # share of itself by which a gradient that is rounding error changes at least; others change by some 1e-3

@@ -1,40 +1,134 @@
-"""Tangent kernels of the probe's kernel examples: Gram, and the labels beside its rows. They are made of captures that the pass
-over the probe has already made, or by kernels.ntk. What is too large to be formed is in estimates.py."""
+"""What measures of alignment read of a tangent kernel after one centring over all outputs of all examples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import WHOLE, Remark, show_bytes
 from richter.core.progress import progress
 from richter.instrument.capture import to_device
-from richter.instrument.captures import LayerCapture, room_for, select, widened
 from richter.instrument.cotangents import MOST, Cotangents
 from richter.instrument.statistics import frame
-from richter.instrument.statistics.frame import GROUPS, NO_LABELS, Gathering, Group, Missing, OfKernels, Simple, Statistic, Wants
+from richter.instrument.statistics.frame import (
+    GROUPS,
+    NO_LABELS,
+    Gathering,
+    Group,
+    Missing,
+    OfKernels,
+    Simple,
+    Statistic,
+    Wants,
+    audit_bytes,
+)
 from richter.instrument.statistics.moments import remark_of
-from richter.instrument.statistics.sampling import Weights
-from richter.instrument.statistics.sizes import audit_bytes
-from richter.instrument.stream import Chunk
-from richter.kernels.contract import mirror
+from richter.instrument.stream import Chunk, LayerCapture, room_for, select, widened
+from richter.kernels.contract import Outputs, Plan, Request, Unit, least, make_plan, mirror
 from richter.kernels.ntk import Block, Job, kernels
-from richter.kernels.operations import Outputs
-from richter.kernels.planning import Plan, Request, Unit, least, make_plan
-from richter.linalg import without_each
+from richter.linalg import Leading, Rough, centre, leading, rough, top_of_each, without_each
 
 if TYPE_CHECKING:
-    from richter.instrument.statistics.passes import Reading
+    from richter.instrument.statistics.frame import Reading
     from richter.instrument.subject import Subject
+
+# ------------------------------------------------------------------------------------------------------------ sampling
+# Some of very many outputs, and what each counts in a mean over all of them. What an output's own kernel says of its labels
+# grows with the number of examples that have it as their label: outputs are drawn with chances in proportion to that number,
+# those
+# that have a large share of all labels are never missed, and each counts as the inverse of its chance (Horvitz and Thompson
+# 1952),
+# which is right on the average whatever the values are.
+
+Weights = NDArray[np.float64]  # "v"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Outputs ``picked`` of so many. ``chosen``: places among them of those that were drawn by chance, each of which may be left
+    out. Weights in a mean over all outputs: of all, without each of the chosen ones, without each group of examples; None where
+    all are alike."""
+
+    picked: Int[Tensor, " v"]
+    among: int
+    chosen: Sequence[int]
+    weights: Weights | None = None
+    without_chosen: Sequence[Weights] = ()
+    without_examples: Sequence[Weights] = ()
+
+    @property
+    def drawn(self) -> bool:
+        return len(self.picked) < self.among
+
+
+def uniform(outputs: Int[Tensor, " m"], number: int, draw: torch.Generator) -> Sample:
+    """Each with the same chance."""
+    picked = outputs[torch.randperm(len(outputs), generator=draw)[:number]].sort().values
+    return Sample(picked, len(outputs), range(len(picked)))
+
+
+def by_labels(outputs: Int[Tensor, " m"], labels: Float[Tensor, "m g"], number: int, draw: torch.Generator) -> Sample:
+    """With chances in proportion to the number of labels, which is known for every group of examples."""
+    if len(outputs) <= number:
+        return Sample(outputs, len(outputs), range(len(outputs)))
+    counts = labels.numpy().astype(np.float64)
+    chances = inclusion(counts.sum(1), number)
+    places = np.sort(np.concatenate([np.flatnonzero(chances == 1), _systematic(chances, draw)]))
+    sure, m = chances[places] == 1, len(outputs)
+    weights, free = 1 / (chances[places] * m), int((~sure).sum())
+    chosen = np.flatnonzero(~sure).tolist()
+    more = np.where(sure, weights, weights * free / max(1, free - 1))
+    return Sample(outputs[torch.from_numpy(places)], m, chosen, weights, [np.delete(more, i) for i in chosen],
+                  [_without(counts, g, places, chances) for g in range(counts.shape[1])])
+
+
+def inclusion(sizes: Weights, number: int) -> Weights:
+    """Chances in proportion to sizes, ``number`` in all; 1 where they would be more."""
+    chances = np.zeros(len(sizes))
+    while True:
+        rest = chances < 1
+        shares = (number - int((~rest).sum())) * sizes / sizes[rest].sum()
+        beyond = rest & (shares >= 1 - 1e-9)
+        if not beyond.any():
+            return np.where(rest, shares, 1.0)
+        chances[beyond] = 1.0
+
+
+def _systematic(chances: Weights, draw: torch.Generator) -> NDArray[np.int64]:
+    """Of those whose chance is below 1, in random order: where the sum of chances passes a random number, and every whole one
+    after it."""
+    rest = np.flatnonzero(chances < 1)
+    order = rest[torch.randperm(len(rest), generator=draw).numpy()]
+    sums = np.cumsum(chances[order])
+    points = torch.rand(1, generator=draw, dtype=torch.float64).item() + np.arange(round(float(sums[-1])))
+    return np.asarray(order[np.minimum(np.searchsorted(sums, points, side="right"), len(order) - 1)])
+
+
+def _without(counts: Float[NDArray, "m g"], group: int, places: NDArray[np.int64], chances: Weights) -> Weights:
+    """Weights without one group of examples: as if chances had gone by the labels that are left, of the outputs that have some.
+    One that has none stays as it was."""
+    every = counts.sum(1)
+    left, rest = every - counts[:, group], chances < 1
+    number = int((left > 0).sum())
+    if not number:
+        return np.asarray(1 / (chances[places] * len(counts)))
+    share = left[rest].sum() / every[rest].sum()
+    fewer = np.where(left > 0, every / np.maximum(left, 1), 1.0)
+    return np.asarray(np.where(rest, share * fewer, 1.0)[places] / (chances[places] * number))
+
+
+# --------------------------------------------------------------------------------------------------------------- grams
+# Tangent kernels of the probe's kernel examples: Gram, and the labels beside its rows. They are made of captures that the pass
+# over the probe has already made, or by kernels.ntk. What is too large to be formed is in estimates.py.
 
 KERNEL = "it has no tangent kernel"
 
@@ -395,3 +489,128 @@ def of_drawn_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups:
         return SameOutput(torch.where(has, part.quadratic, whole.quadratic), torch.where(has, part.norm, whole.norm),
                           torch.where(has, part.energy, whole.energy))
     return [kept(part) for part in of_diagonal_leaving(K, Y, groups)]
+
+
+# ------------------------------------------------------------------------------------------------------------- centred
+
+class CentredKernel:
+    """What one global centring C = I - 11^T/(n k) leaves to be known of a kernel and its labels: ``norm`` |C K C|_F, ``top`` its
+    largest eigenvalue, ``quadratic`` y~^T K y~ and ``energy`` |y~|^2. Asking for what is not known raises Missing.
+
+    ``top``: a function is called when somebody asks, because eigenvalues cost more than all the rest, and ``tangent_cka`` does
+    without them; of one that gives vectors too, these are kept for the values with groups left out."""
+
+    def __init__(self, norm: float, labelled: tuple[float, float] | None, top: float | Callable[[], float | Leading],
+                 lacking: str = "", matrix: Float[Tensor, "r r"] | None = None,
+                 roughly: Callable[[], Rough | None] | None = None) -> None:
+        self.norm, self.lacking = norm, lacking  # why ``top`` is NaN
+        self.matrix, self.roughly = matrix, roughly  # of all rows that count, for the values with groups left out
+        self._top: Callable[[], float | Leading] = top if callable(top) else lambda: top
+        self._known: float | Leading | None = None
+        if labelled is not None:
+            self.quadratic, self.energy = labelled
+
+    @property
+    def leading(self) -> float | Leading:
+        if self._known is None:
+            with frame.decomposed():
+                self._known = self._top()
+        return self._known
+
+    @property
+    def top(self) -> float:
+        top = self.leading
+        top = top.value if isinstance(top, Leading) else top
+        if math.isnan(top):
+            raise Missing(self.lacking)
+        return top
+
+    def __getattr__(self, name: str) -> float:
+        if name in ("quadratic", "energy"):
+            raise Missing(NO_LABELS)
+        raise AttributeError(f"a CentredKernel has no {name!r}")
+
+
+def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The kernel as a matrix, the labels as a vector, and the example each row belongs to; without padding. Outputs come
+    first, as kernels lie in memory."""
+    n, v = K.shape[:2]
+    y, example = rows(labels, n, v, K.device)
+    K = K.permute(1, 0, 3, 2).reshape(n * v, n * v)
+    if labels.keep is not None:
+        keep = labels.keep.T.reshape(-1)
+        K = K[keep][:, keep]
+    return K, y, example
+
+
+def rows(labels: Labels, n: int, v: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
+    """The labels as a vector, and the example each belongs to."""
+    y = None if labels.given is None else labels.given.T.reshape(-1)
+    example = torch.arange(n, device=device).repeat(v)
+    if labels.keep is None:
+        return y, example
+    keep = labels.keep.T.reshape(-1)
+    return None if y is None else y[keep], example[keep]
+
+
+REMAINING = 1e-2  # of |K|^2: where centring leaves less, the sums lose digits and the centred kernel is formed
+
+
+def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel:
+    """From sums over rows, where they keep enough digits: then no centred copy is made."""
+    K, y, _ = flat(kernel, labels)
+    y = None if y is None else y - y.mean()
+    whole, means = K.norm().item(), K.mean(0)
+    square = whole ** 2 - 2 * len(K) * (means @ means).item() + (means.sum() ** 2).item()
+    C = K if square > REMAINING * whole ** 2 else centre(K)
+    size = math.sqrt(square) if C is K else C.norm().item()
+    if size <= 1e-13 * whole:  # a constant kernel: what is left is rounding
+        return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0, matrix=C)
+    labelled = None if y is None else ((y @ (C @ y)).item(), (y @ y).item())
+    roughly = cache(partial(rough, C))
+    return CentredKernel(frame.finite(size), labelled, lambda: leading(C, centred=True, roughly=roughly()), matrix=C,
+                         roughly=roughly)
+
+
+FEW = 128  # rows of which everything is computed in double precision
+TOLD = 1e-3  # of a number: groups whose leaving out changes it by less are not told apart in single precision
+
+
+def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"], labels: Labels,
+                           groups: int) -> list[CentredKernel]:
+    """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied. Standard
+    errors need few digits: single precision, if it tells the groups apart."""
+    targets, example = rows(labels, len(kernel), kernel.shape[1], kernel.device)
+    C = whole.matrix
+    assert C is not None
+    keep = np.not_equal.outer(np.arange(groups), example.cpu().numpy() % groups).astype(np.float64)  # group, row
+    Y = sizes = None
+    if targets is not None:
+        y = targets.cpu().numpy()
+        Y = (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
+    if len(C) > FEW and whole.roughly is not None and (known := whole.roughly()) is not None:
+        sizes = known.scale * _sizes_without_each(known.matrix, keep, Y)
+        sizes = sizes if all(np.ptp(size) > TOLD * np.abs(size).max() for size in sizes) else None
+    norms, quadratics = _sizes_without_each(C.cpu().numpy(), keep, Y) if sizes is None else sizes
+    labelled: list[tuple[float, float] | None] = [None] * groups
+    if Y is not None:
+        labelled = [*zip(quadratics.tolist(), np.square(Y).sum(1).tolist(), strict=True)]
+
+    @cache
+    def tops() -> list[float]:
+        known = whole.leading
+        return top_of_each(C, keep, known if isinstance(known, Leading) else None)
+
+    return [CentredKernel(norm, labelled[g], lambda g=g: tops()[g]) for g, norm in enumerate(norms.tolist())]  # type: ignore[misc]
+
+
+def _sizes_without_each(K: NDArray[Any], keep: NDArray[Any], Y: NDArray[Any] | None) -> NDArray[np.float64]:
+    """"2 g": |C K C| on each set of rows, and Y^T K Y of its own Y (without labels something that nobody reads)."""
+    factors = torch.from_numpy(np.concatenate([1 - keep] if Y is None else [1 - keep, Y]).astype(K.dtype))
+    matrix, groups, number = torch.from_numpy(K), len(keep), keep.sum(1)  # in torch's threads: see linalg.product
+    products = (factors @ matrix).double().numpy()
+    inside, K1 = factors[:groups], products[:groups]  # of one group each
+    K1 = (K1.sum(0) - K1) * keep
+    squares = without_each((inside @ matrix.square() @ inside.T).double()[None])[0].numpy()
+    square = squares - 2 * np.square(K1).sum(1) / number + (K1.sum(1) / number) ** 2
+    return np.stack([np.sqrt(np.maximum(square, 0)), number if Y is None else (Y * products[groups:]).sum(1)])

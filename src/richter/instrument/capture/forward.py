@@ -1,37 +1,277 @@
-"""One forward pass of a model: hooks on every module and a torch function mode remember what every linear map read and where its
-output stands in the graph; any number of backward passes start from there."""
+"""Products with the Jacobian of a network, J v: forward, or backward twice; and norms that use the statistics of their batch."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd import forward_ad
+from torch.autograd.function import BackwardCFunction, once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from richter.core import CaptureError, RichterError
-from richter.instrument.capture.anew import ANEW, Again, Blocks, unkept, without_caches
-from richter.instrument.capture.calls import Call, Pass, Product
-from richter.instrument.capture.detours import checkpoints_called, parametrised_once, single_examples_right
-from richter.instrument.capture.gate import wait_at
-from richter.instrument.capture.originals import same_bits
-from richter.instrument.capture.quiet import seeded
-from richter.instrument.capture.remembered import attributes_kept
-from richter.instrument.capture.shortcuts import Shortcuts
+from richter.core.values import trim
+from richter.instrument.capture.attributes import attributes_kept, same_bits
+from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right, wait_at
+from richter.instrument.capture.recompute import ANEW, Again, Blocks, unkept, without_caches
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
-from richter.layers import View
+from richter.layers import LinearMap, View
 from richter.layers.attention import attention_in_parts
 from richter.layers.embedding_bag import bag_in_parts, bag_of
 from richter.layers.linear import rows_of
 from richter.layers.recurrent import recurrent_in_parts, weights_of
+
+# ----------------------------------------------------------------------------------------------------------- shortcuts
+# Cheaper backward passes: derivatives of activations are computed once for all of them; and where only gradients toward what
+# linear maps wrote are wanted and none of weights, positions from which no output is reached are skipped.
+
+CURVED = {F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid}  # derivatives that cost more than a product
+
+
+class Parameters:
+    """Are gradients of parameters wanted of the next backward pass?"""
+
+    wanted = False
+
+
+class Shortcuts:
+    """What is computed in another way than the model says, with the same result. ``silent``: modules that are silent at most
+    positions; None: no shortcut at all."""
+
+    def __init__(self, scope: Scope, silent: Collection[str] | None) -> None:
+        self.scope, self.silent, self.parameters = scope, silent, Parameters()
+
+    def instead(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
+        """A cheaper way to compute ``func(*args, **kwargs)``, if there is one."""
+        if self.silent is None:
+            return None
+        if self._curves(func, args, kwargs):
+            return lambda: Curved.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
+        return (lambda: Silent.apply(*args, self.parameters)) if self._skips(func, args, kwargs) else None
+
+    def _curves(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Is this an activation with a derivative worth keeping, not in place, that a backward pass will need?"""
+        if func not in CURVED or not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
+            return False
+        in_place = kwargs.get("inplace", False) or (len(args) > 1 and args[1] is True)
+        return not in_place and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+    def _skips(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Is this the product of a linear layer that is silent at most positions? Of its own parameters: through a weight that
+        is computed, the maps that it is computed from need their share of the gradient."""
+        running = self.scope.running
+        if func is not F.linear or not self.silent or running is None or kwargs or len(args) != 3:
+            return False
+        computed = any(t is not None and t.grad_fn is not None for t in args[1:])
+        return not computed and self.scope.views.get(running, ("", {}))[0] in self.silent and args[1] is running.weight
+
+
+class Curved(torch.autograd.Function):
+    """A function of single numbers whose derivative costs more than a product: it is computed once for all backward passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, _itself):  # what is kept in here is nobody else's
+            x = x.detach().requires_grad_()
+            y = function(x)
+            ctx.save_for_backward(*torch.autograd.grad(y, x, torch.ones_like(y)))
+        return y.detach()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g * ctx.saved_tensors[0], None
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
+class Silent(torch.autograd.Function):
+    """F.linear with a backward pass over the positions whose gradient is not zero; the others give zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.parameters, ctx.biased = parameters, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), positions = ctx.saved_tensors, g.flatten(0, -2)
+        live = (positions.abs().amax(-1) != 0).nonzero()[:, 0]
+        positions = positions[live]
+        to_input = g.new_zeros(g.shape[:-1].numel(), weight.shape[1])
+        to_input.index_copy_(0, live, positions @ weight.to(g.dtype))  # autocast multiplies in a precision of its own
+        to_input = to_input.view(*g.shape[:-1], weight.shape[1])
+        if not ctx.parameters.wanted:
+            return to_input, None, None, None
+        to_weight = positions.mT @ x.flatten(0, -2)[live].to(g.dtype)
+        return to_input, to_weight.to(weight.dtype), positions.sum(0).to(weight.dtype) if ctx.biased else None, None
+
+
+class Asked(torch.autograd.Function):
+    """A number whose gradient in the outputs is V: what grad_outputs= is for, which would have torch import sympy."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, V: Tensor, as_it_is: bool) -> Tensor:
+        ctx.V, ctx.as_it_is = V, as_it_is
+        return f.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None, None]:
+        """A copy where it may be captured: nobody then writes into V."""
+        return ctx.V if ctx.as_it_is else ctx.V * one, None, None
+
+
+def ours(node: Any) -> bool:
+    """Is this step of a backward pass one of these?"""
+    return isinstance(node, (Curved._backward_cls, Silent._backward_cls))  # type: ignore[attr-defined]
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+# What a forward pass has left: calls of linear maps, and the graph behind the outputs, from which any number of backward passes
+# start.
+
+TOGETHER = 2 ** 27  # bytes of gradients that are held at once, where they can be had one after another
+
+
+@dataclass(frozen=True)
+class Call:
+    """One application of a linear map: what it read, and the place in the graph that it wrote."""
+
+    name: str
+    map: LinearMap
+    module: nn.Module
+    weight: Tensor
+    read: Tensor
+    edge: GradientEdge
+    shape: torch.Size  # of what it wrote
+    version: int  # of `read`: an in-place change afterwards must not go unnoticed
+    given: bool = False  # did a module read what depends on no weight: the model's input? (Of other uses this is not known)
+
+    def inputs(self, rows: Tensor | None = None) -> Tensor:
+        """h [b, s, d_in] as the layer saw it (b is its own first axis, not yet the examples); of some ``rows`` of b."""
+        if self.read._version != self.version:
+            raise CaptureError(f"layer {self.name!r}: its input was changed in place after it was read, so what it read "
+                               f"is lost. Replace the in-place operation, or leave the layer out with layers=....")
+        read = self.read if rows is None else self.read[rows]
+        return read if self.map.kind == "diagonal" else self.map.inputs(self.module, read)
+
+    def index(self) -> Tensor:
+        """Where each entry of the matrix stands in the flattened weight."""
+        return index_of(self.map, self.module, self.weight.shape, self.weight.device)
+
+
+def index_of(view: LinearMap, module: nn.Module, shape: torch.Size, device: torch.device) -> Tensor:
+    """Where each entry of a map's matrix stands in a flattened weight of this shape, in the shape of the matrix."""
+    return view.matrix(module, torch.arange(shape.numel(), device=device).view(shape))
+
+
+class Product(NamedTuple):
+    """A product of tensors that depend on weights, after so many calls of linear maps."""
+
+    after: int
+    operands: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass: outputs ``f`` with their graph, and every call of every linear map in it."""
+
+    f: Tensor
+    calls: list[Call]
+    state: State
+    parameters: Parameters = field(default_factory=Parameters)  # some steps give gradients of parameters only where wanted
+    differentiates: bool = False  # the model itself does, inside its forward pass
+    adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad the model's own backward passes have added
+    transforms: bool = False  # the model differentiates, or maps over an axis, by torch.func
+    called: Collection[nn.Module] = ()  # modules whose forward ran
+
+    @property
+    def aliases(self) -> dict[str, Tensor]:
+        """The weights that a gradient can reach."""
+        return {k: v for k, v in self.state.items() if v.requires_grad}
+
+    def leaves(self) -> list[Tensor]:
+        """All tensors from which the outputs are computed: weights, and what a model made to be differentiated."""
+        return [variable for node in self._nodes() if (variable := getattr(node, "variable", None)) is not None]
+
+    @cached_property
+    def _hidden(self) -> list[Tensor]:
+        """All leaves, if an autograd.Function of the model's own is among the outputs' graph: it may add to .grad in its backward
+        pass, and only when all leaves are asked for, all of a backward pass runs."""
+        return self.leaves() if any(isinstance(node, BackwardCFunction) and not ours(node) for node in self._nodes()) else []
+
+    @cached_property
+    def accumulates(self) -> bool:
+        """Does the model add to .grad in a backward pass of its own?"""
+        if self._hidden:
+            self.backward(torch.ones_like(self.f), self._hidden)
+        return bool(self.adds)
+
+    def _nodes(self) -> Iterator[Any]:
+        """Of the graph behind the outputs."""
+        seen, todo = set(), [self.f.grad_fn]
+        while todo:
+            node = todo.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield node
+                todo += [following for following, _ in node.next_functions]
+
+    def backward(self, V: Tensor, also: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
+        """d <V, f> / dz for each call, and the same derivative in the tensors of ``also``; zero where unused.
+
+        The aliases stand in the model meanwhile: a model's own autograd.Function may run its modules again in its backward pass,
+        and what it adds to ``.grad`` there is part of the derivative."""
+        self.parameters.wanted = bool(also)
+        places: list[Any] = [*(c.edge for c in self.calls), *also]
+        if not places:
+            return [], []
+        cut, end = len(self.calls), len(places)
+        if also:
+            places += self._hidden
+        with self.state.in_place(), checkpoints_called():
+            asked = Asked.apply(self.f, V.to(self.f.dtype).reshape(self.f.shape), not self.calls)
+            gradients = torch.autograd.grad(asked, places, retain_graph=True, allow_unused=True)
+        added = self.state.accumulated()
+        self.adds.update(added)
+        g = [self.f.new_zeros(c.shape) if d is None else _dense(d) for c, d in zip(self.calls, gradients[:cut], strict=True)]
+        exact = [_dense(torch.zeros_like(t) if d is None else d) for t, d in zip(also, gradients[cut:end], strict=True)]
+        return g, [d + added[id(t)] if id(t) in added else d for t, d in zip(also, exact, strict=True)] if added else exact
+
+    def in_turns(self, V: Tensor, also: Sequence[Tensor]) -> Iterator[Tensor]:
+        """d <V, f> in each of these tensors, one after another: of a large model in several backward passes, so that not all are
+        held at once."""
+        plain = replace(self, calls=[])
+        some: list[Tensor] = []
+        for i, t in enumerate(also):
+            some.append(t)
+            following = also[i + 1].numel() * also[i + 1].element_size() if i + 1 < len(also) else math.inf
+            if sum(s.numel() * s.element_size() for s in some) + following > TOGETHER:
+                yield from plain.backward(V, some)[1]
+                trim(sum(s.numel() * s.element_size() for s in some))  # or they would lie beside the next ones
+                some = []
+
+
+def _dense(d: Tensor) -> Tensor:
+    return d.to_dense() if d.is_sparse else d
+
+
+# ------------------------------------------------------------------------------------------------------------ recorder
+# One forward pass of a model: hooks on every module and a torch function mode remember what every linear map read and where its
+# output stands in the graph; any number of backward passes start from there.
 
 PRODUCTS: dict[Any, slice] = {  # functions that multiply tensors with each other, and which of their arguments
     **dict.fromkeys([torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm], slice(2)),
@@ -325,3 +565,48 @@ def _with_examples(t: Tensor, n: int, lookup: bool = False) -> Tensor:
     rank = 2 if lookup and not t.is_floating_point() else 3
     t = t if t.dim() >= rank and t.shape[0] == 1 else t.unsqueeze(0)
     return t.expand(n, *t.shape[1:]).clone()
+
+
+# ------------------------------------------------------------------------------------------------------------ tangents
+
+Direction = Mapping[str, Tensor]  # a change of weights, by their names
+Forward = Callable[[State], Pass]  # a pass with these weights
+
+
+@contextlib.contextmanager
+def batch_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """These norms use the mean and variance of the examples in hand, and do not write them down."""
+    before = [(norm, norm.training, norm.track_running_stats) for norm in norms]
+    try:
+        for norm in norms:
+            norm.training, norm.track_running_stats = True, False  # type: ignore[assignment]
+        yield
+    finally:
+        for norm, training, tracking in before:
+            norm.training, norm.track_running_stats = training, tracking
+
+
+def pushed_forward(forward: Forward, state: State, v: Direction) -> tuple[Pass, Tensor]:
+    """A pass, and J v of its outputs in the shape of f, by forward mode. `forward_ad.make_dual` would first compile derivatives
+    of derivatives, which half a second is spent on and none is used of."""
+    with forward_ad.dual_level() as level:
+        duals: dict[int, Tensor] = {}  # one for each parameter, under however many names
+        for name, weight in state.items():
+            if name in v and id(weight) not in duals:
+                duals[id(weight)] = torch._make_dual(weight, v[name].to(weight), level=level)
+        run = forward(state.exchanged(duals))
+        f, tangent = forward_ad.unpack_dual(run.f)
+        tangent = torch.zeros_like(f) if tangent is None else tangent.detach().clone()
+    return run, tangent
+
+
+def pushed_twice(forward: Forward, state: State, v: Direction) -> tuple[Pass, Tensor]:
+    """The same by two backward passes: J^T u is linear in u, and its derivative in u is J."""
+    run = forward(state)
+    names = list({id(state[name]): name for name in v}.values())
+    u = torch.zeros_like(run.f, requires_grad=True)
+    with state.in_place():
+        pulled = torch.autograd.grad(run.f, [state[name] for name in names], u, create_graph=True, allow_unused=True)
+        terms = [(d * v[name].to(d)).sum() for name, d in zip(names, pulled, strict=True) if d is not None and d.requires_grad]
+        tangent = torch.autograd.grad(torch.stack(terms).sum(), u, allow_unused=True)[0] if terms else None
+    return run, torch.zeros_like(run.f) if tangent is None else tangent.detach()

@@ -1,8 +1,8 @@
 """A statistic of another network or of other examples: Initial(S), Previous(S), HeldOut(S).
 
-    Initial(PTK_COVARIANCE)      of the network at initialisation; gathered once and kept
-    Previous(MATRIX)             at the last snapshot that was recorded; kept by the Observer, and in its run
-    HeldOut(FEATURES)            on the examples of Probe(held_out=)
+Initial(PTK_COVARIANCE)      of the network at initialisation; gathered once and kept
+Previous(MATRIX)             at the last snapshot that was recorded; kept by the Observer, and in its run
+HeldOut(FEATURES)            on the examples of Probe(held_out=)
 """
 
 from __future__ import annotations
@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from richter.core import SelectionError
 from richter.core.arrays import fingerprint
 from richter.instrument.cotangents import Cotangents, Use
-from richter.instrument.statistics.frame import NO_INITIAL, Gathering, Group, Missing, Place, Remembered, Simple, Statistic
-from richter.instrument.statistics.passes import gathered
+from richter.instrument.statistics.frame import (
+    NO_INITIAL,
+    Gathering,
+    Group,
+    Missing,
+    Place,
+    Remembered,
+    Simple,
+    Statistic,
+    gathered,
+)
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject

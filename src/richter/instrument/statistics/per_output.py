@@ -1,5 +1,6 @@
 """Each output's own tangent kernel K^cc: beside the labels of every output (CROSS_OUTPUT), and beside the same kernel of another
-time (SINCE_INITIAL, SINCE_PREVIOUS). Sums over groups of examples say what is left without each: no submatrix is copied."""
+time (SINCE_INITIAL, SINCE_PREVIOUS). Sums over groups of examples say what is left without each: no submatrix is copied.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from torch import Tensor
 from richter.core import show_bytes
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics import frame
-from richter.instrument.statistics.elsewhere import Initial, Previous
-from richter.instrument.statistics.estimates import SAMPLED, Diagonal, one_at_a_time
 from richter.instrument.statistics.frame import Derived, Gathering, Group, Missing, OfKernels, Place, Simple, Statistic
-from richter.instrument.statistics.grams import LABELS, TANGENT_KERNEL, Labels, Tangents, left
+from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Labels, Tangents, left
+from richter.instrument.statistics.sketches import SAMPLED, Diagonal, one_at_a_time
+from richter.instrument.statistics.variants import Initial, Previous
 from richter.linalg import without_each
 
 if TYPE_CHECKING:
