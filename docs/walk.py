@@ -1,4 +1,4 @@
-"""The walk: which files and how many calls between files one ``watch(step)`` takes. Printed on the architecture page.
+"""Print the walk: the files that one ``watch(step)`` enters, and how many calls it makes between files.
 
     python docs/walk.py            # the second snapshot of an MLP 64-256-256-10 with a run
 """
@@ -59,7 +59,10 @@ def main() -> None:
     print(f"{len(files)} files, {functions} functions, {between.total()} calls between files\n")
     for path in files:
         entered = sum(n for (_, b), n in between.items() if b == path)
-        print(f"{path:32} entered {entered:4} times")
+        print(f"{path:40} entered {entered:4} times")
+    print("\nthe 25 most frequent edges")
+    for (a, b), n in between.most_common(25):
+        print(f"{n:4}  {a} -> {b}")
 
 
 if __name__ == "__main__":

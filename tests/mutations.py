@@ -304,7 +304,8 @@ MUTATIONS = [
     mutation(f"{SURVEY}/examine.py", "a bias that is used elsewhere too has the gradient of its layer",
              "total.shape == exact.shape and bool((total - exact).norm() <= tol * size)", "total.shape == exact.shape",
              "mutants"),
-    mutation(f"{SURVEY}/examine.py", "a bias that two modules share is counted twice", "first[id(aliases[bias])] == bias and ", "",
+    mutation(f"{SURVEY}/examine.py", "a bias that two modules share is counted twice",
+             "first[id(aliases[bias])] == bias and ", "",
              "mutants",
              equivalent="parameters are asked for by the first of their names: what is described under another is not looked "
              "up, and was verified in the same way"),

@@ -518,10 +518,8 @@ def test_ranks_that_share_the_chunks_add_up(statistic: Statistic) -> None:
     """Two processes, each with every other chunk, have together what one has alone."""
     subject = Subject(network(), probe(chunk=3), None, None, 2 ** 30, None)
     subject.renew()
-    key = (statistic, every_output)
-    plan = passes.planned(subject, [key])
-    whole = passes.gather(subject, plan)[key]
-    first, second = (passes.gather(subject, plan, Share(rank, 2))[key] for rank in range(2))
+    whole = passes.gathered(subject, statistic, every_output)
+    first, second = (passes.gathered(subject, statistic, every_output, Share(rank, 2)) for rank in range(2))
     first.gathering.merge(second.gathering)  # type: ignore[attr-defined]
     for layer in ("0", "2"):
         for without in (None, ("examples", 1)):

@@ -195,9 +195,7 @@ def test_ranks_that_share_the_chunks_add_up(statistic: Any, n: int) -> None:
     """Class means are merged after the first pass, before the second."""
     subject = Subject(network(), probe(n, chunk=3), None, None, 2 ** 30, None)
     subject.renew()
-    key = (statistic, every_output)
-    plan = passes.planned(subject, [key])
-    whole = passes.gather(subject, plan)[key]
+    whole = passes.gathered(subject, statistic, every_output)
     parts = [statistic.begin(subject, every_output, ()) for _ in range(2)]
     wants = statistic.wants(subject, every_output)
     for again in range(2 if statistic is CLASSES else 1):

@@ -18,7 +18,6 @@ from torch.profiler import ProfilerActivity, profile
 import richter
 from richter.core import MemoryBudgetError, parse_bytes
 from richter.core import values as freed
-from richter.instrument import evaluate as foreseen
 from richter.instrument import evaluate as stages
 from richter.instrument import stream as captures
 from richter.instrument import subject as subjects
@@ -26,6 +25,7 @@ from richter.instrument.capture import forward as captured_calls
 from richter.instrument.capture import quiet
 from richter.instrument.capture import state as captured_state
 from richter.instrument.cotangents import random_outputs
+from richter.instrument.evaluate import CostPlan
 from richter.instrument.observe import Measurement
 from richter.instrument.statistics import feature_matrices as weights
 from richter.instrument.statistics import frame as passes
@@ -120,7 +120,7 @@ def test_the_smallest_that_is_said_is_that_of_the_plan(monkeypatch: pytest.Monke
     assert "a look at the model: " in str(plan)
     with pytest.raises(MemoryBudgetError):
         richter.plan(model, probe, initial=initial, memory=0.9 * least)
-    assert foreseen.MeasurementPlan(1, 1, 1, (), (), 1.0).bytes == 0
+    assert CostPlan(1, 1, 1, (), (), 1.0).bytes == 0
 
 
 def test_smaller_chunks_form_no_gradients_that_larger_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

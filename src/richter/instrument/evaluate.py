@@ -1,5 +1,6 @@
-"""From a subject and measures to rows: plan which statistics are needed and how they can be had, gather them in one pass over the
-probe, compute each measure at each place, and again with groups of examples left out for its error.
+"""Plan a measurement, gather its statistics, and evaluate its measures and their standard errors.
+
+    >>> print(richter.plan(model, probe))       # which measures share a pass, in how many passes and bytes
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,16 @@ from richter.instrument.statistics.frame import (
     NoError,
     OutOfRange,
     Pass,
-    StatisticsPlan,
     Wants,
     check_memory,
     due_of,
+    every,
     gather,
     joined,
     leaves,
     needed,
     place_of,
-    planned,
+    streamed,
     survey_bytes,
     together,
     wants_of,
@@ -49,68 +50,137 @@ from richter.instrument.statistics.frame import (
 from richter.instrument.subject import Subject
 from richter.measures.measure import Measure
 
-# -------------------------------------------------------------------------------------------------------------- stages
-# What is gathered together, and what after it: one pass over the probe where everything has room beside everything else; else
-# the sums of some layers after those of others, each group in a pass of its own, and then what needs no pass. The numbers are the
-# same.
+BESIDE = 16  # the sums of a large model may hold 1/16 of memory= beside work that takes all of it
+SHARE = 2 / 3  # of memory= for sums where they do not fit, the rest for examples: fewer passes are worth smaller chunks
+UNDEFINED = "0/0: undefined here (a kernel, gradient or label of zeros)"
+NOT_A_NUMBER = ("the gradient of the outputs is NaN here, though the outputs are finite. The backward pass divides 0 by 0 or "
+                "multiplies 0 by infinity: look for a square root or a norm at 0, or for a softmax or log whose inputs are all "
+                "masked with -inf")
+COARSE = 1e-5  # a number from passes whose rounding error is larger than this is marked as estimated
+ROUNDING = ("the gradient of the outputs is zero here, up to rounding error: it changes by more than 10 % when every weight "
+            "moves by one unit in its last place")
 
-BESIDE = 16  # of memory=, one part in so many may be held while other work takes all of it
-SHARE = 2 / 3  # of memory=, for sums where they do not fit, the rest for examples: fewer passes are worth smaller chunks
+
+class RichterWarning(UserWarning):
+    """Something was left out of a measurement; the snapshot's notes say what and why."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True)
+class MeasurePlan:
+    """A measure with its statistics as they can be had, or the reason why it has no value."""
+
+    measure: Measure
+    keys: tuple[Key, ...] = ()
+    reason: str = ""
+    zero: str = UNDEFINED  # what 0/0 means
+    passes: bool = False  # does it rest on passes through the network?
+    gradients: bool = False  # does it rest on gradients of the outputs?
+
+    @property
+    def place(self) -> str:
+        place = place_of(self.measure.needs)
+        return "map" if place == "any" else place
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some measures whose statistics are had together."""
+    """Measures whose statistics are gathered together: in one pass, and in passes that statistics make themselves."""
 
-    members: tuple[int, ...]  # their numbers
-    maps: tuple[str, ...] | None  # of these maps alone; None: of all
-    statistics: StatisticsPlan
+    maps: tuple[str, ...] | None  # only these maps; None: all of them
+    wants: Mapping[Key, Wants]  # of every statistic, each after those it is made of
+    due: Mapping[Key, Wants]  # those that the pass gathers
+    families: tuple[tuple[list[str], list[MeasurePlan]], ...]  # places, and the measures that are evaluated together there
 
     def subject(self, whole: Subject) -> Subject:
         return whole if self.maps is None else whole.narrowed(self.maps)
 
 
-def staged(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[Stage]:
-    """How the statistics of some measures are had, within memory; an error that says the least that would do."""
-    every = wants_of(subject, _keys(wanted, range(len(wanted))))
-    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [(tuple(range(len(wanted))), None)]
-    if needed(subject, every) > subject.memory or _crowded(subject, every):
-        parts = _apart(subject, wanted)
-    narrow = [(subject if maps is None else subject.narrowed(maps)) for _, maps in parts]
-    wants = [wants_of(s, _keys(wanted, members)) for s, (members, _) in zip(narrow, parts, strict=True)]
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a measurement; they hold for an architecture, whatever its weights."""
+
+    stages: tuple[Stage, ...]
+    order: list[tuple[str, str]]  # of rows, by layer and measure
+
+
+def plan(subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None) -> Plan:
+    """Plan a measurement within memory; ``cotangents`` take the place of those of the measures."""
+    chosen = [_planned(subject, m, cotangents) for m in measures]
+    try:
+        stages = _stages(subject, chosen)
+    except MemoryBudgetError:  # gradient checkpointing may make room
+        if not subject.lighten():
+            raise
+        chosen = [_planned(subject, m, cotangents) for m in measures]
+        stages = _stages(subject, chosen)
+    layers = _ordered(subject, {place for stage in stages for places, _ in stage.families for place in places})
+    return Plan(stages, [(layer, m.name) for layer in layers for m in measures])
+
+
+def _planned(subject: Subject, m: Measure, given: Cotangents | None) -> MeasurePlan:
+    """Choose each statistic's form: through affordable cotangents if possible, else through the measure's own."""
+    reason, zero = "", next((s.zero for s in leaves(m.needs) if s.zero), UNDEFINED)
+    if len({s.place for s in leaves(m.needs)} - {"any"}) > 1 and any(s.place == "model" for s in leaves(m.needs)):
+        return MeasurePlan(m, reason=WHOLE_ONLY)
+    affordable = [m.cotangents.chosen(given, subject.survey.outputs, s.use) for s in m.needs]
+    for chosen in [affordable, [m.cotangents] * len(m.needs)] if given is None else [affordable]:
+        plans = [(s.planned(subject, c), c) for s, c in zip(m.needs, chosen, strict=True)]
+        reason = next((s for s, _ in plans if isinstance(s, str)), "")
+        if not reason:
+            keys = tuple((s, c) for s, c in plans if not isinstance(s, str))
+            wants = wants_of(subject, keys).values()
+            return MeasurePlan(m, keys, "", zero, m.of_kernels or any(w.takes_part or w.passes for w in wants),
+                               m.of_kernels or any(w.maps and w.backward for w in wants))
+    return MeasurePlan(m, reason=reason, zero=zero)
+
+
+def _stages(subject: Subject, plans: Sequence[MeasurePlan]) -> tuple[Stage, ...]:
+    """Put all into one stage if there is memory for it, else into several; an error names the least memory that would do."""
+    everything = wants_of(subject, _keys(plans))
+    parts: list[tuple[Sequence[MeasurePlan], tuple[str, ...] | None]] = [(plans, None)]
+    if needed(subject, everything) > subject.memory or _crowded(subject, everything):
+        parts = _apart(subject, plans)
+    narrow = [subject if maps is None else subject.narrowed(maps) for _, maps in parts]
+    wants = [wants_of(s, _keys(members)) for s, (members, _) in zip(narrow, parts, strict=True)]
     check_memory(subject, list(zip(narrow, wants, strict=True)))
-    return [Stage(members, maps, planned(s, (), w)) for s, w, (members, maps) in zip(narrow, wants, parts, strict=True)]
+    return tuple(Stage(maps, w, streamed(s, w), _families(s, members))
+                 for s, w, (members, maps) in zip(narrow, wants, parts, strict=True))
 
 
-def _crowded(subject: Subject, every: Mapping[Key, Wants]) -> bool:
+def _keys(plans: Iterable[MeasurePlan]) -> list[Key]:
+    return [key for p in plans for key in p.keys]
+
+
+def _crowded(subject: Subject, wants: Mapping[Key, Wants]) -> bool:
     """Would the sums of a large model take room from work that takes all that is allowed?"""
-    due = due_of(every)
-    held, alone = sum(w.held for w in due.values()), any(w.alone for key, w in every.items() if key not in due)
+    due = due_of(wants)
+    held, alone = sum(w.held for w in due.values()), any(w.alone for key, w in wants.items() if key not in due)
     return alone and held > subject.memory // BESIDE and weight_bytes(subject.model) > SMALL
 
 
-def _keys(wanted: Sequence[tuple[Key, ...]], members: Iterable[int]) -> list[Key]:
-    return [key for i in members for key in wanted[i]]
-
-
-def _apart(subject: Subject, wanted: Sequence[tuple[Key, ...]]) -> list[tuple[tuple[int, ...], tuple[str, ...] | None]]:
-    """Sums of maps, as many in a pass as have room; what a pass gathers of the whole model; and what needs no pass, each kind of
-    work by itself, because what it keeps is let go at the end of a stage. Passes come first: they look at what is captured."""
-    every = [wants_of(subject, keys) for keys in wanted]
-    due = [due_of(wants) for wants in every]
-    by_map = tuple(i for i, d in enumerate(due) if d and all(statistic.place == "map" for statistic, _ in d))
-    alone: dict[tuple[str, ...], tuple[int, ...]] = {}
-    for i in (i for i, d in enumerate(due) if not d):
-        work = tuple(dict.fromkeys(w.what for w in every[i].values() if w.what))
-        alone[work] = (*alone.get(work, ()), i)
-    rest = tuple(i for i, d in enumerate(due) if d and i not in by_map)
-    parts: list[tuple[tuple[int, ...], tuple[str, ...] | None]] = [
-        (by_map, group) for group in (_groups(subject, _keys(wanted, by_map)) if by_map else [])]
-    return parts + [(members, None) for members in (rest, *alone.values()) if members]
+def _apart(subject: Subject, plans: Sequence[MeasurePlan]) -> list[tuple[Sequence[MeasurePlan], tuple[str, ...] | None]]:
+    """Split a measurement: sums of as many maps as have room, then what a pass gathers of the whole model, then work without a
+    pass, each kind by itself. Passes come first, because they verify the captures."""
+    by_map: list[MeasurePlan] = []
+    whole: list[MeasurePlan] = []
+    alone: dict[tuple[str, ...], list[MeasurePlan]] = {}
+    for p in plans:
+        wants = wants_of(subject, p.keys)
+        due = due_of(wants)
+        if not due:
+            alone.setdefault(tuple(dict.fromkeys(w.what for w in wants.values() if w.what)), []).append(p)
+        else:
+            (by_map if all(statistic.place == "map" for statistic, _ in due) else whole).append(p)
+    parts: list[tuple[Sequence[MeasurePlan], tuple[str, ...] | None]] = [
+        (by_map, group) for group in (_groups(subject, _keys(by_map)) if by_map else [])]
+    return parts + [(members, None) for members in (whole, *alone.values()) if members]
 
 
 def _groups(subject: Subject, keys: Sequence[Key]) -> list[tuple[str, ...]]:
-    """Neighbours in the order of the forward pass, those nearest the outputs first: their backward passes are the shortest."""
+    """Group neighbouring maps, those nearest the outputs first: their backward passes are the shortest."""
     groups: list[tuple[str, ...]] = []
     for name in reversed(subject.maps):
         if groups and _fit(subject.narrowed(wider := (name, *groups[-1])), keys):
@@ -122,96 +192,20 @@ def _groups(subject: Subject, keys: Sequence[Key]) -> list[tuple[str, ...]]:
 
 def _fit(subject: Subject, keys: Sequence[Key]) -> bool:
     """Have the sums of these maps their share of memory, and an example room beside them?"""
-    every = wants_of(subject, keys)
-    return sum(w.held for w in due_of(every).values()) <= SHARE * subject.memory and needed(subject, every) <= subject.memory
+    wants = wants_of(subject, keys)
+    return sum(w.held for w in due_of(wants).values()) <= SHARE * subject.memory and needed(subject, wants) <= subject.memory
 
 
-# ------------------------------------------------------------------------------------------------------------ evaluate
-
-UNDEFINED = "0/0: undefined here (a kernel, gradient or label of zeros)"
-NOT_A_NUMBER = ("the gradient of the outputs is NaN here, though the outputs are finite. The backward pass divides 0 by 0 or "
-                "multiplies 0 by infinity: look for a square root or a norm at 0, or for a softmax or log whose inputs are all "
-                "masked with -inf")
-HALF = 1e-5  # numbers from passes in a coarser precision than this are no longer exact
-ROUNDING = ("the gradient of the outputs is zero here, up to rounding error: it changes by more than 10 % when every weight "
-            "moves by one unit in its last place")
-
-
-class RichterWarning(UserWarning):
-    """Something was left out of a measurement; the snapshot's notes say what and why."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A measure, and how its statistics will be had; or why they cannot be."""
-
-    measure: Measure
-    keys: tuple[Key, ...] = ()
-    reason: str = ""
-    zero: str = UNDEFINED  # what 0/0 means
-    passes: bool = False  # does it rest on passes through the network?
-    gradients: bool = False  # and on gradients of the outputs?
-
-    @property
-    def place(self) -> str:
-        """Where it has rows: at linear maps, at these or at modules with parameters and the whole model, or there alone."""
-        place = place_of(self.measure.needs)
-        return "map" if place == "any" else place
-
-
-Families = tuple[tuple[list[str], list[Planned]], ...]  # places, and the measures that are evaluated together there
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a measurement will do; it holds for one architecture, whatever its weights."""
-
-    stages: tuple[tuple[Stage, Families], ...]  # what is gathered together, and who looks at it
-    order: list[tuple[str, str]]  # of rows, by layer and measure
-
-
-def plan(subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None) -> Plan:
-    """``cotangents``: in the place of those of the measures."""
-    chosen = [_planned(subject, m, cotangents) for m in measures]
-    try:
-        parts = staged(subject, [p.keys for p in chosen])
-    except MemoryBudgetError:  # with blocks computed again for every backward pass it may have room
-        if not subject.lighten():
-            raise
-        chosen = [_planned(subject, m, cotangents) for m in measures]
-        parts = staged(subject, [p.keys for p in chosen])
-    stages = tuple((stage, _families(stage.subject(subject), [chosen[i] for i in stage.members])) for stage in parts)
-    layers = _ordered(subject, {place for _, families in stages for places, _ in families for place in places})
-    return Plan(stages, [(layer, m.name) for layer in layers for m in measures])
-
-
-def _families(subject: Subject, chosen: Sequence[Planned]) -> Families:
-    """Of one family, what is shared is held once."""
-    families: dict[tuple[Any, ...], list[Planned]] = {}
-    for p in chosen:
+def _families(subject: Subject, plans: Sequence[MeasurePlan]) -> tuple[tuple[list[str], list[MeasurePlan]], ...]:
+    """Group measures by their places and cotangents, so that what a group shares is held once."""
+    families: dict[tuple[Any, ...], list[MeasurePlan]] = {}
+    for p in plans:
         families.setdefault((p.place, *dict.fromkeys(c for _, c in p.keys)), []).append(p)
-    return tuple((subject.places(key[0]), mine) for key, mine in families.items())
-
-
-def _planned(subject: Subject, m: Measure, given: Cotangents | None) -> Planned:
-    """Each statistic as it can be had: through cotangents that are affordable, else through the measure's own."""
-    reason, zero = "", next((s.zero for s in leaves(m.needs) if s.zero), UNDEFINED)
-    if len({s.place for s in leaves(m.needs)} - {"any"}) > 1 and any(s.place == "model" for s in leaves(m.needs)):
-        return Planned(m, reason=WHOLE_ONLY)
-    affordable = [m.cotangents.chosen(given, subject.survey.outputs, s.use) for s in m.needs]
-    for chosen in [affordable, [m.cotangents] * len(m.needs)] if given is None else [affordable]:
-        plans = [(s.planned(subject, c), c) for s, c in zip(m.needs, chosen, strict=True)]
-        reason = next((s for s, _ in plans if isinstance(s, str)), "")
-        if not reason:
-            keys = tuple((s, c) for s, c in plans if not isinstance(s, str))
-            wants = wants_of(subject, keys).values()
-            return Planned(m, keys, "", zero, m.of_kernels or any(w.takes_part or w.passes for w in wants),
-                           m.of_kernels or any(w.maps and w.backward for w in wants))
-    return Planned(m, reason=reason, zero=zero)
+    return tuple((subject.places(key[0]), members) for key, members in families.items())
 
 
 def _ordered(subject: Subject, layers: set[str]) -> list[str]:
-    """In the order of named_modules, the maps of a module behind it, the whole model last."""
+    """Sort layers as in named_modules, the maps of a module behind it, the whole model last."""
     position = {name: i for i, (name, _) in enumerate(subject.model.named_modules())}
     maps = {name: i for i, name in enumerate(subject.survey.maps)}
 
@@ -224,29 +218,7 @@ def _ordered(subject: Subject, layers: set[str]) -> list[str]:
     return sorted(layers, key=key)
 
 
-class Known:
-    """A statistic at one place, asked once for all measures."""
-
-    def __init__(self, gathering: Gathering, place: str) -> None:
-        self.gathering, self.place, self.groups, self.remark = gathering, place, gathering.groups, gathering.remark
-        self.left_out: dict[str, Sequence[Any]] = {}
-        self.missing: Missing | None = None
-
-    @cached_property
-    def value(self) -> Any:
-        """None if there is none; ``missing`` then says why."""
-        try:
-            return self.gathering.value(self.place)
-        except Missing as why:
-            self.missing = why.with_traceback(None)  # which would hold what was gathered
-            return None
-
-    def leaving(self, kind: str, groups: int) -> Sequence[Any]:
-        """Its values with one group left out; always the same if it has no groups of that kind."""
-        if kind not in self.left_out:
-            has = kind in self.groups
-            self.left_out[kind] = self.gathering.leaving(self.place, kind) if has else [self.value] * groups
-        return self.left_out[kind]
+# ------------------------------------------------------------------------------------------------------------ evaluate
 
 
 @dataclass
@@ -259,40 +231,30 @@ class Evaluation:
     matrices: int = 0  # keep the arrays of layers with at most so many inputs
     notes: dict[str, str] = field(default_factory=dict)
     arrays: dict[tuple[str, str], NDArray[np.float32]] = field(default_factory=dict)
-    here: dict[Key, Known] = field(default_factory=dict)  # the statistics of the place in hand
 
     def rows(self) -> list[Row]:
-        rows: list[Row] = []
-        for stage, families in self.plan.stages:
-            rows += self._stage(stage, families)
+        rows = [row for stage in self.plan.stages for row in self._stage(stage)]
         self._remark()
         rank = {name: i for i, name in enumerate(self.plan.order)}
         return sorted(rows, key=lambda r: rank[r.layer, r.measure])
 
-    def _stage(self, stage: Stage, families: Families) -> list[Row]:
+    def _stage(self, stage: Stage) -> list[Row]:
         subject = stage.subject(self.subject)
-        known = gather(subject, stage.statistics)
+        statistics = gather(subject, stage.wants, stage.due)
         rows: list[Row] = []
-        for i, (places, measures) in enumerate(families):
-            for place in places:
-                self.here = {key: Known(known[key], place) for p in measures for key in p.keys}
-                rows += [self._row(p, place) for p in measures]
-            later = {c for _, others in families[i + 1:] for p in others for _, c in p.keys}
-            known = {key: g for key, g in known.items() if key[1] in later}  # what no other family looks at is let go
-        self.here = {}
+        for i, (places, plans) in enumerate(stage.families):
+            rows += [self._row(p, place, [statistics[key] for key in p.keys]) for place in places for p in plans]
+            later = {c for _, others in stage.families[i + 1:] for p in others for _, c in p.keys}
+            statistics = {key: g for key, g in statistics.items() if key[1] in later}  # the others are let go
         subject.let_go()
         return rows
 
-    def _row(self, p: Planned, place: str) -> Row:
+    def _row(self, p: MeasurePlan, place: str, statistics: Sequence[Gathering]) -> Row:
         m = p.measure
         try:
             if p.reason:
                 raise Missing(p.reason)
-            known = [self.here[key] for key in p.keys]
-            arguments = [k.value for k in known]  # all are asked: what Previous() keeps of each is kept for the next time
-            for k in known:
-                if k.missing is not None:
-                    raise k.missing
+            arguments = every([partial(s.value, place) for s in statistics])
             if p.gradients and place in (self.subject.noise.modules if m.of_kernels else self.subject.noise.maps):
                 raise Missing(ROUNDING)
             value, remark = self._computed(m, place, arguments)
@@ -303,28 +265,29 @@ class Evaluation:
             return Row(self.step, place, m.name, math.nan, note=text, mark=why.remark.mark)
         if math.isnan(value):
             remark = Remark(Mark.UNDEFINED, remark.text or p.zero)
-        remarks = [r for r in (remark, *(k.remark for k in known), self._precision if p.passes else Remark()) if r != Remark()]
-        remark = joined(remarks) if remarks else Remark()
+        said = (remark, *(s.remark for s in statistics), self._precision if p.passes else Remark())
+        remarks = [r for r in said if r != Remark()]
         error = math.nan
         if self.subject.errors and math.isfinite(value):
             try:
-                errors = _errors(m, known)
+                errors = _errors(m, place, statistics, arguments)
             except NoError as why:
-                remark = joined([remark, Remark(text=why.remark.text)])
+                remarks.append(Remark(text=why.remark.text))
             else:
-                error = _in_all(errors)
-                remark = joined([remark, *_of_sketch(errors)])
+                error = _combined(errors)
+                remarks += _of_sketch(errors)
+        remark = joined(remarks) if remarks else Remark()
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 
     @cached_property
     def _precision(self) -> Remark:
-        """What is to be said of a number that rests on passes through a network that computes in a coarser precision."""
+        """Remark on numbers from a network that computes in a coarser precision than its weights have."""
         coarsest = self.subject.state.precision
         eps = torch.finfo(coarsest).eps
         if eps <= torch.finfo(self.subject.source.dtype).eps:
             return Remark()
         text = f"the network computes in {str(coarsest).removeprefix('torch.')}: relative rounding error {eps:.0e}"
-        return Remark(Mark.ESTIMATED if eps > HALF else Mark.EXACT, text)
+        return Remark(Mark.ESTIMATED if eps > COARSE else Mark.EXACT, text)
 
     def _undefined(self, place: str) -> bool:
         """Is the gradient NaN here?"""
@@ -333,7 +296,7 @@ class Evaluation:
         return place in undefined | modules or (place == WHOLE and bool(undefined))
 
     def _computed(self, m: Measure, place: str, arguments: Sequence[Any]) -> tuple[float, Remark]:
-        """The number, and what its measure says of it; a measure that fails does not end the training that it looks at."""
+        """Compute a measure, its remark and its arrays; a measure that fails gives a row that says so."""
         try:
             value, remark = float(m.compute(*arguments)), m.remark(*arguments) if m.remark else Remark()
             if m.arrays is not None and self._keeps(m, place):
@@ -347,12 +310,12 @@ class Evaluation:
         return value, remark
 
     def _keeps(self, m: Measure, place: str) -> bool:
-        """Are its arrays kept? A map's are as wide as what it reads, and are not made where that is too wide."""
+        """Are its arrays kept? Those of a map are as wide as its inputs, and are not made where that is too wide."""
         W = self.subject.survey.matrices.get(place)
         return self.matrices > 0 and (m.of_kernels or W is None or W.shape[-1] <= self.matrices)
 
     def _remark(self) -> None:
-        """What a user should know of layers that have no or half a row."""
+        """Note what a user should know of layers without rows, or with half of them."""
         subject = self.subject
         notes = subject.survey.notes
         self.notes.update({k: remark.text for k, remark in notes.items() if subject.layers is None or k in subject.selected([k])})
@@ -366,18 +329,21 @@ class Evaluation:
 
 
 def _symmetric(M: Tensor) -> Tensor:
-    """A matrix that is symmetric but for rounding is so to the last bit: half of it is kept."""
+    """Make a matrix that is symmetric up to rounding symmetric to the last bit, because half of it is kept."""
     return (M + M.T) / 2 if M.shape[0] == M.shape[-1] and (M - M.T).norm() <= 1e-5 * M.norm() else M
 
 
-def _errors(m: Measure, known: Sequence[Known]) -> dict[str, float]:
-    """The jackknife over each kind of group that can be left out, NaN where it cannot be had; their variances add. Raises NoError
-    where it is known why there is none at all."""
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def _errors(m: Measure, place: str, statistics: Sequence[Gathering], values: Sequence[Any]) -> dict[str, float]:
+    """Jackknife errors by kind of group, NaN where there is none. Raises NoError where it is known why there is none at all."""
     errors: dict[str, float] = {}
     reason: NoError | None = None
-    for kind, groups in {kind: n for k in known for kind, n in k.groups.items()}.items():
+    for kind, groups in {kind: n for s in statistics for kind, n in s.groups.items()}.items():
         try:
-            errors[kind] = _error(m, known, kind, groups)
+            errors[kind] = _error(m, kind, [s.leaving(place, kind) if kind in s.groups else [value] * groups
+                                            for s, value in zip(statistics, values, strict=True)])
         except NoError as why:
             errors[kind], reason = math.nan, reason or why
         except (Missing, ArithmeticError, TypeError, ValueError):  # e.g. only examples of one group reach this layer
@@ -387,9 +353,9 @@ def _errors(m: Measure, known: Sequence[Known]) -> dict[str, float]:
     return errors
 
 
-def _error(m: Measure, known: Sequence[Known], kind: str, groups: int) -> float:
-    """The jackknife over one kind of group."""
-    cases = together([k.leaving(kind, groups) for k in known], kind)
+def _error(m: Measure, kind: str, left_out: Sequence[Sequence[Any]]) -> float:
+    """Jackknife error over one kind of group, from each statistic with one group left out."""
+    cases = together(left_out, kind)
     values = [float(m.compute(*arguments)) for arguments in cases]
     if any(map(math.isnan, values)):
         why = m.remark(*cases[[*map(math.isnan, values)].index(True)]).text if m.remark else ""
@@ -397,29 +363,29 @@ def _error(m: Measure, known: Sequence[Known], kind: str, groups: int) -> float:
     return jackknife(values)
 
 
-def _in_all(errors: Mapping[str, float]) -> float:
-    """Variances of kinds add, as far as they are known. That of few examples has what is drawn for each of them already; but both
-    are uncertain, and the whole is not said to be less than a part."""
-    known = {kind: error for kind, error in errors.items() if math.isfinite(error)}
-    if not known:
+def _combined(errors: Mapping[str, float]) -> float:
+    """Add the variances of all kinds that are known. Groups within examples are part of the error of few examples already; both
+    are uncertain, and the whole is not smaller than a part."""
+    finite = {kind: error for kind, error in errors.items() if math.isfinite(error)}
+    if not finite:
         return math.nan
-    within = known.pop(WITHIN, 0.0)
-    return max(math.hypot(*known.values()), within)
+    within = finite.pop(WITHIN, 0.0)
+    return max(math.hypot(*finite.values()), within)
 
 
 def _of_sketch(errors: Mapping[str, float]) -> list[Remark]:
-    """The sketch's own share of an error, and whether it is all that is known of it."""
-    own = [error for kind, error in errors.items() if kind not in OF_PROBE]
-    known = [error for error in own if math.isfinite(error)]
-    size = math.hypot(*known)
+    """Remark on the sketch's own share of an error, and on whether it is all that is known of it."""
+    sketched = [error for kind, error in errors.items() if kind not in OF_PROBE]
+    finite = [error for error in sketched if math.isfinite(error)]
+    size = math.hypot(*finite)
     alone = "" if any(math.isfinite(errors.get(kind, math.nan)) for kind in OF_PROBE) else ", that of few examples not among it"
-    if len(known) < len(own):
+    if len(finite) < len(sketched):
         return [Remark(text=f"sketch error {size:.2g} or more{alone}" if size else "sketch error unknown")]
-    return [Remark(text=f"sketch error {size:.2g}{alone}")] if size > 0 else []  # nor of what has none
+    return [Remark(text=f"sketch error {size:.2g}{alone}")] if size > 0 else []
 
 
 def jackknife(values: Sequence[float]) -> float:
-    """The standard error from values with one group left out each: sqrt((G-1)/G sum (v - mean)^2)."""
+    """Standard error from values with one group left out each: sqrt((G-1)/G sum (v - mean)^2)."""
     G = len(values)
     if G < 2 or not all(map(math.isfinite, values)):
         return math.nan
@@ -427,39 +393,25 @@ def jackknife(values: Sequence[float]) -> float:
     return math.sqrt((G - 1) / G * sum((v - mean) ** 2 for v in values))
 
 
-# ------------------------------------------------------------------------------------------------------------ foreseen
-# What a measurement will cost before it runs: which measures are had together, in how many passes over the probe, and in how
-# many bytes.
-#
-#     >>> print(richter.plan(model, probe))
+# ---------------------------------------------------------------------------------------------------------- cost plan
 
 FORWARD = 1 / 3  # of a forward-backward pass
-AUDIT = 3 * FORWARD  # another order, and one backward pass with gradients of weights
-HEAD = ("measure", "passes", "bytes", "")
+AUDIT = 3 * FORWARD  # a forward pass in another order, and one backward pass with gradients of weights
 
 
 @dataclass(frozen=True)
-class Line:
-    """One measure's share: what it would take by itself."""
-
-    measure: str
-    passes: float
-    bytes: int
-    note: str  # why there will be no number, or that it shares a pass
-
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        return self.measure, f"{self.passes:.1f}", show_bytes(self.bytes), self.note
-
-
-@dataclass(frozen=True)
-class Step:
-    """What is gathered together."""
+class Cost:
+    """The cost of one step of a measurement, or of one measure by itself."""
 
     measures: tuple[str, ...]
     layers: int | None  # of some layers alone; None: of all
     passes: float
     bytes: int  # of the smallest pieces of work, with all that is held meanwhile
+    note: str = ""  # why there will be no number, or that it shares a pass
+
+    @property
+    def measure(self) -> str:
+        return self.measures[0]
 
     def __str__(self) -> str:
         of = "" if self.layers is None else f" of {self.layers} layers"
@@ -467,18 +419,18 @@ class Step:
 
 
 @dataclass(frozen=True)
-class MeasurementPlan:
-    """How a measurement will be made. ``print(plan)`` shows it. Passes are forward-backward passes of the probe, about: what is
-    multiplied afterwards, and the first look at a model, come on top."""
+class CostPlan:
+    """The cost of a measurement before it runs; ``print(plan)`` shows it. Passes are forward-backward passes of the probe, about:
+    products that are made afterwards, and the first look at a model, come on top."""
 
     examples: int
     outputs: int  # of each example
     memory: int  # that is allowed
-    steps: tuple[Step, ...]  # one after another
-    lines: tuple[Line, ...]
+    steps: tuple[Cost, ...]  # one after another
+    lines: tuple[Cost, ...]  # one for each measure, as if it were taken by itself
     pass_seconds: float  # of one pass, from a forward pass of a few examples
     look: int = 0  # bytes of the first look at a large model
-    anew: int = 0  # blocks of the model that are computed again for every backward pass
+    checkpoints: int = 0  # blocks of the model that are computed again for every backward pass
 
     @property
     def passes(self) -> float:
@@ -498,64 +450,53 @@ class MeasurementPlan:
             f"{len(self.lines)} measures of {self.examples} examples with {self.outputs:,} outputs: {self.passes:.1f} passes of "
             f"{self.pass_seconds:.2g} s, within memory='{show_bytes(self.memory)}'",
             *([f"a look at the model: {show_bytes(self.look)}"] if self.look else []),
-            *([f"{self.anew} blocks of the model are computed again for every backward pass: its graph has no room"]
-              if self.anew else []),
+            *([f"{self.checkpoints} blocks of the model are computed again for every backward pass: its graph has no room"]
+              if self.checkpoints else []),
             *(f"{i}. {step}" for i, step in enumerate(self.steps, 1)),
-            table([HEAD, *(line.cells for line in self.lines)])])
+            table([("measure", "passes", "bytes", ""), *((line.measure, f"{line.passes:.1f}", show_bytes(line.bytes), line.note)
+                                                         for line in self.lines)])])
 
 
-def foreseen(subject: Subject, plan: Plan) -> MeasurementPlan:
-    """What a plan says, in numbers."""
-    steps: list[Step] = []
-    lines: dict[str, Line] = {}
-    for stage, families in plan.stages:
+def cost_plan(subject: Subject, plan: Plan) -> CostPlan:
+    """The cost of each step of a plan, and of each measure by itself."""
+    steps: list[Cost] = []
+    lines: dict[str, Cost] = {}
+    for stage in plan.stages:
         narrow = stage.subject(subject)
-        measures = [p for _, mine in families for p in mine]
-        every = wants_of(narrow, [key for p in measures for key in p.keys])
-        steps.append(Step(tuple(p.measure.name for p in measures), None if stage.maps is None else len(stage.maps),
-                          _passes(narrow, every, dict(stage.statistics.due)), needed(narrow, every) + subject.fixed))
-        for p in measures:
-            lines[p.measure.name] = _line(narrow, p, lines.get(p.measure.name), len(measures) > 1, subject.fixed)
+        plans = [p for _, members in stage.families for p in members]
+        steps.append(Cost(tuple(p.measure.name for p in plans), None if stage.maps is None else len(stage.maps),
+                          _passes(narrow, stage.wants, stage.due), needed(narrow, stage.wants) + subject.fixed))
+        for p in plans:
+            wants = wants_of(narrow, p.keys)
+            due = due_of(wants)
+            passes, size = _passes(narrow, wants, due), needed(narrow, wants) + subject.fixed if wants else 0
+            if (before := lines.get(p.measure.name)) is not None:  # of other layers, in a stage before
+                passes, size = passes + before.passes, max(size, before.bytes)
+            note = p.reason or ("shares a pass" if due and len(plans) > 1 else "")
+            lines[p.measure.name] = Cost((p.measure.name,), None, passes, size, note)
     order = dict.fromkeys(name for _, name in plan.order)
-    return MeasurementPlan(subject.probe.n, subject.survey.outputs, subject.allowed, tuple(steps),
-                           tuple(lines[name] for name in order if name in lines), _seconds(subject), _look(subject),
-                           len(subject.survey.anew))
+    look = survey_bytes(subject)
+    return CostPlan(subject.probe.n, subject.survey.outputs, subject.allowed, tuple(steps),
+                    tuple(lines[name] for name in order if name in lines), _seconds(subject), look and look + subject.fixed,
+                    len(subject.survey.anew))
 
 
-def _look(subject: Subject) -> int:
-    need = survey_bytes(subject)
-    return need + subject.fixed if need else 0
-
-
-def _passes(subject: Subject, every: Mapping[Key, Wants], due: Mapping[Key, Wants]) -> float:
-    """One forward pass for all that is gathered, a backward pass for each cotangent; and passes that statistics make by
-    themselves, those that share a journey once."""
+def _passes(subject: Subject, wants: Mapping[Key, Wants], due: Mapping[Key, Wants]) -> float:
+    """Count passes: one forward pass for all that is gathered, a backward pass for each cotangent, and those that statistics make
+    by themselves, shared ones once."""
     backward = {c: subject.number(c, "mean") for (_, c), w in due.items() if w.backward}
-    pass_itself = Pass(subject, tuple(due.values()))
-    networks = 2 if pass_itself.initial else 1
-    again = FORWARD if subject.survey.anew else 0.0  # blocks go forward once more for every backward pass
+    networks = 2 if Pass(subject, tuple(due.values())).initial else 1
+    again = FORWARD if subject.survey.anew else 0.0  # checkpointed blocks go forward once more for every backward pass
     audit = AUDIT if subject.audit is not None else 0.0
-    gathered = networks * (FORWARD + (FORWARD + again) * sum(backward.values())) + audit if due else 0.0
-    own = {(w.what, w.passes) for key, w in every.items() if key not in due}
-    return gathered + (1 + again) * sum(passes for _, passes in own)
-
-
-def _line(subject: Subject, p: Planned, before: Line | None, several: bool, fixed: int) -> Line:
-    every = wants_of(subject, p.keys)
-    due = due_of(every)
-    note = p.reason or ("shares a pass" if due and several else "")
-    passes, size = _passes(subject, every, due), needed(subject, every) + fixed if every else 0
-    if before is not None:
-        passes, size = passes + before.passes, max(size, before.bytes)
-    return Line(p.measure.name, passes, size, note)
+    shared = networks * (FORWARD + (FORWARD + again) * sum(backward.values())) + audit if due else 0.0
+    alone = {(w.what, w.passes) for key, w in wants.items() if key not in due}
+    return shared + (1 + again) * sum(passes for _, passes in alone)
 
 
 def _seconds(subject: Subject) -> float:
-    """Of a forward-backward pass of the probe: three times a forward pass of the examples that were looked at, as many as there
-    are of them. The first time warms up."""
+    """Seconds of a forward-backward pass of the probe: three times a forward pass, timed on a few examples after a warm-up."""
     n = count(subject.few)
     outputs_of(subject.model, subject.few, subject.output)
     begun = time.perf_counter()
     outputs_of(subject.model, subject.few, subject.output)
-    taken = time.perf_counter() - begun
-    return 3 * taken * subject.probe.n / n if n else math.nan
+    return 3 * (time.perf_counter() - begun) * subject.probe.n / n if n else math.nan

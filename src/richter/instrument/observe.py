@@ -24,7 +24,7 @@ from richter.core import WHOLE, CaptureError, Failure, Row, SelectionError, Stor
 from richter.instrument import evaluate
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
-from richter.instrument.evaluate import Evaluation, MeasurementPlan, Plan, foreseen
+from richter.instrument.evaluate import CostPlan, Evaluation, Plan, cost_plan
 from richter.instrument.keepsakes import Keepsakes
 from richter.instrument.probe import Probe
 from richter.instrument.record import Keeping, is_new, open_run, passes_by, survives
@@ -81,13 +81,13 @@ class Measurement:
         return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
                         work.arrays, labels)
 
-    def plan(self) -> MeasurementPlan:
+    def plan(self) -> CostPlan:
         """What ``take`` will do: steps, passes, bytes and seconds. Looks at a few examples only."""
         check_weights(self.model)
         with quiet(self.model, self.mode, self.seed):
             if self.subject.renew():
                 self.plans.clear()
-            return foreseen(self.subject, self._plan(self.measures))
+            return cost_plan(self.subject, self._plan(self.measures))
 
     def _plan(self, measures: Sequence[Measure]) -> Plan:
         """Made once for an architecture."""
@@ -120,7 +120,7 @@ class Measurement:
 def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
          initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
          layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
-         output: Output | None = None, mode: str = "eval", seed: int = 0) -> MeasurementPlan:
+         output: Output | None = None, mode: str = "eval", seed: int = 0) -> CostPlan:
     """What ``richter.measure`` with the same arguments will do: which measures together, passes, bytes and seconds. Runs a few
     examples only.
 

@@ -224,26 +224,31 @@ class Remembered(Gathering):
         self.everywhere = everywhere  # hold the values of all places
         self.place: str | None = None
         self.values: dict[str, Any] = {}
+        self.missing: dict[str, Missing] = {}
         self.left_out: dict[tuple[str, str], Sequence[Any]] = {}
-
         self.groups, self.remark = gathering.groups, gathering.remark
         self.add, self.merge, self.again = gathering.add, gathering.merge, gathering.again  # type: ignore[method-assign]
 
     def _at(self, place: str) -> None:
         if place != self.place and not self.everywhere:
-            self.values, self.left_out, self.place = {}, {}, place
+            self.values, self.missing, self.left_out, self.place = {}, {}, {}, place
 
     def value(self, place: str, without: Group | None = None) -> Any:
         if without is not None and without[0] in self.groups:
             return self.leaving(place, without[0])[without[1]]
         self._at(place)
+        if place in self.missing:
+            raise self.missing[place]
         if place not in self.values:
-            with decomposed():
-                self.values[place] = self.gathering.value(place)
+            try:
+                with decomposed():
+                    self.values[place] = self.gathering.value(place)
+            except Missing as why:
+                self.missing[place] = why.with_traceback(None)  # which would hold what was gathered
+                raise
         return self.values[place]
 
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
-        """One value for each group of a kind that it has."""
         self._at(place)
         if (place, kind) not in self.left_out:
             with decomposed():
@@ -614,14 +619,6 @@ class Pass:
         return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else None)
 
 
-@dataclass(frozen=True)
-class StatisticsPlan:
-    """How the statistics of a measurement will be had; it holds for one architecture, whatever its weights."""
-
-    keys: tuple[Key, ...]  # each after those it is made of
-    due: tuple[tuple[Key, Wants], ...]  # those that the pass gathers
-
-
 def wants_of(subject: Subject, keys: Iterable[Key]) -> dict[Key, Wants]:
     """All that these are made of, each after what it is made of itself."""
     every: dict[Key, Wants] = {}
@@ -641,19 +638,16 @@ def due_of(every: Mapping[Key, Wants]) -> dict[Key, Wants]:
     return {key: w for key, w in every.items() if w.takes_part and not w.optional}
 
 
-def planned(subject: Subject, keys: Iterable[Key], every: Mapping[Key, Wants] | None = None) -> StatisticsPlan:
-    """All that these are made of, and one pass for what is gathered, and for what may come along if there is room for it."""
-    if every is None:
-        every = wants_of(subject, keys)
-        check_memory(subject, [(subject, every)])
-    due = due_of(every)
-    for key, w in every.items():
+def streamed(subject: Subject, wants: Mapping[Key, Wants]) -> dict[Key, Wants]:
+    """Choose what one pass gathers: what it must, and one optional statistic if there is room for it."""
+    due = due_of(wants)
+    for key, w in wants.items():
         more = Pass(subject, (*due.values(), w))
-        streamed = key[1] in {c for _, c in due} or subject.kernel_rows.numel() == subject.probe.n
-        if w.takes_part and w.optional and streamed and sum(more.sizes) + w.alone <= subject.memory:
+        shares = key[1] in {c for _, c in due} or subject.kernel_rows.numel() == subject.probe.n
+        if w.takes_part and w.optional and shares and sum(more.sizes) + w.alone <= subject.memory:
             due[key] = w
             break
-    return StatisticsPlan(tuple(every), tuple(due.items()))
+    return due
 
 
 def needed(subject: Subject, every: Mapping[Key, Wants]) -> int:
@@ -681,23 +675,25 @@ def check_memory(subject: Subject, stages: Sequence[tuple[Subject, Mapping[Key, 
         f"outputs (output=...) need less.")
 
 
-def gather(subject: Subject, plan: StatisticsPlan, share: Share = ALONE) -> dict[Key, Gathering]:
-    """Statistics in the making: each is begun once, after those it is made of, and one pass gathers all of them."""
+def gather(subject: Subject, keys: Iterable[Key], due: Mapping[Key, Wants], share: Share = ALONE) -> dict[Key, Gathering]:
+    """Begin every statistic after those it is made of, and gather those that are ``due`` in one pass."""
     prepared: dict[Cotangents, Cotangents] = {}
-    known: dict[Key, Gathering] = {}
-    for key in plan.keys:
-        statistic, cotangents = key
+    begun: dict[Key, Gathering] = {}
+    for statistic, cotangents in keys:
         if cotangents not in prepared:
             prepared[cotangents] = cotangents.prepare(subject)
-        needs = tuple(known[s, cotangents] for s in statistic.needs)
-        known[key] = Remembered(statistic.begin(subject, prepared[cotangents], needs))
-    entries = [Entry(known[key], wants, prepared[key[1]]) for key, wants in plan.due]
-    if entries:
-        Pass(subject, tuple(wants for _, wants in plan.due)).run(entries, share)
+        needs = tuple(begun[s, cotangents] for s in statistic.needs)
+        begun[statistic, cotangents] = Remembered(statistic.begin(subject, prepared[cotangents], needs))
+    if due:
+        entries = [Entry(begun[key], wants, prepared[key[1]]) for key, wants in due.items()]
+        Pass(subject, tuple(due.values())).run(entries, share)
         give_back(weight_bytes(subject.model))  # graphs, before there are sums
-    return known
+    return begun
 
 
-def gathered(subject: Subject, statistic: Statistic, cotangents: Cotangents) -> Gathering:
-    """One statistic of a subject, in a pass of its own."""
-    return gather(subject, planned(subject, [(statistic, cotangents)]))[statistic, cotangents]
+def gathered(subject: Subject, statistic: Statistic, cotangents: Cotangents, share: Share = ALONE) -> Gathering:
+    """Gather one statistic in a pass of its own."""
+    key = statistic, cotangents
+    wants = wants_of(subject, [key])
+    check_memory(subject, [(subject, wants)])
+    return gather(subject, wants, streamed(subject, wants), share)[key]
