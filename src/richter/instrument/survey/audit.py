@@ -159,7 +159,8 @@ def rounding_errors(bench: Bench, survey: Survey, faint: Sequence[str]) -> Noise
             shares |= {k: max(shares[k], _changed(own, after.get(k, []))) for k, own in before.items()}
         if min([*maps.values(), *modules.values()]) > CHANGED:
             break
-    return Noise(*(frozenset(k for k, share in shares.items() if share > CHANGED) for shares in (maps, modules)), maps)
+    of_maps, of_modules = (frozenset(k for k, share in shares.items() if share > CHANGED) for shares in (maps, modules))
+    return Noise(of_maps, of_modules, maps)
 
 
 def _changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
