@@ -450,6 +450,24 @@ def test_a_layer_that_is_nearly_scale_invariant_is_not() -> None:
     assert snap.value(LAYER, "b") == pytest.approx(2, rel=1e-9)
 
 
+@pytest.mark.parametrize("size", [1e-5, 1e-3])
+def test_a_weak_second_use_beside_a_norm_counts(size: float) -> None:
+    """It saturates, so that large multiples of the weights have no effect, and changes the outputs by less than eps may."""
+    class Twice(Branch):
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.b(x)
+            return self.out(self.norm(z)) + size * self.out(torch.tanh(z))  # type: ignore[no-any-return]
+
+    model, (x, y) = Twice(1.0, norm=True).double(), data(80)
+    before = copy.deepcopy(model)
+    with torch.no_grad():
+        model.b.weight *= 3
+        model.b.bias *= 3
+    snap = richter.measure(model, richter.Probe(x, y), [GAP, LAYER], initial=state(before))
+    assert snap.value(LAYER, "b") == pytest.approx(2, rel=1e-9)
+    assert snap.value(GAP) == pytest.approx(oracles.linearisation_gap(model, before, x), rel=1e-7)
+
+
 def test_scale_with_an_effect_counts() -> None:
     model = plain(6, 16, 3)
     then = state(model)

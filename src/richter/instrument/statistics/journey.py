@@ -85,6 +85,7 @@ TILE = 2 ** 20  # entries that are multiplied in double precision at a time
 BLOCK = 64  # examples whose statistics a norm uses
 SCALE_CANDIDATE = 1e-4  # a layer may be scale-invariant if |<W, df/dW>| is below this share of |W| |df/dW|
 SCALE_TOLERANCE = 1e-3  # share of a layer's contribution to the outputs that the eps of a norm behind it may change
+EPS_EFFECT = 0.4  # share of the effect of a norm's eps that is left, at most, when its layer is doubled: about 1/4
 SCALE_ROUNDING = 16  # machine epsilons of the outputs: their rounding error when a layer is multiplied by a power of two
 FEW, FEWEST = 16, 4  # examples on which a way is tried, and scale invariance is tested: one in 16
 COTANGENTS = 3  # random cotangents of the test for candidates
@@ -182,15 +183,17 @@ class Journey:
 
         For a large t the eps of a norm is negligible, so f(2t W) = f(t W) up to rounding error; a power of two adds no rounding
         error of its own. f(t W) - f(W) shows what eps, or saturation, does at the scale of now. It must be small beside the
-        layer's contribution to the outputs, f(W) - f(0), not beside the outputs: a branch may contribute little.
+        layer's contribution to the outputs, f(W) - f(0), not beside the outputs: a branch may contribute little. The effect of
+        eps falls as 1/t^2, to a quarter for 2 W; a small effect of another kind, such as saturation, does not fall so fast.
         """
         eps = torch.finfo(state.precision).eps
         t = 2.0 ** round(-math.log2(eps) / 2)
         try:
-            near, far = (self._outputs_scaled(state, dict.fromkeys(names, factor)) for factor in (t, 2 * t))
+            twice, near, far = (self._outputs_scaled(state, dict.fromkeys(names, factor)) for factor in (2.0, t, 2 * t))
         except DivergedError:  # the products overflow: they grow with the weights
             return False
-        if (far - near).norm() > SCALE_ROUNDING * eps * near.norm():
+        rounding = SCALE_ROUNDING * eps * near.norm()
+        if (far - near).norm() > rounding or (twice - near).norm() > EPS_EFFECT * (near - self.wide(f)).norm() + rounding:
             return False
         try:
             contribution = self.wide(f) - self._outputs_scaled(state, dict.fromkeys(names, 0.0))
