@@ -57,6 +57,7 @@ WAYS: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
     "einsum": lambda m, x, r: torch.einsum("ni,oi->no", x, m.weight) / r + m.shift,
     "einsum of W / sqrt(n)": lambda m, x, r: torch.einsum("...i,oi->...o", x, torch.mul(1 / r, m.weight)) + m.shift,
     "a buffer times W": lambda m, x, r: F.linear(x, m.factor * m.weight) + m.shift,
+    "-F.linear(x, -W) / sqrt(n)": lambda m, x, r: -F.linear(x, -m.weight) / r + m.shift,
     "W x": lambda m, x, r: (m.weight / r @ x.unsqueeze(-1)).squeeze(-1) + m.shift,
 }
 

@@ -290,6 +290,7 @@ _KNOWN = _known()
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 TIMES = {torch.mul, Tensor.mul, torch.multiply, Tensor.multiply}
 OVER = {torch.div, Tensor.div, torch.divide, Tensor.divide, torch.true_divide, Tensor.true_divide}
+MINUS = {torch.neg, Tensor.neg, torch.negative, Tensor.negative, Tensor.__neg__}
 STEPS = 64  # of a computation of a weight that are looked at
 COPIES = {Tensor.contiguous, Tensor.clone, torch.clone, Tensor.to, Tensor.float, Tensor.double, Tensor.type_as}
 
@@ -341,6 +342,8 @@ class Scope:
             self._copied(args[0], z)
         elif func in TIMES or func in OVER:
             self._multiple(func, args, kwargs, z)
+        elif func in MINUS:
+            self._multiple(torch.mul, (*args, -1.0), kwargs, z)
         elif func is F.embedding:
             yield from self._looked_up(*args, **kwargs)
         elif func is Tensor.__getitem__ or func in (torch.index_select, Tensor.index_select):
