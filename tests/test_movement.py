@@ -450,6 +450,20 @@ def test_a_layer_that_is_nearly_scale_invariant_is_not() -> None:
     assert snap.value(LAYER, "b") == pytest.approx(2, rel=1e-9)
 
 
+def test_the_eps_of_a_norm_counts_beside_a_small_branch() -> None:
+    """It changes the branch by more than 1e-3, and the outputs by much less."""
+    model, (x, y) = Branch(1e-4, norm=True).double(), data(80)
+    with torch.no_grad():
+        model.b.weight *= 0.1
+        model.b.bias *= 0.1
+    before = copy.deepcopy(model)
+    with torch.no_grad():
+        model.b.weight *= 3
+        model.b.bias *= 3
+    snap = richter.measure(model, richter.Probe(x, y), [LAYER], initial=state(before))
+    assert snap.value(LAYER, "b") == pytest.approx(2, rel=1e-9)
+
+
 @pytest.mark.parametrize("size", [1e-5, 1e-3])
 def test_a_weak_second_use_beside_a_norm_counts(size: float) -> None:
     """It saturates, so that large multiples of the weights have no effect, and changes the outputs by less than eps may."""

@@ -354,6 +354,13 @@ def test_rounding_errors_are_no_numbers_whatever_the_chunk(dtype: torch.dtype, l
             assert [snap.row(m, name).mark for m in ("nfc", "tangent_cka")] == [Mark.UNDEFINED] * 2
 
 
+def test_a_rounding_error_that_comes_back_when_the_weights_move_is_one_all_the_same() -> None:
+    torch.manual_seed(6)
+    model, x = Decoder().double(), torch.randn(12, 6, dtype=torch.float64)
+    snap = richter.measure(model, richter.Probe(x, torch.arange(12) % 3, chunk=1), ["nfc"])
+    assert [snap.row("nfc", name).mark for name in ("q", "k")] == [Mark.UNDEFINED] * 2
+
+
 def test_a_small_gradient_keeps_its_maps_in_single_precision() -> None:
     """Two computations of it differ by more than those of other gradients, and the map is read as it is all the same."""
     model, x = Leaking(1e-5), torch.randn(24, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
