@@ -21,7 +21,6 @@ from richter.core import values as freed
 from richter.instrument import evaluate as stages
 from richter.instrument import stream as captures
 from richter.instrument import subject as subjects
-from richter.instrument.capture import forward as captured_calls
 from richter.instrument.capture import quiet
 from richter.instrument.capture import state as captured_state
 from richter.instrument.cotangents import random_outputs
@@ -127,8 +126,9 @@ def test_smaller_chunks_form_no_gradients_that_larger_ones_do_not(monkeypatch: p
     """Of a tied matrix: a pair of examples took more room than all pairs, and a kernel that has room was refused."""
     model, probe, _ = language_model(monkeypatch)
     seen: list[int] = []
+    original = shared.by_pairs
     for module in (sys.modules["richter.kernels.ntk"], planning):  # richter.kernels.ntk is its function
-        monkeypatch.setattr(module, "by_pairs", lambda *a: seen.append(a[4]) or shared.by_pairs(*a))
+        monkeypatch.setattr(module, "by_pairs", lambda *a: seen.append(a[4]) or original(*a))
     some = {"cotangents": random_outputs(3), "per_layer": True}
     whole = richter.kernels.ntk(model.double(), probe.x, **some)
     monkeypatch.setattr(planning, "_numbers", lambda r, n, m, block, same: n)  # one example at a time
@@ -255,6 +255,7 @@ def test_what_an_audit_has_compared_is_given_back_before_it_goes_on(monkeypatch:
     """What backward passes left, before the audit; and gradients, before those of other weights."""
     model, probe, _ = language_model(monkeypatch)
     calls: list[str] = []
+    captured_calls = sys.modules["richter.instrument.capture.forward"]  # richter.instrument.capture.forward is its function
     monkeypatch.setattr(captured_calls, "TOGETHER", 2 ** 17)
     monkeypatch.setattr(captured_calls, "trim", lambda size: calls.append("gradients" if size else "nothing"))
     monkeypatch.setattr(captures, "trim", lambda size: calls.append("graphs" if size else "nothing"))

@@ -452,10 +452,14 @@ def test_a_layer_that_is_nearly_scale_invariant_is_not() -> None:
 
 def test_the_eps_of_a_norm_counts_beside_a_small_branch() -> None:
     """It changes the branch by more than 1e-3, and the outputs by much less."""
-    model, (x, y) = Branch(1e-4, norm=True).double(), data(80)
+    class Steep(Branch):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x) + self.size * self.out(torch.sin(30 * self.norm(self.b(x))))  # type: ignore[no-any-return]
+
+    model, (x, y) = Steep(1e-4, norm=True).double(), data(80)
     with torch.no_grad():
-        model.b.weight *= 0.1
-        model.b.bias *= 0.1
+        model.b.weight *= 0.5
+        model.b.bias *= 0.5
     before = copy.deepcopy(model)
     with torch.no_grad():
         model.b.weight *= 3
