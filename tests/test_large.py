@@ -34,6 +34,8 @@ from richter.kernels import contract as shared
 
 TOKENS, WIDTH, LENGTH, N = 90, 16, 5, 8
 
+forward_module = importlib.import_module("richter.instrument.capture.forward")  # the package has a function of that name
+
 
 class Tied(nn.Module):
     """A small language model whose read-out is the table that tokens are looked up in."""
@@ -92,7 +94,7 @@ def test_sums_of_layers_in_several_passes_are_the_same() -> None:
 
 @pytest.mark.parametrize(("module", "name", "value"), [
     (probes, "WRITTEN", 0), (bases, "WRITTEN", 0), (shared, "MOST", 0), (verify, "LARGE", 0), (verify, "REMEMBERED", 0),
-    (importlib.import_module("richter.instrument.capture.forward"), "TOGETHER", 0), (weights, "TILE", 3 * WIDTH)], ids=lambda v: getattr(v, "__name__", v))
+    (forward_module, "TOGETHER", 0), (weights, "TILE", 3 * WIDTH)], ids=lambda v: getattr(v, "__name__", v))
 def test_what_is_not_written_down_is_the_same(plenty: richter.Snapshot, monkeypatch: pytest.MonkeyPatch, module: Any, name: str,
                                               value: int) -> None:
     """Labels, bases, gradients of a tied matrix, indices, gradients in a survey and in an audit, and matrices."""
