@@ -22,13 +22,15 @@ from richter.instrument.probe import Objective, Probe, aligned
 from richter.instrument.statistics.frame import GROUPS, copied_bytes, fixed_bytes
 from richter.instrument.statistics.journey import Journey, understood
 from richter.instrument.statistics.moments import Bases
-from richter.instrument.stream import Forwards, RowCotangents, Source, check_labels, check_selection, chunks, fitting, select
+from richter.instrument.stream import RowCotangents, check_labels, check_selection, chunks, fitting, select
 from richter.instrument.survey import (
     FEWEST,
     SURVEYED,
     UNTRUSTED,
     Audit,
     Doubt,
+    Forwards,
+    Network,
     Noise,
     SurveyMemo,
     rounding_errors,
@@ -109,7 +111,7 @@ class Subject:
     def amend(self, doubt: Doubt) -> None:
         """What was captured is not what single examples say: do without it."""
         self._known = None
-        self.survey = self.memo.amend(self.survey, self.source.bench(doubt.x), doubt)
+        self.survey = self.memo.amend(self.source, doubt)
         self._begin_again()
         self._prepare()
         self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
@@ -168,7 +170,7 @@ class Subject:
         """What is to be said of these buffers, if they do anything."""
         if not self.drifted or self._initial_outputs is None:
             return Remark()
-        given = replace(self.source, state=state_of(self.model, self.initial, self.copied)).run(self.few, 0)
+        given = replace(self.source, state=state_of(self.model, self.initial, self.copied)).run(self.few, record=False)
         if given.f.shape == self._initial_outputs.shape and torch.equal(given.f, self._initial_outputs):
             return Remark()
         return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
@@ -184,7 +186,7 @@ class Subject:
         """Maps and modules whose gradients are nothing but rounding errors, on a few examples."""
         faint = self.audit.faint if self.audit is not None else []
         if self._noise is None or self._noise[0] != faint:
-            self._noise = faint, rounding_errors(self.source.bench(self.few), self.survey, faint)
+            self._noise = faint, rounding_errors(self.source, self.few, faint)
         return self._noise[1]
 
     @property
@@ -233,7 +235,7 @@ class Subject:
         mask = self.probe.mask
         if mask is None or bool(mask.all()):
             return {}
-        return positions_of(self.source.bench(self.few), self.survey, self.maps, mask.shape[1])
+        return positions_of(self.source, self.few, self.maps, mask.shape[1])
 
     @cached_property
     def refused(self) -> dict[str, str]:
@@ -264,15 +266,15 @@ class Subject:
             self.__dict__.pop(name, None)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Network:
         """The network now."""
-        return Source(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
+        return Network(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
 
     @property
-    def initial_source(self) -> Source:
+    def initial_source(self) -> Network:
         """The network at initialisation."""
         assert self.then is not None
-        return Source(self.model, self.then, self.survey, self.output, self.audit, self.wide, self.forwards)
+        return replace(self.source, state=self.then)
 
     @cached_property
     def bases(self) -> Bases:
@@ -373,7 +375,7 @@ class Subject:
         self.x = self._inputs()
         check_labels(self)
         shape = torch.Size((self.probe.n, *self.survey.shape))
-        self.probe, note = aligned(self.source.bench(self._first_inputs()), self.probe, shape)
+        self.probe, note = aligned(self.source, self._first_inputs(), self.probe, shape)
         self.moved = note or self.moved
         self.Y, self.counted = self.probe.targets(shape)
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
@@ -381,7 +383,7 @@ class Subject:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def _matrices_then(self) -> dict[str, Tensor]:
-        seen = (source := self.initial_source).bench(self.few).run()
+        seen = (source := self.initial_source).run(self.few)
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")
