@@ -48,6 +48,7 @@ from richter.instrument.statistics.frame import (
     wants_of,
 )
 from richter.instrument.subject import Subject
+from richter.instrument.survey import Noise, rounding_errors
 from richter.measures.measure import Measure
 
 BESIDE = 16  # the sums of a large model may hold 1/16 of memory= beside work that takes all of it
@@ -233,6 +234,7 @@ class Evaluation:
     matrices: int = 0  # keep the arrays of layers with at most so many inputs
     notes: dict[str, str] = field(default_factory=dict)
     arrays: dict[tuple[str, str], NDArray[np.float32]] = field(default_factory=dict)
+    _rounded: tuple[list[str], Noise] | None = None  # of these faint maps
 
     def rows(self) -> list[Row]:
         rows = [row for stage in self.plan.stages for row in self._stage(stage)]
@@ -255,7 +257,7 @@ class Evaluation:
         """Rows of one place."""
         gatherings = [[statistics[key] for key in p.keys] for p in plans]
         values = [_values(p, place, of_measure) for p, of_measure in zip(plans, gatherings, strict=True)]
-        noise = self.subject.noise
+        noise = self._noise([] if self.subject.audit is None else self.subject.audit.faint)
         rounded = (place in noise.maps, place in noise.modules)
         return [self._row(p, place, of_measure, arguments, rounded[p.of_kernels] and p.gradients)
                 for p, of_measure, arguments in zip(plans, gatherings, values, strict=True)]
@@ -290,6 +292,12 @@ class Evaluation:
                 remarks += _of_sketch(errors)
         remark = joined(remarks) if remarks else Remark()
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
+
+    def _noise(self, faint: list[str]) -> Noise:
+        """Maps and modules whose gradients are nothing but rounding errors, on a few examples."""
+        if self._rounded is None or self._rounded[0] != faint:
+            self._rounded = faint, rounding_errors(self.subject.source, self.subject.few, faint)
+        return self._rounded[1]
 
     @cached_property
     def _precision(self) -> Remark:

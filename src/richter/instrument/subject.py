@@ -23,20 +23,7 @@ from richter.instrument.statistics.frame import GROUPS, copied_bytes, fixed_byte
 from richter.instrument.statistics.journey import Journey, understood
 from richter.instrument.statistics.moments import Bases
 from richter.instrument.stream import RowCotangents, check_labels, check_selection, chunks, fitting, select
-from richter.instrument.survey import (
-    FEWEST,
-    SURVEYED,
-    UNTRUSTED,
-    Audit,
-    Doubt,
-    Forwards,
-    Network,
-    Noise,
-    SurveyMemo,
-    rounding_errors,
-    settings,
-    surveyed,
-)
+from richter.instrument.survey import FEWEST, SURVEYED, UNTRUSTED, Audit, Doubt, Forwards, Network, SurveyMemo, settings, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.contract import Unit, units_of
 
@@ -63,7 +50,6 @@ class Subject:
         self._around: Any = None  # what it has besides its weights
         self.measured = 0  # how often
         self.audit: Audit | None = None  # what is looked at again in this measurement
-        self._noise: tuple[list[str], Noise] | None = None  # of which faint maps it was found
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
@@ -92,7 +78,7 @@ class Subject:
         self._forget("_copied_bytes", "bases", "drift", "drifted", "journey", "loss_gradient", "then")  # computed once
         self.forwards, self.carried = Forwards(), {}
         self.measured += 1
-        self.audit, self._noise = Audit(), None
+        self.audit = Audit()
         self._find_device()
         self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
@@ -129,7 +115,7 @@ class Subject:
 
     def _begin_again(self) -> None:
         """A measurement that was given up has left nothing behind."""
-        self.audit, self._noise = Audit(), None
+        self.audit = Audit()
         self.forwards, self.carried = Forwards(), {}
         self._forget("bases", "journey", "loss_gradient")
         self._read_matrices()
@@ -180,14 +166,6 @@ class Subject:
     def journey(self) -> Journey:
         """From the initial network to this one, once in a measurement."""
         return Journey(self)
-
-    @property
-    def noise(self) -> Noise:
-        """Maps and modules whose gradients are nothing but rounding errors, on a few examples."""
-        faint = self.audit.faint if self.audit is not None else []
-        if self._noise is None or self._noise[0] != faint:
-            self._noise = faint, rounding_errors(self.source, self.few, faint)
-        return self._noise[1]
 
     @property
     def groups(self) -> int:
