@@ -96,12 +96,6 @@ class Run:
         return str(last[0].how) if last and last[0].how else "interrupted"
 
     @property
-    def checked(self) -> bool:
-        """Is all that is read known to be what was written? Runs of formats before 3 had no checksums; what they held when they
-        were brought up to date is taken as it was."""
-        return self._meta("migrated") is None
-
-    @property
     def failures(self) -> list[Failure]:
         """What could not be measured or written, and why."""
         with self._numbers():
