@@ -59,9 +59,8 @@ def write_much(folder: str, part: int) -> None:
     from richter.core import Row
     from richter.instrument.snapshot import Snapshot
     from richter.runs import format as provenance
-    from richter.runs import sql
-    from richter.runs import sqlite as sql_packing
-    sql.RECENT, sql_packing.FEW, provenance.revision = 50, 3, lambda: None
+    from richter.runs import sqlite
+    sqlite.RECENT, sqlite.FEW, provenance.revision = 50, 3, lambda: None
     with runs.create(folder, {"lr": 0.1, "text": "x" * 3000}, seeds={"data": 1}, resume=True) as run:
         for step in range(20 * part, 20 * part + 20):
             rows = [Row(step, f"layer {i}", f"measure {j}", step + i / 8 + j, 0.5 if j else float("nan"), f"note {step % 7}" * i)

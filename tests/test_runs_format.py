@@ -1,4 +1,4 @@
-"""The format of runs: it is written as it was frozen, and any other is refused; SQL has files of its own."""
+"""The format of runs: it is written as it was frozen, and any other is refused; SQL has a file of its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runs_helpers import DATA, NAN, Mark, Row, Snapshot, StoreError, answer, formats, runs, same, say, sql, writing
+from runs_helpers import DATA, NAN, Mark, Row, Snapshot, StoreError, answer, runs, same, say, sqlite, writing
 
-FROZEN = DATA / f"run_format_{formats.FORMAT}"
+FROZEN = DATA / f"run_format_{sqlite.FORMAT}"
 OLDER = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE rows (series INTEGER NOT NULL, step INTEGER NOT NULL, value REAL, error REAL, note INTEGER, mark TEXT, PRIMARY KEY (series, step)) WITHOUT ROWID;
@@ -86,7 +86,7 @@ def test_a_run_is_written_as_its_format_was_frozen(tmp_path: Path, monkeypatch: 
 
 def test_the_format_is_written_down() -> None:
     """A change of the schema is a new format, with a number and a frozen run of its own."""
-    assert (formats.FORMAT, hashlib.sha256(formats.SCHEMA.encode()).hexdigest()[:16]) == (3, "fe7286197958e5a1")
+    assert (sqlite.FORMAT, hashlib.sha256(sqlite.SCHEMA.encode()).hexdigest()[:16]) == (3, "fe7286197958e5a1")
 
 
 @pytest.mark.parametrize("form", [1, 2])
@@ -95,7 +95,7 @@ def test_older_formats_are_refused(tmp_path: Path, form: int) -> None:
     folder = Path(shutil.copytree(FROZEN, tmp_path / "run"))
     old = OLDER if form == 2 else OLDER.replace(", mark TEXT", "")
     (folder / "run.db").unlink()
-    version = f"PRAGMA application_id={formats.APPLICATION}", f"PRAGMA user_version={form}"
+    version = f"PRAGMA application_id={sqlite.APPLICATION}", f"PRAGMA user_version={form}"
     say(folder / "run.db", *old.strip().split("\n"), *version)
     before = (folder / "run.db").read_bytes()
     sentence = (f"the run .* has format {form}, which only unreleased versions wrote, without checksums. This version of Richter "
@@ -107,11 +107,11 @@ def test_older_formats_are_refused(tmp_path: Path, form: int) -> None:
     assert not list(runs.find(tmp_path))
 
 
-def test_all_sql_is_in_files_of_its_own() -> None:
-    """So that another database is a few more files: statements stand in no other file of the library, not even in pieces."""
+def test_all_sql_is_in_a_file_of_its_own() -> None:
+    """Statements stand in no other file of the library, not even in pieces."""
     statement = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE FROM|CREATE|ALTER|DROP|BEGIN|COMMIT|ROLLBACK|WHERE|JOIN)\b")
-    home = Path(sql.__file__)
+    home = Path(sqlite.__file__)
     for path in home.parents[1].rglob("*.py"):
         texts = [node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
                  if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-        assert any(map(statement.search, texts)) == (path.parent == home.parent and path.name.startswith("sql")), path
+        assert any(map(statement.search, texts)) == (path == home), path

@@ -22,18 +22,17 @@ from runs_helpers import (
     child,
     ended,
     everything,
-    formats,
     leave_behind,
     runs,
     same,
     say,
     sealed,
     small,
-    sql,
+    sqlite,
     survived,
 )
 
-FROZEN = DATA / f"run_format_{formats.FORMAT}"
+FROZEN = DATA / f"run_format_{sqlite.FORMAT}"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_a_database_that_is_not_of_a_known_format(copy: Path, pragma: str, sente
     say(copy / "run.db", f"PRAGMA {pragma}")
     before = (copy / "run.db").read_bytes()
     for ask in (lambda: runs.open(copy), lambda: runs.create(copy, resume=True), lambda: runs.create(copy),
-                lambda: sql.Appender(copy)):
+                lambda: sqlite.Appender(copy)):
         with pytest.raises(StoreError, match=sentence):
             ask()
     assert (copy / "run.db").read_bytes() == before
@@ -125,7 +124,7 @@ def test_a_schema_that_is_no_text(copy: Path) -> None:
 
 def columns() -> list[tuple[str, str]]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(formats.SCHEMA)
+        db.executescript(sqlite.SCHEMA)
         tables = [t for (t,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return [(t, c[1]) for t in tables for c in db.execute(f"PRAGMA table_info({t})") if c[1] != "id"]  # always a number
 
