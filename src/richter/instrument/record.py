@@ -179,7 +179,8 @@ class Record:
 
     def looks_new(self, step: int, last: int | None) -> None:
         self._warn("new", f"step {step}: the run is resumed after step {last}, but the model looks newly initialised, not "
-                          f"trained so far. Load its checkpoint before the first call; a training that begins again is another run.")
+                          f"trained so far. Load its checkpoint before the first call; a training that begins again is another "
+                          f"run.")
 
     def _warn(self, key: str, text: str) -> None:
         """Warn once for each key, of the first line above that is none of ours."""
