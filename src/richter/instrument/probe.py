@@ -606,8 +606,11 @@ class Objective:
             self._check_mean(f.detach(), L.item())
         return V
 
-    def mean(self, f: Tensor) -> Float[Tensor, ""]:
-        """L: what the loss returns, or the mean of it where it returns one number for each example."""
+    def mean(self, f: Tensor, keep: Tensor | None = None) -> Float[Tensor, ""]:
+        """L of outputs f: what the loss returns, or the mean of it where it returns one number for each example. ``keep``: which
+        examples the outputs are of (None: all)."""
+        if keep is not None:
+            return self.of_rows(keep).mean(f)
         try:
             found = self._called(f)
         except Exception as why:
