@@ -653,7 +653,7 @@ def test_a_compiled_model_is_not_compiled_again(how: str, device: str) -> None:
     assert len(graphs) == expected > 0
     before = dict(torch._dynamo.utils.counters["stats"])
     assert watching is not None
-    watching.watch.when = lambda step: True
+    watching.watch.when = watching.watch._schedule.due = lambda step: True
     watching()
     assert dict(torch._dynamo.utils.counters["stats"]) == before
     first = "first._orig_mod" if how == "a part" else "first"  # as in named_modules()
@@ -795,7 +795,7 @@ def test_nan_in_the_middle_of_training(device: str) -> None:
 
 FAILURES = ["richter.instrument.subject.surveyed", "richter.instrument.survey.memo.renewed",
             "richter.instrument.survey.examine.survey",
-            "richter.instrument.stream.record", "richter.instrument.statistics.kernels.mirror",
+            "richter.instrument.stream.passed", "richter.instrument.statistics.kernels.mirror",
             "richter.instrument.evaluate.Evaluation._row", "richter.instrument.statistics.moments.Sums.add",
             "richter.instrument.survey.survey.forward", "richter.instrument.capture.forward.get_gradient_edge",
             "richter.instrument.capture.state.State.in_place", "richter.instrument.stream.Check",
