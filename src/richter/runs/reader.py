@@ -193,7 +193,7 @@ class Run:
             curves, notes = now.of_kind(kind), now.notes
             rows = now.rows(curves, steps)
         table, of_curve = joined([rows[c.number] for c in curves]), [c for c in curves for _ in rows[c.number].step]
-        order = np.lexsort(([c.number for c in of_curve], table.step))
+        order = np.lexsort((np.array([c.number for c in of_curve]), table.step))
         table, of_curve = table.taken(order), [of_curve[i] for i in order]
         return [table.step.tolist(), [c.layer for c in of_curve], [c.name for c in of_curve], table.value.tolist(),
                 table.error.tolist(), _notes(table, notes), _marks(table)]
