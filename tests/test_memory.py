@@ -230,7 +230,7 @@ def test_nothing_of_a_chunk_is_held_when_the_next_one_begins(monkeypatch: pytest
 
     def add(self: Any, chunk: Any, *rest: Any) -> None:
         held.append(sum(f() is not None for f in graphs))
-        graphs.append(weakref.ref(chunk.recording.run.f))
+        graphs.append(weakref.ref(chunk.run.f))
         real_pass(self, chunk, *rest)
 
     def step(self: Any, *rest: Any) -> None:

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 import richter
 from observing import FEW, assert_close, examples, mlp, moved, probe, state
 from richter.core import Failure, MemoryBudgetError, MixingError, SelectionError, StoreError
-from richter.core.failures import MOST, OTHERS, note_failure
-from richter.instrument import record as keeping
+from richter.instrument import record
 from richter.instrument.observe import Measurement
+from richter.instrument.record import MOST, OTHERS, note_failure
 
 OPTIONS: dict[str, Any] = {"when": 1, "budget": None, "measures": FEW}
 
@@ -325,7 +325,7 @@ def with_full_disk(tmp_path: Path, **options: Any) -> tuple[richter.Observer, Fu
 
 
 def test_what_a_full_disk_refuses_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "BLOCK", 3)
+    monkeypatch.setattr(record, "BLOCK", 3)
     straight = richter.Observer(mlp(), probe(), **OPTIONS)
     watch, disk = with_full_disk(tmp_path)
     with quietly() as caught, watch:
@@ -403,7 +403,7 @@ def test_a_slow_refusal_is_not_tried_at_every_step(tmp_path: Path, monkeypatch: 
             now[0] += 30.0
             raise sqlite3.OperationalError("database is locked")
 
-    monkeypatch.setattr(keeping, "time", Clock)
+    monkeypatch.setattr(record, "time", Clock)
     monkeypatch.setattr(disk, "_check", refuse)
     with quietly():
         watch(0, loss=0.0)

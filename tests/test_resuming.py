@@ -203,7 +203,7 @@ def test_an_interrupt_of_close_leaves_no_run_locked(tmp_path: Path, who: str, st
             came = interrupted_at(event, run.finish)
         else:
             watch = richter.Observer(mlp(), probe(), run=folder, **OPTIONS)
-            watch._keeping.scalars(0, {"loss": 1.0})
+            watch._record.scalars(0, {"loss": 1.0})
             came = interrupted_at(event, watch.close)
         with richter.runs.create(folder, resume=True) as again:
             again.scalars(1, loss=2.0)

@@ -193,7 +193,7 @@ def test_without_it_a_second_is_lent_and_paid_back(monkeypatch: pytest.MonkeyPat
     watch, _ = watched(monkeypatch, 0.05, first=0.1, cost=0.05, steps=1000, when=None, pace=1e-3)
     steps = [s.step for s in watch.snapshots]
     assert sum(step < 100 for step in steps) >= 7  # 5 ms are earned by then, 500 lent
-    assert 0.6 < watch._budget.spent <= 1.0
+    assert 0.6 < watch._schedule.spent <= 1.0
 
 
 @pytest.mark.filterwarnings("ignore:.*do steps begin again")
@@ -201,9 +201,9 @@ def test_without_it_a_second_is_lent_and_paid_back(monkeypatch: pytest.MonkeyPat
 def test_steps_that_begin_again_are_counted_as_they_come(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
     """Each epoch counts from zero: the pace was taken for that of the steps of one, and all of them for what they earn."""
     watch, clock = watched(monkeypatch, 0.05, steps=2000, when=1, known=2000, numbers=[i % epoch for i in range(2000)])
-    assert 0.04 < watch._budget.spent / (clock.now - 101.0) <= 0.05
+    assert 0.04 < watch._schedule.spent / (clock.now - 101.0) <= 0.05
     plain, _ = watched(monkeypatch, 0.05, steps=2000, when=1, known=2000)
-    assert watch._budget.spent == pytest.approx(plain._budget.spent, rel=0.05)
+    assert watch._schedule.spent == pytest.approx(plain._schedule.spent, rel=0.05)
 
 
 def test_a_snapshot_that_replaces_that_of_an_earlier_epoch_is_warned_of_once() -> None:
@@ -222,14 +222,14 @@ def test_a_snapshot_that_replaces_that_of_an_earlier_epoch_is_warned_of_once() -
 def test_a_training_that_goes_on_ends_at_its_last_step(monkeypatch: pytest.MonkeyPatch, first: int, known: int) -> None:
     """``steps`` is that of the training; where it begins behind that, it is what is to come."""
     watch, clock = watched(monkeypatch, 0.05, steps=500, when=1, known=known, numbers=range(first, first + 500))
-    assert 0.04 < watch._budget.spent / (clock.now - 101.0) <= 0.05
+    assert 0.04 < watch._schedule.spent / (clock.now - 101.0) <= 0.05
 
 
 def test_the_room_of_the_end_is_kept_though_the_first_was_no_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was guessed that the next takes a fifth of the first, and what is cheap alone took what the end needs."""
     watch, clock = watched(monkeypatch, 0.05, first=24.0, cost=20.0, brief=4.0, steps=1000, known=1000, measures=None, when=None)
     assert kinds(watch) == ["whole", "brief", "brief"]  # there were four
-    assert (watch._budget.spent + 20) / (clock.now - 101.0 + 20) <= 1.05 * 0.05
+    assert (watch._schedule.spent + 20) / (clock.now - 101.0 + 20) <= 1.05 * 0.05
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])

@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "instrument.subject": ("core", "kernels.contract", "instrument.capture", "instrument.cotangents", "instrument.probe",
                            "instrument.statistics", "instrument.stream", "instrument.survey", "instrument.tokens"),
     "instrument.evaluate": ("core", "measures", "instrument.capture", "instrument.cotangents", "instrument.statistics",
-                            "instrument.subject"),
+                            "instrument.subject", "instrument.survey"),
     "instrument.training": ("core", "instrument.snapshot"),
     "instrument.verdict": ("core", "instrument.snapshot", "instrument.training", "measures.cards"),
     "instrument": ("core", "layers", "kernels", "measures", "runs", "instrument"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from richter.core.lazy import lazy_names
+from richter.core.catalogue import lazy_names
 
 __version__ = "0.1.0"
 

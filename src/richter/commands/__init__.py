@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from richter.core.catalogue import Catalogue
-from richter.core.lazy import lazy_names
+from richter.core.catalogue import Catalogue, lazy_names
 
 if TYPE_CHECKING:
     from richter.commands.frame import Command

@@ -14,7 +14,7 @@ def arguments(p: argparse.ArgumentParser) -> None:
 def do(given: argparse.Namespace) -> int:
     from richter import experiments, measures, theory
     from richter.core import unknown
-    from richter.core.citations import bibtex, references
+    from richter.core.values import bibtex, references
     papers = {name: name for name in references()}
     for facts in (measures.facts(), theory.CATALOGUE.facts(), experiments.CATALOGUE.facts()):
         papers = {**{name: entry["ref"].paper for name, entry in facts.items() if entry.get("ref")}, **papers}

@@ -1,7 +1,6 @@
 """The small vocabulary everything else speaks: errors, references, intervals, rows with their marks, sizes. Imports nothing of
 ours, and neither torch nor pandas."""
 
-from richter.core.failures import Failure
 from richter.core.values import (
     WHOLE,
     CaptureError,
@@ -9,6 +8,7 @@ from richter.core.values import (
     DataError,
     DisturbedError,
     DivergedError,
+    Failure,
     Interval,
     Labels,
     Mark,

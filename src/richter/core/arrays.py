@@ -20,7 +20,7 @@ ArrayLike = Any  # what may go in: a tensor, or whatever numpy makes an array of
 def to_tensor(a: ArrayLike, name: str = "the array") -> Tensor:
     """A float64 tensor of anything array-like, real and finite (on the CPU where the device has no float64)."""
     try:
-        t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(_writable(np.asarray(a)))
+        t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(writable(np.asarray(a)))
     except (TypeError, ValueError, RuntimeError) as error:
         raise SelectionError(f"{name} is a {type(a).__name__} that cannot be read as numbers ({error}).") from error
     if t.is_complex() or not torch.isfinite(t).all():
@@ -28,7 +28,7 @@ def to_tensor(a: ArrayLike, name: str = "the array") -> Tensor:
     return (t.cpu() if t.device.type == "mps" else t).double()
 
 
-def _writable(a: np.ndarray) -> np.ndarray:
+def writable(a: np.ndarray) -> np.ndarray:
     """An array that torch can share; a copy of one that is read-only or runs backwards."""
     return a if a.flags.writeable and all(stride >= 0 for stride in a.strides) else a.copy()
 

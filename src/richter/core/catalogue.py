@@ -15,7 +15,7 @@ import ast
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -194,3 +194,23 @@ def _value(node: ast.expr, text: str) -> Any:
 def _facts_of(entry: Any) -> Facts:
     fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)} if dataclasses.is_dataclass(entry) else {}
     return {**fields, "name": name_of(entry)}
+
+
+def lazy_names(package: str, names: Mapping[str, str], parts: Iterable[str] = ()
+               ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__, __dir__, __all__ = lazy_names(__name__, {"Probe": "instrument.probe"}, ("kernels",))``: names and the
+    modules below the package that define them, and submodules by themselves."""
+    parts = tuple(parts)
+    everything = [*names, *parts]
+
+    def get(name: str) -> Any:
+        if name in names:
+            return getattr(importlib.import_module(f"{package}.{names[name]}"), name)
+        if name in parts:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def listed() -> list[str]:
+        return sorted({*vars(importlib.import_module(package)), *everything})
+
+    return get, listed, everything

@@ -8,10 +8,12 @@ import enum
 import fnmatch
 import functools
 import gc
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +34,23 @@ class Ref:
 
     def __str__(self) -> str:
         return f"{self.paper}, {self.place}" if self.place else self.paper
+
+
+@functools.cache
+def references() -> dict[str, dict[str, Any]]:
+    """Every paper by its short name: title, authors, year, venue, bibtex."""
+    return dict(json.loads(Path(__file__).with_name("references.json").read_text(encoding="utf-8")))
+
+
+def reference(name: str) -> dict[str, Any]:
+    if name not in references():
+        raise unknown("the list of references", "paper", name, references())
+    return references()[name]
+
+
+def bibtex(names: Iterable[str]) -> str:
+    """The BibTeX of some papers, each once."""
+    return "\n\n".join(reference(name)["bibtex"] for name in dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
@@ -188,6 +207,33 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Something that was not measured, written or kept, and why; ``print`` it."""
+
+    reason: str
+    first: int | None  # step; None if what was given as one is no whole number
+    last: int | None
+    times: int = 1
+
+    def __str__(self) -> str:
+        steps = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        return f"{steps}{f' ({self.times} times)' if self.times > 1 else ''}: {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept with a run."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Any) -> Failure:
+        """What ``to_json`` wrote, also in a later version. ValueError for anything else: runs come from strangers."""
+        step = (int, NoneType)
+        kinds: dict[str, tuple[type, ...]] = {"reason": (str,), "first": step, "last": step, "times": (int,)}
+        if not isinstance(record, dict) or any(type(record.get(k)) not in kind for k, kind in kinds.items()):
+            raise ValueError(f"a failure is a record of a reason, its steps and how often it was seen, not {str(record)[:80]!r}")
+        return cls(**{k: record[k] for k in kinds})
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A number that a theory gives, and where the theory comes from; a theory adds the parts the number is made of."""
 
@@ -219,7 +265,7 @@ class CaptureError(RichterError, RuntimeError):
 
 
 class DisturbedError(CaptureError):
-    """Another thread has worked with the model while it was measured."""
+    """Weights, buffers or gradients changed while the model was measured, perhaps by another thread that trains it."""
 
 
 class MixingError(CaptureError):

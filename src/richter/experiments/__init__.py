@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from richter.core.catalogue import Catalogue, parts
-from richter.core.lazy import lazy_names
+from richter.core.catalogue import Catalogue, lazy_names, parts
 
 if TYPE_CHECKING:
     from richter.experiments.frame import Claim, Control, Experiment, Results  # noqa: F401

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from richter.core.citations import reference
+from richter.core.values import reference
 from richter.experiments.ledger import UNSURE, VERDICTS, Place, Records, bar_of, changed, changes, figures_at, number, places
 from richter.experiments.page import out_of_date
 from richter.report.markup import Markup, joined, table, tag

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from richter.core import show_bytes
-from richter.core.citations import reference
+from richter.core.values import reference
 from richter.experiments.ledger import VERDICTS, Place, Records, changed, changes, places, state_of
 from richter.experiments.staleness import ABSOLUTE, RELATIVE, Record
 

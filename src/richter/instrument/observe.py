@@ -10,9 +10,8 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from numbers import Integral, Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
@@ -20,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from richter.core import WHOLE, CaptureError, Failure, Row, SelectionError, StoreError, parse_bytes, unknown
+from richter.core import WHOLE, CaptureError, Failure, SelectionError, StoreError, parse_bytes, unknown
 from richter.instrument import evaluate
 from richter.instrument.capture import Output, quiet, unwrap
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
 from richter.instrument.evaluate import CostPlan, Evaluation, Plan, cost_plan
 from richter.instrument.keepsakes import Keepsakes
 from richter.instrument.probe import Probe
-from richter.instrument.record import Keeping, is_new, open_run, passes_by, survives
+from richter.instrument.record import Record, is_new, open_run, passes_by, survives
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.statistics.frame import OutOfRange
 from richter.instrument.stream import check_initial, check_weights
@@ -40,18 +39,20 @@ from richter.runs import Series, Writer
 if TYPE_CHECKING:
     import pandas
 
+Layers = str | Sequence[str] | Callable[[str], bool] | None  # names or patterns of layers, or a rule
+
+
 # --------------------------------------------------------------------------------------------------------- measurement
-# A model on a probe, to be measured again and again: what depends on the architecture alone is found out once.
 
 class Measurement:
     """A model on a probe, to be measured again and again; options are those of ``measure``. What depends on the architecture
-    alone is found out once. ``errors=False``: no standard errors, products in the model's own precision, and a plain model whose
-    modules are the same is not looked at again: less work."""
+    alone is found out once. ``errors=False`` leaves out standard errors, multiplies in the model's own precision, and does not
+    survey a plain model again while its modules are the same."""
 
     def __init__(self, model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
                  initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
-                 layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
-                 output: Output | None = None, mode: str = "eval", seed: int = 0, errors: bool = True) -> None:
+                 layers: Layers = None, memory: str | float = "2GiB", output: Output | None = None, mode: str = "eval",
+                 seed: int = 0, errors: bool = True) -> None:
         self.model, self.measures, self.cotangents = unwrap(model), resolve(measures), as_cotangents(cotangents)
         self.mode, self.seed = mode, seed
         self.plans: dict[tuple[str, ...], Plan] = {}  # by the measures that are taken together
@@ -62,263 +63,67 @@ class Measurement:
                                                                 and all(isinstance(k, str) for k in chosen)):
             raise SelectionError(f"layers={layers!r}: names or patterns of layers are needed, e.g. 'h.0.*' or ['0', '2'].")
         check_weights(self.model)
-        self.initial = None if initial is None else check_initial(self.model, initial)
-        self.subject = Subject(self.model, probe, self.initial, chosen, parse_bytes(memory), output, errors)
+        initial = None if initial is None else check_initial(self.model, initial)
+        self.subject = Subject(self.model, probe, initial, chosen, parse_bytes(memory), output, errors)
 
     def take(self, step: int | None = None, matrices: int = 0, only: Collection[str] | None = None) -> Snapshot:
-        """Measure the model as it is now. It is left exactly as it was. ``only``: names of some of the measures."""
-        begun = time.perf_counter()
-        self.subject.step = step
+        """Measure the model as it is now. It is left exactly as it was. ``only``: names of some of the measures.
+
+        What was captured and is in doubt is read in another way, or refused, until nothing is in doubt. What leaves the range of
+        single precision is computed in double."""
+        begun, subject = time.perf_counter(), self.subject
+        subject.step = step
+        measures = [m for m in self.measures if only is None or m.name in only]
+        with self._ready():
+            for left in range(MOST_DOUBTS, -1, -1):
+                try:
+                    work = Evaluation(subject, self._plan(measures), step, matrices)
+                    rows = work.rows()
+                    break
+                except CaptureError as why:
+                    if not left or not (subject.memo.trusted or isinstance(why, Doubt)):
+                        raise
+                    self.plans.clear()
+                    if isinstance(why, Doubt) and not subject.memo.trusted:
+                        subject.amend(why)
+                    else:
+                        subject.renew(look=True)  # what was known of the model may not hold any longer
+                except OutOfRange:
+                    self.plans.clear()
+                    subject.widen()
+            labels = None if subject.objective is None else subject.objective.labels
+        seconds = time.perf_counter() - begun
+        return Snapshot(tuple(rows), step, work.notes, seconds, subject.probe.n, seconds / subject.pass_seconds, work.arrays,
+                        labels)
+
+    def plan(self) -> CostPlan:
+        """What ``take`` will do: steps, passes, bytes and seconds. Looks at a few examples only."""
+        with self._ready():
+            return cost_plan(self.subject, self._plan(self.measures))
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Nothing in here disturbs the model, and the subject is the model as it is now."""
         check_weights(self.model)
         if self.subject.initial is not None:
             check_initial(self.model, self.subject.initial)
         with quiet(self.model, self.mode, self.seed):
             if self.subject.renew():
                 self.plans.clear()
-            work, rows = self._evaluated(step, matrices, [m for m in self.measures if only is None or m.name in only])
-            labels = None if self.subject.objective is None else self.subject.objective.labels
-        seconds = time.perf_counter() - begun
-        return Snapshot(tuple(rows), step, work.notes, seconds, self.subject.probe.n, seconds / self.subject.pass_seconds,
-                        work.arrays, labels)
-
-    def plan(self) -> CostPlan:
-        """What ``take`` will do: steps, passes, bytes and seconds. Looks at a few examples only."""
-        check_weights(self.model)
-        with quiet(self.model, self.mode, self.seed):
-            if self.subject.renew():
-                self.plans.clear()
-            return cost_plan(self.subject, self._plan(self.measures))
+            yield
 
     def _plan(self, measures: Sequence[Measure]) -> Plan:
-        """Made once for an architecture."""
+        """The plan of these measures, made once for an architecture."""
         names = tuple(m.name for m in measures)
         if names not in self.plans:
             self.plans[names] = evaluate.plan(self.subject, measures, self.cotangents)
         return self.plans[names]
 
-    def _evaluated(self, step: int | None, matrices: int, measures: Sequence[Measure]) -> tuple[Evaluation, list[Row]]:
-        """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused. What leaves the
-        range of single precision is computed in double."""
-        for left in range(MOST_DOUBTS, -1, -1):
-            try:
-                work = Evaluation(self.subject, self._plan(measures), step, matrices)
-                return work, work.rows()
-            except CaptureError as why:
-                if not left or not (self.subject.memo.trusted or isinstance(why, Doubt)):
-                    raise
-                self.plans.clear()
-                if isinstance(why, Doubt) and not self.subject.memo.trusted:
-                    self.subject.amend(why)
-                else:
-                    self.subject.renew(look=True)  # what was known of the model may not hold any longer
-            except OutOfRange:
-                self.plans.clear()
-                self.subject.widen()
-        raise AssertionError("the last doubt is raised")
-
-
-def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
-         initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
-         layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
-         output: Output | None = None, mode: str = "eval", seed: int = 0) -> CostPlan:
-    """What ``richter.measure`` with the same arguments will do: which measures together, passes, bytes and seconds. Runs a few
-    examples only.
-
-    >>> print(richter.plan(model, probe))
-    """
-    return Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers, memory=memory,
-                       output=output, mode=mode, seed=seed).plan()
-
-
-# ------------------------------------------------------------------------------------------------------------ schedule
-# When an Observer measures: every so many steps, at some steps, by a rule; and how much of the wall time that may take, and how
-# it is spread over a training: where features move is early.
-
-Schedule = Callable[[int], bool]
-When = SupportsIndex | Iterable[SupportsIndex] | Schedule  # every so many steps, these steps, or a rule
-
-
-def every(k: SupportsIndex) -> Schedule:
-    """Every ``k`` steps."""
-    k = _whole(k)
-    if k < 1:
-        raise SelectionError(f"when={k}: a positive number of steps is needed.")
-    return lambda step: step % k == 0
-
-
-def epochs(steps_per_epoch: Any, every_epochs: int = 1) -> Schedule:
-    """At the start of every epoch; ``steps_per_epoch`` is a number, or a DataLoader."""
-    return every((steps_per_epoch if isinstance(steps_per_epoch, int) else len(steps_per_epoch)) * every_epochs)
-
-
-def log_spaced(last: int, count: int = 20) -> Schedule:
-    """0 and about ``count`` steps, evenly spaced in the logarithm up to ``last``: where features move is early."""
-    if last < 1 or count < 2:
-        raise SelectionError(f"log_spaced({last}, {count}): a last step and at least two points are needed.")
-    chosen = {0} | {round(math.exp(math.log(last) * i / (count - 1))) for i in range(count)}
-    return chosen.__contains__
-
-
-PER_DECADE = 20  # steps that are due, at the beginning
-
-
-def early(steps: int | None = None) -> Schedule:
-    """Some 20 steps in every decade, where features move, and every hundred; of a training of so many ``steps``, every hundredth
-    part of it."""
-    often = 100 if steps is None else max(1, steps // 100)
-
-    def due(step: int) -> bool:
-        decade = step > 1 and int(PER_DECADE * math.log10(step)) != int(PER_DECADE * math.log10(step - 1))
-        return step <= 1 or decade or step % often == 0
-    return due
-
-
-def schedule(when: When) -> Schedule:
-    if callable(when):
-        return when
-    if isinstance(when, Iterable):
-        return {_whole(step) for step in when}.__contains__
-    return every(when)
-
-
-def _whole(step: Any) -> int:
-    try:
-        return operator.index(step)
-    except TypeError:
-        raise SelectionError(f"when={step!r}: a number of steps, a list of steps or a function of the step is needed.") from None
-
-
-# ---------------------------------------------------------------------------------------------------------- budget
-
-AHEAD = 20.0  # seconds of training, whose share may be spent before it is earned where nobody knows how long the training will be
-RECENT = 5  # measurements from which the cost of the next is told
-DECADES = 4  # of steps over which they are spread
-SURE = 0.9  # of what a training will earn, as far as one can tell: its later steps may be quicker
-FEW = 8  # measurements: where no more can be paid for, all are spread over the logarithm of the step
-
-
-@dataclass
-class Budget:
-    """``share`` of wall time, None for no limit; ``steps`` of the training, if they are known.
-
-    Then what the whole training will earn is spread over it, most of it evenly in the logarithm of the step, and up to half
-    evenly in the step, where many measurements can be paid for; how long it will take is told from the steps so far. Where they
-    are not known, the share of AHEAD seconds is lent, evenly in the logarithm of the step, and paid back: what is earned later
-    goes there first. Steps may begin again, in every epoch say: they are counted as they come. A training that goes on at a step
-    before ``steps`` ends there.
-    """
-
-    share: float | None
-    steps: int | None = None
-    begun: float | None = None  # when the first call came
-    at: int = 0  # the step of the last
-    done: int = 0  # steps since the first
-    left: int = 0  # steps to come
-    spent: float = 0.0
-    costs: dict[bool, deque[float]] = field(  # of the last, by whether they were brief
-        default_factory=lambda: {brief: deque(maxlen=RECENT) for brief in (False, True)})
-    opening: float | None = None  # seconds of the first
-    on_brief: float = 0.0  # seconds of what is cheap alone
-    seen: tuple[tuple[int, float], ...] = ((0, 0.0), (0, 0.0))  # steps and seconds of training, at the last two doublings
-
-    def __post_init__(self) -> None:
-        if self.share is not None and not (isinstance(self.share, Real) and 0 < self.share <= 1):
-            raise SelectionError(f"budget={self.share}: a share of wall time in (0, 1], or None for no limit.")
-        if self.steps is not None and not (isinstance(self.steps, Integral) and self.steps > 0):
-            raise SelectionError(f"steps={self.steps!r}: the number of steps of the training, a positive number, or None if it "
-                                 f"is not known.")
-
-    def come(self, step: int) -> None:
-        """At every call: so far has the training come."""
-        if self.begun is None:
-            self.begun, self.at = time.perf_counter(), step
-            self.left = 0 if self.steps is None else self.steps - step if step < self.steps else self.steps
-        further = step - self.at if step >= self.at else 1
-        self.at, self.done, self.left = step, self.done + further, max(0, self.left - further)
-
-    def pay(self, seconds: float, done: bool, brief: bool) -> None:
-        """A measurement that failed is paid for, and the next is expected to take as long at least."""
-        self.spent += seconds
-        self.on_brief += seconds if brief else 0.0
-        if self.opening is None and not brief and done:
-            self.opening = seconds
-        else:
-            self.costs[brief].append(seconds if done else max(seconds, self._expected(brief)))
-
-    def _expected(self, brief: bool) -> float:
-        """Seconds of the next measurement: the median of the last ones, of which one may have been disturbed; until there are
-        some, a guess from the first, which pays for what is loaded once."""
-        if self.costs[brief]:
-            return statistics.median(self.costs[brief])
-        return self._expected(False) / 5 if brief else (self.opening or 0.0) / 5
-
-    @property
-    def taken(self) -> float:
-        """The share that was taken."""
-        elapsed = 0.0 if self.begun is None else time.perf_counter() - self.begun
-        return self.spent / elapsed if elapsed else 0.0
-
-    @property
-    def allows(self) -> bool:
-        """Is there room for a whole measurement now, and for one more at the end?"""
-        if self.share is None or self.begun is None:
-            return True
-        cost = self._expected(False)
-        room, in_all = self._room(cost)
-        return self.spent + cost <= room and self.spent + 2 * self._at_most() <= in_all
-
-    @property
-    def allows_brief(self) -> bool:
-        """Is there room for what is cheap alone? It takes half of the budget at most, leaves the room of a whole measurement at
-        the end, if there is any without it, and once there is room for more, that of one now."""
-        if self.share is None or self.begun is None:
-            return True
-        cost, whole = self._expected(True), self._expected(False)
-        room, in_all = self._room(cost)
-        end = self.spent + self._at_most()
-        kept = end + cost <= in_all or end - self.on_brief > in_all
-        return kept and self.on_brief + cost <= room / 2 and (not self.costs[False] or self.spent + cost + whole <= room)
-
-    def _at_most(self) -> float:
-        """Seconds of a whole measurement that are kept for the end: where this is known, and until there was a second one, half
-        of what the first took, which is more than is expected."""
-        return max(self._expected(False), 0.0 if self.costs[False] or self.steps is None else (self.opening or 0.0) / 2)
-
-    def _room(self, cost: float) -> tuple[float, float]:
-        """Seconds that may have been spent by now, if a measurement of this cost is made, and, as far as one can tell, in all."""
-        assert self.share is not None and self.begun is not None
-        elapsed = time.perf_counter() - self.begun
-        done, left, earned = self.done, self.left, self.share * (elapsed + cost)
-        if self.steps is None:
-            lent = self.share * AHEAD * min(1.0, math.log10(1 + done) / DECADES)
-            return max(earned, lent), max(earned, self.share * AHEAD)
-        if not done:
-            return 0.0, math.inf
-        training = self._pace(done, elapsed - self.spent) * (done + left)
-        in_all = SURE * training * self.share / (1 - self.share) if self.share < 1 else math.inf
-        evenly = max(0.0, 1 - FEW * cost / in_all) / 2 if in_all else 0.0
-        part = (1 - evenly) * math.log1p(done) / math.log1p(done + left) + evenly * done / (done + left)
-        return in_all * part, in_all
-
-    def _pace(self, done: int, seconds: float) -> float:
-        """Seconds of a step: of all so far, or of about the later half if those were quicker, because the first steps of a
-        training pay for what is loaded once."""
-        if done >= 2 * self.seen[1][0]:
-            self.seen = self.seen[1], (done, seconds)
-        before, then = self.seen[0]
-        return min(seconds / done, (seconds - then) / (done - before)) if done > before else seconds / done
-
-
-# ------------------------------------------------------------------------------------------------------------- observe
-
-MATRICES = 256  # inputs; feature matrices of larger layers are not kept in a run unless asked for
-
 
 def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
             initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
-            layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
-            output: Output | None = None, mode: str = "eval", seed: int = 0, step: int | None = None,
-            matrices: int = 0) -> Snapshot:
+            layers: Layers = None, memory: str | float = "2GiB", output: Output | None = None, mode: str = "eval", seed: int = 0,
+            step: int | None = None, matrices: int = 0) -> Snapshot:
     """Measure ``model`` on ``probe``, layer by layer. The model is left exactly as it was.
 
     >>> snap = richter.measure(model, richter.Probe(x, y))
@@ -333,6 +138,216 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
                        output=output, mode=mode, seed=seed).take(step, matrices)
 
 
+def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, **options: Any) -> CostPlan:
+    """What ``richter.measure`` with the same arguments will do: which measures together, passes, bytes and seconds. Runs a few
+    examples only.
+
+    >>> print(richter.plan(model, probe, initial=start, memory="2GiB"))
+    """
+    return Measurement(model, probe, measures, **options).plan()
+
+
+# ------------------------------------------------------------------------------------------------------------ schedule
+# When an Observer measures, and what. ``when`` says which steps are due, and the budget what is measured there:
+#
+#     everything                    if the budget pays for it; the first call always measures everything
+#     the light set (MOVEMENT)      if the budget pays for no more; everything is then owed
+#     nothing                       otherwise: the step is put off, and everything is owed
+#
+# What is owed is measured at the first call for which the budget pays, due or not.
+
+Due = Callable[[int], bool]
+When = SupportsIndex | Iterable[SupportsIndex] | Due  # every so many steps, these steps, or a rule
+Part = Literal["everything", "light", "nothing"]
+
+PER_DECADE = 20  # steps of every decade that are due by default
+AHEAD = 20.0  # seconds of training whose share may be spent before it is earned, where the number of steps is not known
+DECADES = 4  # of steps, over which that loan is spread
+SURE = 0.9  # part of the budget of a whole training that is counted on: its later steps may be quicker
+FEW = 8  # measurements: where the budget pays for no more, all are spread over the logarithm of the step
+RECENT = 5  # measurements from which the cost of the next one is estimated
+
+
+def every(k: SupportsIndex) -> Due:
+    """Every ``k`` steps."""
+    k = _whole(k)
+    if k < 1:
+        raise SelectionError(f"when={k}: a positive number of steps is needed.")
+    return lambda step: step % k == 0
+
+
+def epochs(steps_per_epoch: Any, every_epochs: int = 1) -> Due:
+    """At the start of every epoch; ``steps_per_epoch`` is a number, or a DataLoader."""
+    return every((steps_per_epoch if isinstance(steps_per_epoch, int) else len(steps_per_epoch)) * every_epochs)
+
+
+def log_spaced(last: int, count: int = 20) -> Due:
+    """0 and about ``count`` steps, evenly spaced in the logarithm up to ``last``: where features move is early."""
+    if last < 1 or count < 2:
+        raise SelectionError(f"log_spaced({last}, {count}): a last step and at least two points are needed.")
+    chosen = {0} | {round(math.exp(math.log(last) * i / (count - 1))) for i in range(count)}
+    return chosen.__contains__
+
+
+def due_at(when: When | None, steps: int | None) -> Due:
+    """The rule that ``when`` stands for. None: PER_DECADE steps in every decade, where features move, and every hundredth step,
+    or every hundredth part of a training of ``steps``."""
+    if when is None:
+        often = 100 if steps is None else max(1, steps // 100)
+
+        def early(step: int) -> bool:
+            decade = step > 1 and int(PER_DECADE * math.log10(step)) != int(PER_DECADE * math.log10(step - 1))
+            return step <= 1 or decade or step % often == 0
+        return early
+    if callable(when):
+        return when
+    return {_whole(step) for step in when}.__contains__ if isinstance(when, Iterable) else every(when)
+
+
+def _whole(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise SelectionError(f"when={step!r}: a number of steps, a list of steps or a function of the step is needed.") from None
+
+
+@dataclass
+class Schedule:
+    """Which steps are due, and what may be measured there so that it takes at most ``share`` of wall time (None: no limit).
+
+    Where the number of ``steps`` of the training is known, what the whole training will earn is spread over it: most of it evenly
+    in the logarithm of the step, and up to half evenly in the step where it pays for many measurements. How long the training
+    will take is estimated from the steps so far. Where ``steps`` is not known, the share of AHEAD seconds is lent, evenly in the
+    logarithm of the step, and is paid back from what is earned later. Steps may begin again in every epoch: they are counted as
+    they come. A training that goes on at a step before ``steps`` ends there.
+    """
+
+    when: When | None
+    steps: int | None
+    share: float | None
+    light: bool  # is there a light set that is less than everything?
+    put_off: list[int] = field(default_factory=list)  # steps that were due and had no budget
+    tried: bool = False  # to measure, once
+    owed: bool = False  # everything, of a step that was due
+    missed: bool = False  # a step that was due has nothing at all
+    begun: float | None = None  # seconds, when the first call came
+    at: int = 0  # the step of the last call
+    done: int = 0  # steps since the first call
+    total: int = 0  # steps from the first call to the end
+    spent: float = 0.0  # seconds
+    spent_light: float = 0.0  # seconds of them on the light set
+    opening: float | None = None  # seconds of the first measurement
+    costs: dict[Part, deque[float]] = field(  # seconds of the last ones
+        default_factory=lambda: {"everything": deque(maxlen=RECENT), "light": deque(maxlen=RECENT)})
+    seen: tuple[tuple[int, float], ...] = ((0, 0.0), (0, 0.0))  # steps and seconds of training, at the last two doublings
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not (isinstance(self.share, Real) and 0 < self.share <= 1):
+            raise SelectionError(f"budget={self.share}: a share of wall time in (0, 1], or None for no limit.")
+        if self.steps is not None and not (isinstance(self.steps, Integral) and self.steps > 0):
+            raise SelectionError(f"steps={self.steps!r}: the number of steps of the training, a positive number, or None if it "
+                                 f"is not known.")
+        self.due = due_at(self.when, self.steps)
+
+    def come(self, step: int) -> None:
+        """Take note of a step, at every call."""
+        if self.begun is None:
+            self.begun, self.at = time.perf_counter(), step
+            self.total = 0 if self.steps is None else self.steps - step if step < self.steps else self.steps
+        self.done += step - self.at if step >= self.at else 1
+        self.at = step
+
+    def choose(self, step: int) -> Part:
+        """What is measured at this step."""
+        due = self.due(step)
+        if not self.tried:
+            return "everything"
+        if not (due or self.owed):
+            return "nothing"
+        if self._pays_for("everything"):
+            return "everything"
+        if self.light and (due or self.missed) and self._pays_for("light"):
+            return "light"
+        if due:
+            self.postpone(step)
+        return "nothing"
+
+    def postpone(self, step: int) -> None:
+        self.put_off.append(step)
+        self.owed = self.missed = True
+
+    def begin(self, step: int, part: Part) -> None:
+        """A measurement begins."""
+        self.come(step)
+        self.owed, self.missed = part == "light", False
+
+    def pay(self, part: Part, seconds: float, succeeded: bool) -> None:
+        """A measurement has ended. One that failed is paid for, and the next is expected to take as long at least."""
+        self.spent += seconds
+        self.spent_light += seconds if part == "light" else 0.0
+        if self.opening is None and part == "everything" and succeeded:
+            self.opening = seconds
+        else:
+            self.costs[part].append(seconds if succeeded else max(seconds, self._expected(part)))
+
+    @property
+    def taken(self) -> float:
+        """The share that was taken."""
+        elapsed = 0.0 if self.begun is None else time.perf_counter() - self.begun
+        return self.spent / elapsed if elapsed else 0.0
+
+    def _pays_for(self, part: Part) -> bool:
+        """Is there budget for this part now, and for everything once more at the end? The light set takes half of the budget at
+        most. It leaves the room of everything at the end, if there is any without it, and once there was a second measurement of
+        everything, also the room of one now."""
+        if self.share is None:
+            return True
+        cost, everything = self._expected(part), self._expected("everything")
+        room, in_all = self._room(self.share, cost)
+        known = bool(self.costs["everything"])
+        # until a second one is known, half of the first is kept for the end, which is more than is expected
+        last = everything if known or self.steps is None else max(everything, (self.opening or 0.0) / 2)
+        end = self.spent + last
+        if part == "everything":
+            return self.spent + cost <= room and end + last <= in_all
+        ends = end + cost <= in_all or end - self.spent_light > in_all
+        return ends and self.spent_light + cost <= room / 2 and (not known or self.spent + cost + everything <= room)
+
+    def _expected(self, part: Part) -> float:
+        """Seconds of the next measurement: the median of the last ones, of which one may have been disturbed; until there are
+        some, a fifth of the first, which pays for what is loaded once, and of that a fifth for the light set."""
+        if self.costs[part]:
+            return statistics.median(self.costs[part])
+        return self._expected("everything") / 5 if part == "light" else (self.opening or 0.0) / 5
+
+    def _room(self, share: float, cost: float) -> tuple[float, float]:
+        """Seconds that may have been spent by now, if a measurement of this cost is made, and in the whole training."""
+        elapsed = time.perf_counter() - (self.begun or 0.0)
+        done, total, earned = self.done, max(self.done, self.total), share * (elapsed + cost)
+        if self.steps is None:
+            lent = share * AHEAD * min(1.0, math.log10(1 + done) / DECADES)
+            return max(earned, lent), max(earned, share * AHEAD)
+        if not done:
+            return 0.0, math.inf
+        in_all = SURE * (self._pace(elapsed - self.spent) * total) * share / (1 - share) if share < 1 else math.inf
+        evenly = max(0.0, 1 - FEW * cost / in_all) / 2 if in_all else 0.0
+        return in_all * ((1 - evenly) * math.log1p(done) / math.log1p(total) + evenly * done / total), in_all
+
+    def _pace(self, seconds: float) -> float:
+        """Seconds of a step: of all so far, or of about the later half if those were quicker, because the first steps of a
+        training pay for what is loaded once."""
+        if self.done >= 2 * self.seen[1][0]:
+            self.seen = self.seen[1], (self.done, seconds)
+        before, then = self.seen[0]
+        mean = seconds / self.done
+        return min(mean, (seconds - then) / (self.done - before)) if self.done > before else mean
+
+
+# ------------------------------------------------------------------------------------------------------------- observe
+
+MATRICES = 256  # inputs; feature matrices of larger layers are not kept in a run unless asked for
+
+
 class Observer:
     """Watch a model while it trains: call it anywhere in the loop; it measures when its schedule says so.
 
@@ -344,15 +359,14 @@ class Observer:
 
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``, ``richter.epochs(loader)``); the
     first call always measures. Left out, steps are due densely at the beginning and every hundred later. ``budget``: the share
-    of wall time that measuring may take; with ``steps=``, the number of steps of the training, most of it is spread over their
-    logarithm, because features move early (and the share is kept in the end, not where the training stops before); else a second
-    is lent. Of a step that is due and
-    has no budget for everything, what is cheap is measured alone (``richter.measures.MOVEMENT``, on which a verdict rests), and
-    without budget for that it is put off until there is some. The room of one measurement is kept for the end.
-    ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the end of ``with Observer(...) as watch``, if the
-    last step that was seen has not been measured (and not when memory or the device gave out): a verdict is of the network as
-    training left it. None: no limit. ``watch.share`` is the share that was taken. (Scalars are the user's own logging and come
-    on top: some 50 microseconds a call with a run, so that none is lost.)
+    of wall time that measuring may take (None: no limit). With ``steps=``, the number of steps of the training, most of it is
+    spread over their logarithm, because features move early; the share is then kept at the end of the training, not if it stops
+    before. Without ``steps=`` a second is lent. At a due step without budget for everything, the light set is measured alone
+    (``richter.measures.MOVEMENT``, on which a verdict rests); without budget for that, the step is put off. The room of one
+    measurement is kept for the end. ``watch.share`` is the share that was taken; scalars come on top, with some 50 microseconds a
+    call in a run. ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the end of
+    ``with Observer(...) as watch``, if the last step has not been measured (and unless memory or the device gave out): a verdict
+    is of the network as training left it.
 
     ``run="runs/demo"`` keeps everything on disk as it is measured: rows, scalars, the initial weights, the feature matrices of
     layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of
@@ -373,14 +387,11 @@ class Observer:
                  keep_features: int = 0, keep_inputs: bool | tuple[int, ...] = False,
                  when: When | None = None, steps: int | None = None, measures: Iterable[str | Measure] | None = None,
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05,
-                 cotangents: Cotangents | Function | None = None,
-                 layers: str | Sequence[str] | Callable[[str], bool] | None = None, memory: str | float = "2GiB",
+                 cotangents: Cotangents | Function | None = None, layers: Layers = None, memory: str | float = "2GiB",
                  output: Output | None = None, mode: str = "eval", seed: int = 0,
                  on_error: Literal["warn", "raise"] = "warn") -> None:
         if on_error not in ("warn", "raise"):
             raise SelectionError(f"on_error={on_error!r}: 'warn' (a failure does not end the training) or 'raise'.")
-        self._budget = Budget(budget, steps)
-        self.when, self.budget, self.on_error = early(steps) if when is None else schedule(when), budget, on_error
         if matrices is not None and matrices < 0:
             raise SelectionError(f"matrices={matrices}: the most inputs that a layer whose matrices are kept may have; 0: none.")
         self.matrices = matrices if matrices is not None else MATRICES if run is not None else 0
@@ -389,204 +400,164 @@ class Observer:
         self.model, self.probe, self.measures = self.measurement.model, probe, self.measurement.measures
         self.keepsakes = Keepsakes(self.model, probe, keep_features, keep_inputs, layers, self.measurement.subject.memory,
                                    output) if keep_features or keep_inputs else None
-        given = self.model.state_dict() if self.measurement.initial is None else self.measurement.initial
+        self._light = tuple(m.name for m in self.measures if m.name in MOVEMENT)
+        self._schedule = s = Schedule(when, steps, budget, light=0 < len(self._light) < len(self.measures))
+        self.when, self.budget, self.put_off, self.on_error = s.due, s.share, s.put_off, on_error
+        start = self.measurement.subject.initial or self.model.state_dict()
         with torch.inference_mode(False):
-            self.initial = {k: v.detach().clone() for k, v in given.items() if isinstance(v, Tensor)}
+            self.initial = {k: v.detach().clone() for k, v in start.items() if isinstance(v, Tensor)}
         self.snapshots: list[Snapshot] = []
-        self.put_off: list[int] = []  # steps that were due and had no budget
-        self._keeping = Keeping()
         self._guard = threading.RLock()  # of what is kept; an RLock, because a handler of signals may call too
         self._measuring = threading.Lock()
         self._at: tuple[int, int] | None = None  # the thread that measures, and the step
-        self._called = self._tried = False
-        names = [m.name for m in self.measures]
-        self._cheap = tuple(m for m in names if m in MOVEMENT) if set(names) - {*MOVEMENT} else ()  # what is put off last
-        self._owed = False  # everything, of a step that was due
-        self._missed = False  # a step that was due has nothing at all
-        self._drawn: int | None = None  # the last step whose matrices were kept
         self._seen: int | None = None  # the last step of a call
-        self._latest = 0  # the largest step that was measured; not of the run that is resumed
-        self._untried = False  # a step was seen since everything was measured, or failed to be
-        self._owns = not isinstance(run, Writer)
+        self._unmeasured = False  # was a step seen since everything was measured, or failed to be?
+        self._drawn: int | None = None  # the last step whose matrices were kept
         if run is None and (settings is not None or resume):
             raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
         self.writer: Writer | None = None
+        self._owns = not isinstance(run, Writer)
         if run is not None:
             open_run(self, run, settings, resume, initial is not None)
-        if self.writer is not None:
-            self._keeping.open(self.writer)
-        self._before = tuple(self.snapshots)  # of the run that is resumed, until it is clear that the model is its own
+        self._record = Record(self.writer)
+        self._earlier = tuple(self.snapshots)  # of the run that is resumed, until it is clear that the model is its own
         self.measurement.subject.initial = self.initial
+
+    @property
+    def share(self) -> float:
+        """The share of wall time that went into measuring, since the first call."""
+        return self._schedule.taken
+
+    # ----------------------------------------------------------------------------------------------------- measuring
 
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
         with self._guard:
-            first, self._called, self._seen, self._untried = not self._called, True, step, True
-            self._budget.come(step)
-            self._keeping.look_back(step)
+            first = not self._schedule.tried
             later = first and self.writer is not None and not self.writer.begun  # a failed first call changes no resumed run
+            self._schedule.come(step)
+            self._record.look_back(step, self._seen)
+            self._seen, self._unmeasured = step, True
         try:
             with self._guard:
                 values = self._numbers(step, scalars, first)
                 if not later:
                     self._keep(step, values, first)
-            snap = self._attempted_alone(step)
+            snap = self._attempt(step)
         except Exception:
-            self._seen, self._untried = (None, False) if later else (step, self._untried)  # nothing is left to measure
+            if later:
+                self._seen, self._unmeasured = None, False  # nothing is left to measure
             raise
-        with self._guard:
-            self._keep(step, values if later else {}, first)
+        if later:
+            with self._guard:
+                self._keep(step, values, first)
         return snap
-
-    def _attempted_alone(self, step: int, now: bool = False) -> Snapshot | None:
-        if not self._enter(step, waiting=now):
-            return None
-        try:
-            return self._attempted(step, now)
-        finally:
-            self._leave()
 
     def now(self, step: int) -> Snapshot | None:
         """Measure at once, whatever the schedule and the budget say. None if that failed (``watch.failures`` says why)."""
-        return self._attempted_alone(step, True)
-
-    def _enter(self, step: int, waiting: bool) -> bool:
-        """One thread measures at a time. What is due meanwhile is put off, unless it is the same step."""
-        mine = self._at is not None and self._at[0] == threading.get_ident()  # called by the model or measure, or by a signal
-        if not mine and self._measuring.acquire(blocking=waiting):
-            self._at = threading.get_ident(), step
-            return True
-        with self._guard:
-            if (waiting or self.when(step)) and self._at is not None and self._at[1] != step:
-                self.put_off.append(step)
-                self._owed = self._missed = True
-        return False
-
-    def _leave(self) -> None:
-        self._at = None
-        self._measuring.release()
+        return self._attempt(step, now=True)
 
     def _numbers(self, step: int, scalars: Mapping[str, Any], first: bool) -> dict[str, float]:
-        """Each that is a number; what is none is a mistake that the first call shows."""
+        """Scalars as numbers; one that is none is a mistake that the first call shows."""
         values = {}
         for name, value in scalars.items():
-            try:
+            with self._tolerating(step, f"the scalar {name!r} was not kept", first):
                 values[name] = float(value.detach() if isinstance(value, Tensor) else value)
-            except Exception as why:
-                self._tolerated(step, f"the scalar {name!r} was not kept", why, first)
         return values
 
     def _keep(self, step: int, values: Mapping[str, float], first: bool) -> None:
-        if not values:
-            return
+        if values:
+            with self._tolerating(step, "not written", first):
+                self._record.scalars(step, values)
+
+    @contextlib.contextmanager
+    def _tolerating(self, step: int | None, what: str, first: bool = False) -> Iterator[None]:
+        """Note a failure. Raise it with ``on_error="raise"``, and in a ``first`` call if its arguments are to blame."""
         try:
-            self._keeping.scalars(step, values)
+            yield
         except Exception as why:
-            self._tolerated(step, "not written", why, first)
-
-    def _tolerated(self, step: int | None, what: str, why: Exception, first: bool) -> None:
-        """Note the failure, or raise it: if that is asked for, and in a first call if its arguments are to blame."""
-        if self.on_error == "raise" or (first and not passes_by(why)):
-            raise why
-        with self._guard:
-            self._keeping.failed(step, what, why)
-
-    def _attempted(self, step: int, now: bool = False) -> Snapshot | None:
-        """``now``: whether this step is due or not."""
-        first = not self._tried
-        try:
+            if self.on_error == "raise" or (first and not passes_by(why)):
+                raise
             with self._guard:
-                only = None if now else self._due(step)
-                due = only is None or bool(only)
-                self._tried = True
-                self._untried &= only is not None  # the end measures what was put off
-            return self._measured(step, now or (not only and self._draws(step)), first, only) if due else None
-        except Exception as why:
-            self._tolerated(step, "not measured", why, first)
-        return None
+                self._record.failed(step, what, why)
 
-    def _draws(self, step: int) -> bool:
-        """Matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured."""
-        return self._drawn is None or step >= 1.1 * self._drawn or step < self._drawn
+    def _attempt(self, step: int, now: bool = False) -> Snapshot | None:
+        """Measure if this step is due, or ``now``. One thread measures at a time: what is due meanwhile is put off, unless it is
+        the same step."""
+        ours = self._at is not None and self._at[0] == threading.get_ident()  # called by the model or measure, or by a signal
+        if ours or not self._measuring.acquire(blocking=now):
+            with self._guard:
+                if (now or self.when(step)) and self._at is not None and self._at[1] != step:
+                    self._schedule.postpone(step)
+            return None
+        self._at = threading.get_ident(), step
+        try:
+            first = not self._schedule.tried
+            with self._tolerating(step, "not measured", first):
+                with self._guard:
+                    part: Part = "everything" if now else self._schedule.choose(step)
+                    self._schedule.tried = True
+                    self._unmeasured &= part != "everything"  # the end measures what was put off
+                if part != "nothing":
+                    return self._measured(step, part, now, first)
+            return None
+        finally:
+            self._at = None
+            self._measuring.release()
 
-    def _measured(self, step: int, draws: bool, first: bool, only: Collection[str] | None = None) -> Snapshot:
+    def _measured(self, step: int, part: Part, now: bool, first: bool) -> Snapshot:
         if self.writer is not None and self.writer.closed:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
-        start = time.perf_counter()
-        self._budget.come(step)
-        self._owed, self._missed, done = only is not None, False, False
+        # matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured
+        grown = self._drawn is None or step >= 1.1 * self._drawn or step < self._drawn
+        draws, start, succeeded = now or (part == "everything" and grown), time.perf_counter(), False
+        self._schedule.begin(step, part)
         try:
-            snap = self.measurement.take(step, self.matrices if draws else 0, only)
+            snap = self.measurement.take(step, self.matrices if draws else 0, self._light if part == "light" else None)
             if draws and self.keepsakes is not None:
                 snap = self._with_features(snap, self.keepsakes, first)
             with self._guard:
-                if self._before and is_new(self.model, self.initial, self._before, snap):
-                    self._keeping.is_new(step, self._before[-1].step)
-                self._before = ()
+                if self._earlier and is_new(self.model, self.initial, self._earlier, snap):
+                    self._record.looks_new(step, self._earlier[-1].step)
+                self._earlier = ()
                 snap = self._kept(snap, draws, first)
-            done = True
+            succeeded = True
         finally:
             with self._guard:
-                self._budget.pay(time.perf_counter() - start, done, only is not None)  # with writing it down
+                self._schedule.pay(part, time.perf_counter() - start, succeeded)  # with writing it down
         return snap
 
     def _with_features(self, snap: Snapshot, keepsakes: Keepsakes, first: bool) -> Snapshot:
-        """With what is kept of the probe's features; that this fails costs no number."""
-        try:
+        """The snapshot with what is kept of the probe's features; that this fails costs no number."""
+        with self._tolerating(snap.step, "features not kept", first):
             arrays = keepsakes.take(() if self.writer is None else [name for _, name, _ in self.writer.run.arrays])
             if self.writer is not None and (facts := keepsakes.news(self.writer.run)):
                 self.writer.describe(features=facts)
-            snap = replace(snap, arrays={**snap.arrays, **arrays})
-        except Exception as why:
-            self._tolerated(snap.step, "features not kept", why, first)
+            return replace(snap, arrays={**snap.arrays, **arrays})
         return snap
 
     def _kept(self, snap: Snapshot, draws: bool, first: bool) -> Snapshot:
-        """In memory, and in the run, which also has its matrices, and what the next snapshot wants to know of this one."""
+        """Keep a snapshot in memory, and in the run with its matrices and what the next one wants to know of it."""
         subject = self.measurement.subject
         subject.previous = {**subject.previous, **subject.carried}  # not all is measured every time
         state = {key: value.cpu().contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
                  for key, value in subject.carried.items() if isinstance(value, (Tensor, float, int))}
-        try:
-            self._keeping.snapshot(snap, state)
+        with self._tolerating(snap.step, "not written", first):
+            self._record.snapshot(snap, state)
             self._drawn = snap.step if draws else self._drawn
-        except Exception as why:
-            self._tolerated(snap.step, "not written", why, first)
-        snap = snap if self.writer is None else replace(snap, arrays={})  # they are on disk
+        if self.writer is not None:
+            snap = replace(snap, arrays={})  # they are on disk
         others = [s for s in self.snapshots if s.step != snap.step]  # a step that is measured again replaces
-        if len(others) < len(self.snapshots) and snap.step is not None and snap.step < self._latest:
-            self._keeping.goes_back(snap.step, self._latest)
-        self._latest = max(self._latest, snap.step or 0)
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
 
-    def _due(self, step: int) -> tuple[str, ...] | None:
-        """What is measured now, by the schedule and within the budget: everything (None), what is cheap alone if there is no
-        budget for more, or nothing: the step is put off."""
-        due = self.when(step)
-        if not self._tried:
-            return None
-        if not (due or self._owed):
-            return ()
-        if self._budget.allows:
-            return None
-        if self._cheap and (due or self._missed) and self._budget.allows_brief:
-            return self._cheap
-        if due:
-            self.put_off.append(step)
-        self._owed, self._missed = True, self._missed or due
-        return ()
-
-    @property
-    def share(self) -> float:
-        """The share of wall time that went into measuring, since the first call."""
-        return self._budget.taken
+    # ------------------------------------------------------------------------------------------------------- reading
 
     @property
     def failures(self) -> list[Failure]:
         """What could not be measured, written or kept, and why; of a resumed run also what failed before."""
         with self._guard:
-            return list(self._keeping.failures)
+            return list(self._record.failures)
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -599,20 +570,20 @@ class Observer:
     def scalars(self) -> pandas.DataFrame:
         """What was passed beside the steps: loss, accuracy, ..."""
         with self._guard:
-            return self._keeping.table
+            return self._record.table
 
     @property
     def names(self) -> list[str]:
-        """Of the scalars."""
+        """The names of the scalars."""
         with self._guard:
-            return self._keeping.names
+            return self._record.names
 
     def scalar(self, name: str) -> Series:
         """One scalar over time: steps and values."""
         with self._guard:
-            if name not in (known := self._keeping.names):
-                raise unknown("this Observer", "scalar", name, known)
-            return self._keeping.curve(name)
+            if name not in (names := self._record.names):
+                raise unknown("this Observer", "scalar", name, names)
+            return self._record.curve(name)
 
     @property
     def last(self) -> int | None:
@@ -625,22 +596,29 @@ class Observer:
         having = [s for s in self.snapshots if name in s.measures] or self.snapshots
         return [s.step or 0 for s in having], [s.value(name, layer) for s in having]
 
-    def close(self) -> None:
-        """Measure, if the last step that was seen has not been; then finish the run on disk, if it is the Observer's own. The
-        end of the process finishes it too, without measuring."""
-        self._end(None, None, None)
+    # -------------------------------------------------------------------------------------------------------- ending
 
     def __enter__(self) -> Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end(kind, error, trace)
+        """Measure what the loop left, write what waits, then end the run as the loop ended."""
+        with contextlib.ExitStack() as end:  # an interrupt of one leaves out none of the others
+            if self.writer is not None and self._owns:
+                end.callback(self.writer.close)
+            end.callback(self._finish, kind, error, trace)
+            self._measure_last(error)
+
+    def close(self) -> None:
+        """Measure, if the last step that was seen has not been; then finish the run on disk, if it is the Observer's own. The
+        end of the process finishes it too, without measuring."""
+        self.__exit__(None, None, None)
 
     def _measure_last(self, error: BaseException | None) -> None:
-        """Once, if nothing was tried at the last step that was seen, or after it. After an error of the loop a failure here is
-        noted only: it must not stand in the place of the error."""
+        """Measure once, if nothing was tried at the last step that was seen, or after it. After an error of the loop a failure
+        here is noted only: it must not stand in the place of the error."""
         step = self._seen
-        if step is None or not self._untried or not survives(error) or (self.writer is not None and self.writer.closed):
+        if step is None or not self._unmeasured or not survives(error) or (self.writer is not None and self.writer.closed):
             return
         policy, self.on_error = self.on_error, self.on_error if error is None else "warn"
         try:
@@ -648,29 +626,18 @@ class Observer:
         finally:
             self.on_error = policy
 
-    def _end(self, *error: Any) -> None:
-        """Measure what the loop left, write what waits, then end the run as the loop ended."""
-        with contextlib.ExitStack() as end:  # an interrupt of one leaves out none of the others
-            if self.writer is not None and self._owns:
-                end.callback(self.writer.close)
-            end.callback(self._finish, *error)
-            self._measure_last(error[1])
-
     def _finish(self, *error: Any) -> None:
         if self.writer is None:
             return
+        step = self.snapshots[-1].step if self.snapshots else None
         with self._guard:
             try:
-                self._ended("not written", self._keeping.flush)
+                with self._tolerating(step, "not written"):
+                    self._record.flush()
             finally:
                 if self._owns and self.writer.begun:  # a resumed run into which nothing was written ends as it did
-                    self._ended("the end of the run was not written", partial(self.writer.__exit__, *error))
-
-    def _ended(self, what: str, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Exception as why:
-            self._tolerated(self.snapshots[-1].step if self.snapshots else None, what, why, first=False)
+                    with self._tolerating(step, "the end of the run was not written"):
+                        self.writer.__exit__(*error)
 
     def __reduce_ex__(self, _: object) -> NoReturn:
         raise SelectionError("an Observer cannot be copied or pickled: it has locks, and a run that only it writes. Copy or save "

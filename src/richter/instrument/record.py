@@ -1,6 +1,4 @@
-"""How an Observer's run is opened: by the first of several ranks, with the initial weights and measurements of a run that was
-begun before.
-"""
+"""What an Observer keeps: scalars, snapshots and failures, in memory and in its run; and how a run is opened and resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +6,9 @@ import atexit
 import contextlib
 import errno
 import math
+import operator
 import os
+import re
 import sqlite3
 import sys
 import threading
@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from richter.core import DisturbedError, DivergedError, Failure, MemoryBudgetError, Row, SelectionError, StoreError
-from richter.core.failures import alike, note_failure
 from richter.instrument.evaluate import RichterWarning
 from richter.instrument.snapshot import Snapshot
 from richter.measures.cards import CARDS
@@ -41,9 +40,6 @@ if TYPE_CHECKING:
 
     from richter.instrument.observe import Observer
 
-# ------------------------------------------------------------------------------------------------------------- keeping
-# What an Observer keeps: scalars and snapshots, in memory and in its run; what the run did not take waits until it does.
-
 BLOCK = 10_000  # scalars that are written at once when the disk has room again
 PATIENCE = 20  # a refused write is tried again after so many times the seconds that it took: it stays below 5 % of the time
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS}
@@ -52,84 +48,62 @@ DEVICE_LOST = ("CUDA error", "cuDNN error", "CUBLAS", "HIP error", "NCCL")  # af
 PACKAGE = str(Path(__file__).parents[1])
 
 
-class Keeping:
-    """The scalars and failures of an Observer, and all that its run has not taken yet. Its caller holds a lock."""
+# -------------------------------------------------------------------------------------------------------------- record
 
-    def __init__(self) -> None:
-        self.writer: Writer | None = None
-        self.failures: list[Failure] = []
+class Record:
+    """The scalars and failures of an Observer, and all that its run has not taken yet. The caller holds a lock."""
+
+    def __init__(self, writer: Writer | None) -> None:
+        self.writer = writer
+        self.failures: list[Failure] = [] if writer is None else writer.run.failures
+        self.resumed = None if writer is None else writer.run.last  # the last step of a run that is resumed
         self.calls: list[dict[str, float]] = []  # scalars, if there is no run
-        self.rows: list[Row] = []  # scalars that wait
-        self.snapshots: list[Snapshot] = []  # that wait
-        self._state: dict[str, Tensor] | None = None  # what the last snapshot hands on, if it waits
-        self._untold = False  # there are failures that the run does not know
-        self._again = 0.0  # when it may be tried again
+        self.rows: list[Row] = []  # scalars that wait for the disk
+        self.snapshots: list[Snapshot] = []  # snapshots that wait
+        self._state: dict[str, Tensor] = {}  # what the last snapshot that waits hands on to the next measurement
+        self._untold = False  # are there failures that the run does not know?
+        self._again = 0.0  # when writing may be tried again
         self._warned: set[str] = set()
-        self._furthest: int | None = None  # the step of the last call, or the last of the run that is resumed
         self._callers: set[int] = set()  # threads
 
-    def open(self, writer: Writer) -> None:
-        self.writer, self.failures, self._furthest = writer, writer.run.failures, writer.run.last
-
-    @property
-    def waits(self) -> bool:
-        return self.writer is not None and bool(self.rows or self.snapshots or self._untold or self._state is not None)
-
-    # ------------------------------------------------------------------------------------------------------- keeping
+    # ------------------------------------------------------------------------------------------------------- writing
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """In the run; in memory if there is none. What the run refuses for want of room waits, and is an error."""
+        """Keep scalars in the run, or in memory if there is none. What the disk refuses waits, and is an error."""
         if self.writer is None:
             self.calls.append({"step": step, **values})
             return
-        if self.rows:
-            self._wait(step, values)  # behind those that wait: a later value of a step replaces an earlier one
-        else:
-            begun = time.monotonic()
-            try:
+        begun = time.monotonic()
+        try:
+            if self.rows:  # behind those that wait: a later value of a step replaces an earlier one
+                self._wait(rows=_rows(step, values))
+            else:
                 self.writer.scalars(step, values)
-            except StoreError as why:
-                if refused_by_disk(why) or self.writer.closed:
-                    self._wait(step, values)
-                    self._again = time.monotonic() + PATIENCE * (time.monotonic() - begun)
-                raise
-        if self.waits and time.monotonic() >= self._again:
+        except StoreError as why:
+            if refused_by_disk(why) or self.writer.closed:
+                self._wait(rows=_rows(step, values))
+                self._again = time.monotonic() + PATIENCE * (time.monotonic() - begun)
+            raise
+        if self._waits and time.monotonic() >= self._again:
             self.flush()
-
-    def _wait(self, step: int, values: Mapping[str, float]) -> None:
-        rows = [Row(whole_step(step), "", plain_text(name), value) for name, value in values.items()]
-        if not self.rows:
-            atexit.register(self._last_try)
-        self.rows += rows
 
     def snapshot(self, snap: Snapshot, state: dict[str, Tensor]) -> None:
-        """``state``: what it hands on to the next one. If the run does not take it, it waits without its matrices, which may be
-        large; they are drawn again with the next measurement."""
+        """Write a snapshot, and the ``state`` that it hands on to the next one. If the disk refuses it, it waits without its
+        matrices, which may be large; they are drawn again with the next measurement."""
         if self.writer is None:
             return
-        if self.snapshots:
-            self._delay(snap, state)
-        else:
-            try:
+        try:
+            if self.snapshots:
+                self._wait(snapshots=[replace(snap, arrays={})], state=state)
+            else:
                 self.writer.snapshot(snap)
-                self._hand_on(state)
-            except StoreError as why:
-                if refused_by_disk(why):
-                    self._delay(snap, state)
-                raise
-        if self.waits:
+                self._hand_on(self.writer, state)
+        except StoreError as why:
+            if refused_by_disk(why):
+                self._wait(snapshots=[replace(snap, arrays={})], state=state)
+            raise
+        if self._waits:
             self.flush()
-
-    def _delay(self, snap: Snapshot, state: dict[str, Tensor]) -> None:
-        if not self.snapshots:
-            atexit.register(self._last_try)
-        self.snapshots.append(replace(snap, arrays={}))
-        self._state = state or None
-
-    def _hand_on(self, state: dict[str, Tensor]) -> None:
-        if state and self.writer is not None:
-            self.writer.keep_state(lambda path: save_file(state, path), "previous")
-        self._state = None
 
     def flush(self) -> None:
         """Write what waits, the oldest first. What is refused goes on waiting, and is an error."""
@@ -143,83 +117,97 @@ class Keeping:
             while self.snapshots:
                 self.writer.snapshot(self.snapshots[0])
                 del self.snapshots[0]
-            if self._state is not None:
-                self._hand_on(self._state)
+            self._hand_on(self.writer, self._state)
             if self._untold:
                 self.writer.failures(self.failures)
                 self._untold = False
             atexit.unregister(self._last_try)
         finally:
             now = time.monotonic()
-            self._again = now + PATIENCE * (now - begun) if self.waits else 0.0
+            self._again = now + PATIENCE * (now - begun) if self._waits else 0.0
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self.rows or self.snapshots or self._state or self._untold)
+
+    def _wait(self, rows: Sequence[Row] = (), snapshots: Sequence[Snapshot] = (), state: dict[str, Tensor] | None = None) -> None:
+        if not self.rows and not self.snapshots:
+            atexit.register(self._last_try)
+        self.rows += rows
+        self.snapshots += snapshots
+        self._state = self._state if state is None else state
+
+    def _hand_on(self, writer: Writer, state: dict[str, Tensor]) -> None:
+        if state:
+            writer.keep_state(lambda path: save_file(state, path), "previous")
+        self._state = {}
 
     def _last_try(self) -> None:
-        """When the process ends without a word."""
+        """Write what waits when the process ends without a word."""
         if self.writer is not None and not self.writer.closed:
             with contextlib.suppress(Exception):
                 self.flush()
 
-    # ------------------------------------------------------------------------------------------------------ failures
+    # ------------------------------------------------------------------------------------------------------ warnings
 
     def failed(self, step: Any, what: str, why: BaseException) -> None:
-        """Note it, here and in the run; warn, if this reason has not been seen before."""
+        """Note a failure, here and in the run; warn, if its reason has not been seen before."""
         reason = f"{what} ({type(why).__name__}: {why})"
         note_failure(self.failures, step, reason)
         self._untold = self.writer is not None
         if self.writer is not None and not self.writer.closed and not refused_by_disk(why) and time.monotonic() >= self._again:
             with contextlib.suppress(Exception):  # then it waits
                 self.flush()
-        if alike(reason) not in self._warned:
-            self._warned.add(alike(reason))
-            warnings.warn(f"step {step}: {reason}. Training goes on, and it is tried again when the next measurement is due; "
-                          f"watch.failures has what failed. With on_error='raise' this is an error.", RichterWarning,
-                          stacklevel=_calls_above())
+        self._warn(alike(reason), f"step {step}: {reason}. Training goes on, and it is tried again when the next measurement is "
+                                  f"due; watch.failures has what failed. With on_error='raise' this is an error.")
 
-    def look_back(self, step: int) -> None:
-        """Say that steps go back, behind the last call or the end of the resumed run. Threads have an order of their own."""
-        if not isinstance(step, Integral):
+    def look_back(self, step: int, last: int | None) -> None:
+        """Warn if steps go back, behind the last call or the end of the resumed run, so that what is new takes the place of what
+        was measured before. Threads have an order of their own."""
+        self._callers.add(threading.get_ident())
+        resumed = last is None
+        last = self.resumed if resumed else last
+        if not isinstance(step, Integral) or not isinstance(last, Integral) or step >= last or len(self._callers) > 1:
             return
-        first, self._callers = not self._callers, self._callers | {threading.get_ident()}
-        if self._furthest is not None and step < self._furthest and len(self._callers) == 1:
-            self.goes_back(step, self._furthest, resumed=first)
-        self._furthest = step
-
-    def goes_back(self, step: int, last: int, resumed: bool = False) -> None:
-        """Steps go back, so that what is new takes the place of what was measured before: said once."""
         if resumed:
-            self._say("back", f"step {step} comes after step {last}, with which the resumed run ends. Each step that is "
-                              f"measured or logged again replaces what was there; the others stay, unless "
-                              f"watch.writer.forget({step}) drops them. Does training go on from the checkpoint of this step?")
+            self._warn("back", f"step {step} comes after step {last}, with which the resumed run ends. Each step that is "
+                               f"measured or logged again replaces what was there; the others stay, unless "
+                               f"watch.writer.forget({step}) drops them. Does training go on from the checkpoint of this step?")
         else:
-            self._say("back", f"step {step} comes after step {last}: do steps begin again in every epoch? Each step that is "
-                              f"measured or logged again replaces what was there, the initial one too. Count on: "
-                              f"watch(epoch * len(loader) + step).")
+            self._warn("back", f"step {step} comes after step {last}: do steps begin again in every epoch? Each step that is "
+                               f"measured or logged again replaces what was there, the initial one too. Count on: "
+                               f"watch(epoch * len(loader) + step).")
 
-    def is_new(self, step: int, last: int | None) -> None:
-        self._say("new", f"step {step}: the run is resumed after step {last}, but the model looks newly initialised, not trained "
-                         f"so far. Load its checkpoint before the first call; a training that begins again is another run.")
+    def looks_new(self, step: int, last: int | None) -> None:
+        self._warn("new", f"step {step}: the run is resumed after step {last}, but the model looks newly initialised, not "
+                          f"trained so far. Load its checkpoint before the first call; a training that begins again is another "
+                          f"run.")
 
-    def _say(self, key: str, text: str) -> None:
-        """Once."""
-        if key not in self._warned:
-            self._warned.add(key)
-            warnings.warn(text, RichterWarning, stacklevel=_calls_above())
+    def _warn(self, key: str, text: str) -> None:
+        """Warn once for each key, of the first line above that is none of ours."""
+        if key in self._warned:
+            return
+        self._warned.add(key)
+        frame, level = sys._getframe(), 1
+        while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE, contextlib.__file__)):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(text, RichterWarning, stacklevel=level)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
     @property
     def names(self) -> list[str]:
-        """Of the scalars."""
-        known = [] if self.writer is None else self.writer.run.names
+        """The names of the scalars."""
+        stored = [] if self.writer is None else self.writer.run.names
         waiting = [r.measure for r in self.rows] + [name for call in self.calls for name in call if name != "step"]
-        return list(dict.fromkeys([*known, *waiting]))
+        return list(dict.fromkeys([*stored, *waiting]))
 
     def curve(self, name: str) -> Series:
         """One scalar over time; a later value of a step replaces an earlier one."""
         values: dict[int, float] = {}
         if self.writer is not None and name in self.writer.run.names:
-            known = self.writer.run.scalar(name)
-            values = dict(zip(known.step.tolist(), known.value.tolist(), strict=True))
+            stored = self.writer.run.scalar(name)
+            values = dict(zip(stored.step.tolist(), stored.value.tolist(), strict=True))
         values |= {int(r.step or 0): r.value for r in self.rows if r.measure == name}
         values |= {int(call["step"]): call[name] for call in self.calls if name in call}
         steps = sorted(values)
@@ -233,19 +221,43 @@ class Keeping:
             return pd.DataFrame(self.calls)
         if not self.rows:
             return self.writer.run.scalars
-        waiting = pd.DataFrame([(r.step, r.measure, r.value) for r in self.rows], columns=["step", "name", "value"])
-        later = waiting.drop_duplicates(["step", "name"], keep="last").pivot(index="step", columns="name", values="value")
-        known = self.writer.run.scalars.set_index("step")
-        names = list(dict.fromkeys([*known.columns, *waiting.name]))
-        return later.combine_first(known)[names].rename_axis(columns=None).reset_index()
+        curves = {name: self.curve(name) for name in self.names}
+        return pd.DataFrame({k: pd.Series(c.value, c.step) for k, c in curves.items()}).rename_axis("step").reset_index()
 
 
-def _calls_above() -> int:
-    """From the function that warns up to the first line that is none of ours: the one a warning names."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame, level = frame.f_back, level + 1
-    return level
+def _rows(step: int, values: Mapping[str, float]) -> list[Row]:
+    return [Row(whole_step(step), "", plain_text(name), value) for name, value in values.items()]
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+
+MOST = 100  # different reasons that are told apart: a training of days does not fill the memory with them
+LONGEST = 800  # characters of a reason
+OTHERS = "failures of further kinds, which are not told apart"
+
+
+def note_failure(failures: list[Failure], step: Any, reason: str) -> None:
+    """Add a failure to those that are known. Reasons that differ in their numbers alone are one reason."""
+    try:
+        at = operator.index(step)
+    except Exception:  # whatever was given: this is the place where wrong arguments end
+        at = None
+    reason = reason.encode("utf-8", "replace").decode()[:LONGEST]
+    places = {alike(failure.reason): i for i, failure in enumerate(failures)}
+    if alike(reason) not in places and len(failures) >= MOST:
+        reason = OTHERS
+    if (i := places.get(alike(reason))) is None:
+        failures.append(Failure(reason, at, at))
+        return
+    before = failures[i]
+    failures[i] = replace(before, first=at if before.first is None else before.first, last=before.last if at is None else at,
+                          times=before.times + 1)
+
+
+@lru_cache(4 * MOST)
+def alike(reason: str) -> str:
+    """The reason without its numbers, except those of names in quotes."""
+    return re.sub(r"('[^']*')|0x[0-9a-fA-F]+|[-+]?\d[\d.,]*(?:e[-+]?\d+)?", lambda m: m[1] or "#", reason)
 
 
 def passes_by(why: BaseException) -> bool:
@@ -270,23 +282,23 @@ def survives(why: BaseException | None) -> bool:
 # ------------------------------------------------------------------------------------------------------------- opening
 
 def open_run(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> None:
-    """The first rank opens the run; the others have its initial weights and earlier measurements, or its error."""
-    subject = watch.measurement.subject
-    message: list[Any] = [None]
-    if _rank() == 0:
+    """Open the run on the first rank. The other ranks get its initial weights and earlier measurements, or its error."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_world_size() < 2:
+        watch.writer = _opened(watch, run, settings, resume, given)
+        return
+    subject, message = watch.measurement.subject, list[Any]([None])
+    if torch.distributed.get_rank() == 0:
         try:
             watch.writer = _opened(watch, run, settings, resume, given)
+            message = [({k: v.cpu() for k, v in watch.initial.items()}, watch.snapshots, subject.previous)]
         except Exception as why:
             message = [why]
-    if _ranks() > 1:
-        message = [message[0] or ({k: v.cpu() for k, v in watch.initial.items()}, watch.snapshots, subject.previous)]
-        torch.distributed.broadcast_object_list(message, src=0)
+    torch.distributed.broadcast_object_list(message, src=0)
     if isinstance(message[0], Exception):
         raise message[0]
-    if _rank() and message[0] is not None:
-        initial, watch.snapshots, previous = message[0]
-        watch.initial = {k: v.to(watch.initial[k].device) for k, v in initial.items()}
-        subject.previous = {k: v.to(subject.home) for k, v in previous.items()}
+    initial, watch.snapshots, previous = message[0]
+    watch.initial = {k: v.to(watch.initial[k].device) for k, v in initial.items()}
+    subject.previous = {k: v.to(subject.home) for k, v in previous.items()}
 
 
 def _opened(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> Writer:
@@ -297,19 +309,26 @@ def _opened(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any
             raise SelectionError(f"another Observer writes to the run {writer.path}; their rows would replace each other. "
                                  f"Give each a run of its own.")
         kept = writer.run.initial
-        if kept is not None and given:
-            raise SelectionError(f"the run {writer.path} has initial weights of its own; leave initial= out to resume it.")
         if kept is not None:
+            if given:
+                raise SelectionError(f"the run {writer.path} has initial weights of its own; leave initial= out to resume it.")
             watch.initial = _fitting(watch.model, load_file(kept), writer.path)
         watch.snapshots = writer.run.snapshots
         if (before := writer.run.state("previous")) is not None:
-            device = watch.measurement.subject.home
-            watch.measurement.subject.previous = {key: t.to(device) for key, t in load_file(before).items()}
-        work = partial(_described, writer, watch, None if kept is not None else watch.initial)
+            subject = watch.measurement.subject
+            subject.previous = {key: t.to(subject.home) for key, t in load_file(before).items()}
+
+        def describe() -> None:
+            if kept is None:
+                writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in watch.initial.items()}, path))
+            writer.describe(model=type(watch.model).__name__, parameters=sum(p.numel() for p in watch.model.parameters()),
+                            examples=watch.probe.n, budget=watch.budget, measures=[m.name for m in watch.measures],
+                            cards={m.name: card.to_json() for m in watch.measures if (card := m.card or CARDS.get(m.name))})
+
         if writer.begun:
-            work()
+            describe()
         else:
-            writer.defer(work)
+            writer.defer(describe)  # a run that goes on is as it was until something is written
         writer.observer = watch
     except BaseException:
         if writer is not run:
@@ -318,45 +337,22 @@ def _opened(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any
     return writer
 
 
-def _described(writer: Writer, watch: Observer, initial: dict[str, Tensor] | None) -> None:
-    """What the run is of; ``initial``: its initial weights, if it has none yet."""
-    if initial is not None:
-        writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in initial.items()}, path))
-    writer.describe(model=type(watch.model).__name__, parameters=sum(p.numel() for p in watch.model.parameters()),
-                    examples=watch.probe.n, budget=watch.budget, measures=[m.name for m in watch.measures],
-                    cards={m.name: card.to_json() for m in watch.measures if (card := m.card or CARDS.get(m.name))})
+def _fitting(model: nn.Module, kept: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The initial weights of a run, if they are of this architecture."""
+    now = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    for name in {**now, **kept}:
+        shapes = [tuple(weights[name].shape) if name in weights else "none" for weights in (now, kept)]
+        if shapes[0] != shapes[1]:
+            raise SelectionError(f"the run {path} was begun with another architecture: {name!r} has shape {shapes[0]} in this "
+                                 f"model and {shapes[1]} in the run. A run is of one model; choose another name for this one.")
+    return {k: v.to(now[k].device) for k, v in kept.items()}
 
 
 def is_new(model: nn.Module, initial: Mapping[str, Tensor], before: Sequence[Snapshot], now: Snapshot) -> bool:
     """Was the model of a resumed run initialised again, instead of loaded from a checkpoint? Its weights are the initial ones of
     the run, or much farther from them than when they were last measured: two random draws differ by 1.4 times their norm."""
-    last, here = _changes(before[-1]), _changes(now)
+    last, here = ([r.value for r in snap.rows if r.measure == "weight_change" and math.isfinite(r.value)]
+                  for snap in (before[-1], now))
     if all(k not in initial or torch.equal(p.detach(), initial[k].to(p)) for k, p in model.named_parameters()):
         return any(last) if last else len(before) > 1
     return bool(last and here) and median(here) > 1 and median(here) > 1.3 * median(last)
-
-
-def _changes(snap: Snapshot) -> list[float]:
-    """|W - W0| / |W| of the layers, where it was measured."""
-    return [r.value for r in snap.rows if r.measure == "weight_change" and math.isfinite(r.value)]
-
-
-def _ranks() -> int:
-    """Processes that train one model together."""
-    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if _ranks() > 1 else 0
-
-
-def _fitting(model: nn.Module, kept: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The initial weights of a run, if they are of this architecture."""
-    own = {k: tuple(v.shape) for k, v in model.state_dict().items() if isinstance(v, Tensor)}
-    other = {k: tuple(v.shape) for k, v in kept.items()}
-    if own != other:
-        name = next(k for k in {**own, **other} if own.get(k) != other.get(k))
-        raise SelectionError(f"the run {path} was begun with another architecture: {name!r} has shape "
-                             f"{own.get(name, 'none')} in this model and {other.get(name, 'none')} in the run. A run is of one "
-                             f"model; choose another name for this one.")
-    return {k: v.to(model.state_dict()[k].device) for k, v in kept.items()}

@@ -22,19 +22,8 @@ from richter.instrument.probe import Objective, Probe, aligned
 from richter.instrument.statistics.frame import GROUPS, copied_bytes, fixed_bytes
 from richter.instrument.statistics.journey import Journey, understood
 from richter.instrument.statistics.moments import Bases
-from richter.instrument.stream import Forwards, RowCotangents, Source, check_labels, check_selection, chunks, fitting, select
-from richter.instrument.survey import (
-    FEWEST,
-    SURVEYED,
-    UNTRUSTED,
-    Audit,
-    Doubt,
-    Noise,
-    SurveyMemo,
-    rounding_errors,
-    settings,
-    surveyed,
-)
+from richter.instrument.stream import RowCotangents, check_labels, check_selection, chunks, fitting, select
+from richter.instrument.survey import FEWEST, SURVEYED, UNTRUSTED, Audit, Doubt, Forwards, Network, SurveyMemo, settings, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.contract import Unit, units_of
 
@@ -61,7 +50,6 @@ class Subject:
         self._around: Any = None  # what it has besides its weights
         self.measured = 0  # how often
         self.audit: Audit | None = None  # what is looked at again in this measurement
-        self._noise: tuple[list[str], Noise] | None = None  # of which faint maps it was found
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
@@ -90,7 +78,7 @@ class Subject:
         self._forget("_copied_bytes", "bases", "drift", "drifted", "journey", "loss_gradient", "then")  # computed once
         self.forwards, self.carried = Forwards(), {}
         self.measured += 1
-        self.audit, self._noise = Audit(), None
+        self.audit = Audit()
         self._find_device()
         self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
@@ -109,7 +97,7 @@ class Subject:
     def amend(self, doubt: Doubt) -> None:
         """What was captured is not what single examples say: do without it."""
         self._known = None
-        self.survey = self.memo.amend(self.survey, self.source.bench(doubt.x), doubt)
+        self.survey = self.memo.amend(self.source, doubt)
         self._begin_again()
         self._prepare()
         self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
@@ -127,7 +115,7 @@ class Subject:
 
     def _begin_again(self) -> None:
         """A measurement that was given up has left nothing behind."""
-        self.audit, self._noise = Audit(), None
+        self.audit = Audit()
         self.forwards, self.carried = Forwards(), {}
         self._forget("bases", "journey", "loss_gradient")
         self._read_matrices()
@@ -168,7 +156,7 @@ class Subject:
         """What is to be said of these buffers, if they do anything."""
         if not self.drifted or self._initial_outputs is None:
             return Remark()
-        given = replace(self.source, state=state_of(self.model, self.initial, self.copied)).run(self.few, 0)
+        given = replace(self.source, state=state_of(self.model, self.initial, self.copied)).run(self.few, record=False)
         if given.f.shape == self._initial_outputs.shape and torch.equal(given.f, self._initial_outputs):
             return Remark()
         return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
@@ -178,14 +166,6 @@ class Subject:
     def journey(self) -> Journey:
         """From the initial network to this one, once in a measurement."""
         return Journey(self)
-
-    @property
-    def noise(self) -> Noise:
-        """Maps and modules whose gradients are nothing but rounding errors, on a few examples."""
-        faint = self.audit.faint if self.audit is not None else []
-        if self._noise is None or self._noise[0] != faint:
-            self._noise = faint, rounding_errors(self.source.bench(self.few), self.survey, faint)
-        return self._noise[1]
 
     @property
     def groups(self) -> int:
@@ -233,7 +213,7 @@ class Subject:
         mask = self.probe.mask
         if mask is None or bool(mask.all()):
             return {}
-        return positions_of(self.source.bench(self.few), self.survey, self.maps, mask.shape[1])
+        return positions_of(self.source, self.few, self.maps, mask.shape[1])
 
     @cached_property
     def refused(self) -> dict[str, str]:
@@ -264,15 +244,15 @@ class Subject:
             self.__dict__.pop(name, None)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Network:
         """The network now."""
-        return Source(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
+        return Network(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
 
     @property
-    def initial_source(self) -> Source:
+    def initial_source(self) -> Network:
         """The network at initialisation."""
         assert self.then is not None
-        return Source(self.model, self.then, self.survey, self.output, self.audit, self.wide, self.forwards)
+        return replace(self.source, state=self.then)
 
     @cached_property
     def bases(self) -> Bases:
@@ -373,7 +353,7 @@ class Subject:
         self.x = self._inputs()
         check_labels(self)
         shape = torch.Size((self.probe.n, *self.survey.shape))
-        self.probe, note = aligned(self.source.bench(self._first_inputs()), self.probe, shape)
+        self.probe, note = aligned(self.source, self._first_inputs(), self.probe, shape)
         self.moved = note or self.moved
         self.Y, self.counted = self.probe.targets(shape)
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
@@ -381,7 +361,7 @@ class Subject:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def _matrices_then(self) -> dict[str, Tensor]:
-        seen = (source := self.initial_source).bench(self.few).run()
+        seen = (source := self.initial_source).run(self.few)
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")

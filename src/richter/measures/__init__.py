@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from richter.core.catalogue import Catalogue, Facts, parts
-from richter.core.lazy import lazy_names
+from richter.core.catalogue import Catalogue, Facts, lazy_names, parts
 
 if TYPE_CHECKING:
     from richter.measures.fact import nfc_power  # noqa: F401

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from richter.core.lazy import lazy_names
+from richter.core.catalogue import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, {}, ("figures", "html", "server", "views"))

@@ -209,8 +209,8 @@ def _time(seconds: float | None) -> str:
 
 def references(runs: Iterable[Named]) -> Markup:
     """The papers behind the measures of the runs, to be cited with them."""
-    from richter.core.citations import bibtex, reference
-    from richter.core.citations import references as known
+    from richter.core.values import bibtex, reference
+    from richter.core.values import references as known
     refs = [card(m, s.cards).ref for s in runs for m in s.run.measures]
     names = list(dict.fromkeys(ref.paper for ref in refs if ref is not None and ref.paper in known()))
     if not names:

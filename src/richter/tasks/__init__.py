@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from richter.core.catalogue import Catalogue, parts
-from richter.core.lazy import lazy_names
+from richter.core.catalogue import Catalogue, lazy_names, parts
 
 if TYPE_CHECKING:  # what type checkers see of the names that are found
     from richter.tasks.images import *  # noqa: F403

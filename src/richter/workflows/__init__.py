@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from richter.core.lazy import lazy_names
+from richter.core.catalogue import lazy_names
 
 if TYPE_CHECKING:
     from richter.workflows.awakening import features_order  # noqa: F401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from richter.core import CaptureError, RichterError
 from richter.core.values import trim
 from richter.instrument.capture.attributes import attributes_kept, same_bits
-from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right, wait_at
+from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right
 from richter.instrument.capture.recompute import ANEW, Again, Blocks, unkept, without_caches
 from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
 from richter.instrument.capture.uses import Scope, Use
@@ -382,9 +383,11 @@ class Recorder(TorchFunctionMode):
         self.seen = state.seen
         self.transforms = False  # by torch.func?
         self._handles: list[Any] = []
+        self._thread = 0  # that entered it: calls of the same modules by other threads are theirs
         self._known: Iterator[Known] | None = None  # of a block that is run again: the calls that it made
 
     def __enter__(self) -> Recorder:
+        self._thread = threading.get_ident()
         try:
             for module in self.scope.modules.values():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and nothing inside is seen
@@ -419,20 +422,22 @@ class Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def _again(self, path: list[nn.Module], calls: Sequence[Known]) -> Iterator[None]:
         """As the first time; what maps read is compared with what they read then."""
-        before = self.scope.path, self._known, self.scope.copies
+        before = self.scope.path, self._known, self.scope.copies, self._thread
         self.scope.path, self._known, self.scope.copies = list(path), iter(calls), dict(self.scope.copies)
         try:
             with self:
                 yield
         finally:
-            self.scope.path, self._known, self.scope.copies = before
+            self.scope.path, self._known, self.scope.copies, self._thread = before
 
     def _begin(self, module: nn.Module, _: Any) -> None:
-        wait_at(module)  # a thread that does not measure
-        self.scope.path.append(module)
-        self.scope.called.add(module)
+        if self._thread == threading.get_ident():
+            self.scope.path.append(module)
+            self.scope.called.add(module)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> Any:
+        if self._thread != threading.get_ident():
+            return None
         if not isinstance(z, Tensor) or _transformed():
             self.scope.path.pop()
             return None

@@ -25,7 +25,7 @@ from richter.core import Mark, MemoryBudgetError, Remark, show_bytes
 from richter.core.values import SMALL, give_back
 from richter.instrument.capture import BACKUP_BYTES, TOGETHER, count, weight_bytes
 from richter.instrument.cotangents import Cotangents, Use
-from richter.instrument.stream import ALONE, Chunk, LayerCapture, Recording, Share, chunks, fitting, steps, with_siblings
+from richter.instrument.stream import ALONE, Chunk, LayerCapture, Share, chunks, fitting, ready, steps, with_siblings
 from richter.instrument.survey import PIECES, looked
 
 if TYPE_CHECKING:
@@ -384,7 +384,7 @@ class Reading:
     rows: slice  # which examples of the probe
     block: slice  # which cotangents
     last: bool  # is this the last block of these examples?
-    recording: Recording
+    chunk: Chunk
     captures: dict[str, LayerCapture]
     before: dict[str, LayerCapture] | None  # of the initial network; None if it is not wanted
     _plain: dict[str, LayerCapture] = field(default_factory=dict)
@@ -403,7 +403,7 @@ class Reading:
     @property
     def f(self) -> Tensor:
         """Outputs "n k"."""
-        return self.recording.f
+        return self.chunk.f
 
     @property
     def Y(self) -> Tensor | None:
@@ -428,15 +428,15 @@ class Reading:
 
     def read(self, name: str) -> Tensor | None:
         """What a map read, "n s d_in", zero at masked positions; None if these examples do not reach it."""
-        if name not in self.recording.where:
+        if not self.chunk.reaches(name):
             return None
-        h = self.recording.reads(name)
+        h = self.chunk.reads(name)
         return _masked_read(h, self.kept(name, h.shape[1]))
 
     def plain(self, name: str) -> LayerCapture | None:
         """A map as it is: grouped ones in groups, masked positions included. None if these examples do not reach it."""
         if name in self.captures and name not in self._plain:
-            self._plain[name] = self.subject.source.ready(self.captures[name])
+            self._plain[name] = ready(self.captures[name], self.subject.wide)
         return self._plain.get(name)
 
     def capture(self, name: str, project: bool = False, initial: bool = False) -> LayerCapture | None:
@@ -452,7 +452,7 @@ class Reading:
 
     def _whole(self, name: str) -> LayerCapture:
         plain = self.plain(name)
-        before = None if self.before is None or name not in self.before else flat(self.subject.source.ready(self.before[name]))
+        before = None if self.before is None or name not in self.before else flat(ready(self.before[name], self.subject.wide))
         if plain is not None:
             c = flat(plain)
         else:
@@ -590,33 +590,30 @@ class Pass:
     def _add(self, chunk: Chunk, families: Mapping[Cotangents, Sequence[Entry]],
              blocks: Mapping[Cotangents, Sequence[slice]]) -> None:
         """What a chunk says; nothing of it is held when the next one begins."""
-        recordings = self._recorded(chunk)
+        networks = [chunk, replace(chunk, network=self.subject.initial_source)] if self.initial else [chunk]
         asking = [c for c, family in families.items() if any(e.wants.backward for e in family)]
         for cotangents, family in families.items():
             for block in blocks[cotangents]:
                 last = block is blocks[cotangents][-1]
                 more = bool(asking) and not (last and cotangents is asking[-1])
-                reading = self._reading(recordings, chunk.rows, block, last, more, cotangents, family)
+                reading = self._reading(networks, block, last, more, cotangents, family)
                 for e in family:
                     if e.wants.backward or reading.first:
                         e.gathering.add(reading)
 
-    def _recorded(self, chunk: Chunk) -> list[Recording]:
-        """One forward pass, and one of the initial network if it is wanted."""
-        networks = [chunk, replace(chunk, source=self.subject.initial_source)] if self.initial else [chunk]
-        return [network.recording for network in networks]
-
-    def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, more: bool,
-                 cotangents: Cotangents, family: Sequence[Entry]) -> Reading:
-        """``more``: is something else asked of the maps afterwards?"""
+    def _reading(self, networks: Sequence[Chunk], block: slice, last: bool, more: bool, cotangents: Cotangents,
+                 family: Sequence[Entry]) -> Reading:
+        """``networks``: the chunk, and the same examples in the initial network if it is wanted; ``more``: do other cotangents
+        follow?"""
+        rows = networks[0].rows
         if not any(e.wants.backward for e in family):
-            for recording in recordings if last and not more else ():
-                recording.look()
-            return Reading(self.subject, rows, block, last, recordings[0], {}, None)
+            for chunk in networks if last and not more else ():
+                chunk.look()
+            return Reading(self.subject, rows, block, last, networks[0], {}, None)
         reads = any(e.wants.reads and not e.wants.optional for e in family)
         V = self.subject.rowwise(cotangents, "mean", block)
-        now, *before = (r.captures(V(r.f, rows), reads, more) for r in recordings)
-        return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else None)
+        now, *before = (chunk.ask(V(chunk.f, rows), reads, more) for chunk in networks)
+        return Reading(self.subject, rows, block, last, networks[0], now, before[0] if before else None)
 
 
 def wants_of(subject: Subject, keys: Iterable[Key]) -> dict[Key, Wants]:

@@ -24,8 +24,8 @@ from torch.nn.utils.parametrize import ParametrizationList
 from richter.core import DivergedError, Remark
 from richter.core.values import FEW_BATCHES, NO_DATA, SMALL, give_back
 from richter.instrument.capture import Call, Pass, State, batch_statistics, check_finite, same_bits, select, to_device
-from richter.instrument.stream import chunks, fitting, grouped, steps, timed
-from richter.instrument.survey import Audit, Bench, check_calls, passed
+from richter.instrument.stream import Chunk, chunks, fitting, grouped, steps, timed
+from richter.instrument.survey import Audit, check_calls, passed
 
 if TYPE_CHECKING:
     from richter.instrument.subject import Subject
@@ -334,20 +334,20 @@ class Journey:
     def run(self, state: State, x: Any, seed: int, record: bool = True, plain: bool = False) -> Pass:
         """A pass of some examples, as the survey says that it is made; ``record=False``: remembering no map."""
         subject = self.subject
-        bench = self.bench(state, x)
+        network = replace(subject.source, state=state)
         with batch_statistics(self.norms) if self.mixes else contextlib.nullcontext():
-            run = passed(bench, subject.survey, seed, None, plain) if record else bench.run(record=False, seed=seed)
+            run = passed(network, x, seed, None, plain) if record else network.run(x, record=False, seed=seed)
         if record:
-            check_calls(subject.survey, x, run.calls, bench.n)
+            check_calls(network, x, run.calls)
         check_finite(run.f)
         return run
 
     def _checked(self, state: State, x: Any, rows: slice, audit: Audit) -> Pass:
         """A pass whose captures were compared with autograd's gradients."""
-        source = replace(self.subject.source, state=state, audit=audit)
-        recording = source.record(x, rows, list(self.subject.survey.batched))
-        recording.look()
-        return recording.run
+        network = replace(self.subject.source, state=state, audit=audit)
+        chunk = Chunk(network, x, rows, list(self.subject.survey.batched))
+        chunk.look()
+        return chunk.run
 
     def _timed(self, state: State, x: Any, rows: slice) -> Pass:
         with timed(self.subject.device) as seconds:
@@ -355,16 +355,13 @@ class Journey:
         self.subject.forwards.add(rows.stop - rows.start, seconds())
         return run
 
-    def bench(self, state: State, x: Any) -> Bench:
-        return replace(self.subject.source, state=state).bench(x)
-
     def _look(self) -> None:
         """Check in eval mode that maps are read as they should be."""
         subject = self.subject
         survey, most = subject.survey, min(subject.probe.chunk, subject.probe.n)
         size = fitting(min(subject.memory // 2, subject.memory - self._weights()), self._each(), most, survey.drawn)
         for chunk in chunks(subject.source, subject.x, size, maps=list(survey.batched)):
-            chunk.recording.look()
+            chunk.look()
 
     def give_back(self) -> None:
         """What a large model has let go, to the system."""

@@ -156,7 +156,7 @@ class Pushing:
         loose = [k for k in v if k not in biases and k not in survey.structured]
         V = subject.rowwise(self.cotangents, "mean")
         chunk = Chunk(subject.initial_source, x, stretch.rows, names, V, loose)
-        f = chunk.recording.f
+        f = chunk.f
         linear = f.new_zeros(len(chunk.V), stretch.n)
         for i in range(len(chunk.V)):
             captures = chunk.captures(slice(i, i + 1))

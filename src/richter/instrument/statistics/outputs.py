@@ -165,17 +165,17 @@ class Answers:
     def loss(self) -> float:
         """The probe's loss of these examples."""
         try:
-            return self.objective.mean(self.f.detach().requires_grad_()).item()
+            return self.objectives.mean(self.f.detach().requires_grad_(), self.keep).item()
         except ProbeError as why:
             raise Missing(str(why), Mark.FAILED) from why
 
     @property
     def right(self) -> float:
         """The share of labels that have the largest output."""
-        ids, f = self.objective.classes, self.f
+        ids, f = self.objectives.classes, self.f
         if ids is None or f.shape[-1] < 2:
             raise Missing("the labels are no classes: targets of which one is 1 and the others 0, or class or token ids")
-        ids = ids.to(f.device)
+        ids = (ids if self.keep is None else ids[self.keep.to(ids.device)]).to(f.device)
         real = ids >= 0
         if not real.any():
             raise Missing("none of these examples has a label")
