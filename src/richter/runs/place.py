@@ -1,4 +1,4 @@
-"""The folder of a run: which of its files are opened, how its writer reaches them, its lock, and errors in one sentence.
+"""The folder of a run: which of its files are opened, and how; how its writer reaches them; its lock; errors in one sentence.
 
 Whoever made a folder may have put anything into it, and at any moment somebody may move or delete it while another process begins
 a run under its name. What is done here touches regular files of the run's own folder, or nothing.
@@ -12,8 +12,10 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,6 +199,52 @@ def stamp(path: Path) -> Stamp:
     return files
 
 
+# ----------------------------------------------------------------------------------------------------------- database
+
+
+def connection_to(path: Path | str, **options: bool) -> sqlite3.Connection:
+    """A connection with SQLite's own care for files of unknown origin. Each statement is a transaction of its own, unless one is
+    begun; any thread may ask, one at a time."""
+    connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False, **options)
+    connection.execute("PRAGMA trusted_schema=OFF")
+    connection.execute("PRAGMA cell_size_check=ON")
+    return connection
+
+
+def only_reading(path: Path) -> sqlite3.Connection:
+    return connection_to(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def bound(connection: sqlite3.Connection) -> int:
+    """Make the next question end, whatever the file is: pages that lead to each other in circles could keep it busy for ever.
+    Returns the size of the file."""
+    (pages,), (size,) = connection.execute("PRAGMA page_count").fetchone(), connection.execute("PRAGMA page_size").fetchone()
+    left = iter(range(20 + pages * size // 2000))  # in 100,000 operations of SQLite; an honest question takes far fewer
+    connection.set_progress_handler(lambda: next(left, None) is None, 100_000)
+    return int(pages * size)
+
+
+def to_read(path: Path) -> sqlite3.Connection:
+    """A connection that only reads; to a copy in memory, where a write-ahead log lies in a folder that may not be written."""
+    try:
+        with contextlib.ExitStack() as undo:
+            connection = undo.enter_context(contextlib.closing(only_reading(own(path))))
+            connection.execute("PRAGMA schema_version")
+            undo.pop_all()
+        return connection
+    except sqlite3.OperationalError as why:
+        if "unable to open" not in str(why) and "readonly" not in str(why):
+            raise
+    copy = connection_to(":memory:")
+    with tempfile.TemporaryDirectory(prefix="richter-") as folder:
+        for part in (path, *beside(path)):
+            if part.is_file():
+                shutil.copyfile(own(part), Path(folder) / part.name)
+        with contextlib.closing(sqlite3.connect(Path(folder) / path.name)) as source:
+            source.backup(copy)
+    return copy
+
+
 # ------------------------------------------------------------------------------------------------------------ folders
 
 
@@ -237,7 +285,9 @@ class Place(Folder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.closed, self._real = False, path.resolve()
         self._files: dict[Path, tuple[int, int]] = {}
+        self._last: sqlite3.Connection | None = None  # to the second name of the database, while it is closed
         with contextlib.suppress(FileExistsError):  # SQLite gives its other files the permissions of this one
             os.close(self.open(DATABASE, os.O_RDWR | os.O_CREAT | os.O_EXCL))
         self.hold(DATABASE)
@@ -256,10 +306,6 @@ class Place(Folder):
                 raise gone(self.path, why.strerror) from why
             if here != held:
                 raise gone(self.path, "another run is in its place") from FileNotFoundError(errno.ENOENT, file)
-
-    def is_database(self, name: str) -> bool:
-        """Does this name lead to the database that is written?"""
-        return identity(self.stat(name)) == self._files[self.path / DATABASE]
 
     def tidy(self) -> None:
         """Remove what a writer that was killed has left: half of an object, or a second name of the database."""
@@ -311,6 +357,50 @@ class Place(Folder):
     def drop_object(self, digest: str) -> None:
         with contextlib.closing(self.objects()) as objects:
             objects.unlink(f"{digest}.safetensors")
+
+    def close_database(self, writer: sqlite3.Connection, anchor: sqlite3.Connection) -> None:
+        """Leave one file that can be read from anywhere, unless somebody reads it just now, and close the folder.
+
+        SQLite removes a log by its path, where by now another run may have one. ``anchor`` reads the same file and is closed
+        last: a connection removes nothing while there is another, and one that only reads never does. What is empty is then
+        removed by the folder that is held, while the database is locked under a second name that nobody else knows."""
+        if self.closed:
+            return
+        if self._last is not None:  # an interrupt came between
+            self._last.close()
+        with contextlib.suppress(sqlite3.Error):
+            writer.execute("PRAGMA busy_timeout=1000")
+            writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if not HOLDS:
+                anchor.close()
+                writer.execute("PRAGMA busy_timeout=0")
+                writer.execute("PRAGMA journal_mode=DELETE")
+        aside = f".{DATABASE}-{secrets.token_hex(8)}"
+        try:
+            with contextlib.suppress(OSError):  # some file systems have no links: there the empty log stays
+                os.link(self.at(DATABASE), self.at(aside), src_dir_fd=self.handle, dst_dir_fd=self.handle)
+            writer.close()
+            anchor.close()
+            with contextlib.suppress(OSError, sqlite3.Error):
+                self._remove_log(aside)
+        finally:
+            if self._last is not None:
+                self._last.close()
+            self.unlink(aside)
+        self.closed = True
+        self.close()
+
+    def _remove_log(self, aside: str) -> None:
+        if identity(self.stat(aside)) != self._files[self.path / DATABASE]:
+            return
+        self._last = connection = connection_to(f"{(self._real / aside).as_uri()}?mode=rw", uri=True)
+        for pragma in ("busy_timeout=0", "locking_mode=EXCLUSIVE", "schema_version"):
+            connection.execute(f"PRAGMA {pragma}").fetchall()  # from here on nobody else has the file open
+        log = f"{DATABASE}-wal"
+        if identity(self.stat(aside)) == identity(self.stat(DATABASE)) and not (log in self.names() and self.stat(log).st_size):
+            connection.execute("PRAGMA journal_mode=DELETE")
+            self.unlink(log)
+            self.unlink(f"{DATABASE}-shm")
 
 
 # --------------------------------------------------------------------------------------------------------------- lock

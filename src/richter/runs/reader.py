@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import operator
 import os
@@ -63,12 +64,12 @@ class Run:
         self._database.close()
 
     def _table(self, name: str) -> list[Any]:
-        """The rows of a small table without their numbers and sums."""
+        """The rows of a small table without their sums."""
         with self._database.moment() as now:
-            return [row[1:-1] for row in now.table(name)]
+            return [row[:-1] for row in now.table(name)]
 
     def _meta(self, key: str) -> Any:
-        text = dict(self._table("meta")).get(key)
+        text = next((value for _, name, value in self._table("meta") if name == key), None)
         return None if text is None else parsed(text)
 
     def _curves(self, kind: Kind) -> list[Curve]:
@@ -93,7 +94,7 @@ class Run:
     @property
     def sessions(self) -> list[Session]:
         return [Session(_number(begun), ended, how, _record(parsed(provenance)))
-                for begun, ended, how, provenance in self._table("sessions")]
+                for _, begun, ended, how, provenance in self._table("sessions")]
 
     @property
     def status(self) -> str:
@@ -130,15 +131,14 @@ class Run:
     @property
     def steps(self) -> list[int]:
         """The steps at which it was measured."""
-        with self._database.moment() as now:
-            return [row[0] for row in now.table("snapshots")]
+        return [row[0] for row in self._table("snapshots")]
 
     @property
     def last(self) -> int | None:
         """The last step that anything was written for."""
         with self._database.moment() as now:
             rows = now.extent(list(now.curves.values()))
-            return max([*(rows or ()), *self.steps, *(row[3] for row in now.table("arrays"))], default=None)
+            return max([*(rows or ()), *self.steps, *(step for _, _, step in self.arrays)], default=None)
 
     def has(self, measure: str, layer: str = WHOLE) -> bool:
         return any((c.name, c.layer) == (measure, layer) for c in self._curves("row"))
@@ -187,19 +187,16 @@ class Run:
             result[c.name, c.layer] = Series(columns.step, columns.value, columns.error), remark
         return result
 
-    def _rows(self, *kinds: Kind, steps: Sequence[int] = ()) -> list[list[Any]]:
-        """A table, column by column, by kind, step and curve; ``steps``: of one or two steps only."""
+    def _rows(self, kind: Kind, steps: Sequence[int] = ()) -> list[list[Any]]:
+        """A table, column by column, by step and curve; ``steps``: of one or two steps only."""
         with self._database.moment() as now:
-            curves = [c for kind in kinds for c in now.of_kind(kind)]
-            rows, notes = now.rows(curves, steps), now.notes
-        c = joined([rows[c.number]._replace(series=np.full(len(rows[c.number].step), i)) for i, c in enumerate(curves)])
-        if c.series is None:
-            return [[] for _ in COLUMNS]
-        places = np.array([kinds.index(c.kind) for c in curves])
-        c = c.taken(np.lexsort((c.series, c.step, places[c.series])))
-        order: list[int] = c.series.tolist()  # type: ignore[union-attr]
-        return [c.step.tolist(), [curves[i].layer for i in order], [curves[i].name for i in order], c.value.tolist(),
-                c.error.tolist(), _notes(c, notes), _marks(c)]
+            curves, notes = now.of_kind(kind), now.notes
+            rows = now.rows(curves, steps)
+        table, of_curve = joined([rows[c.number] for c in curves]), [c for c in curves for _ in rows[c.number].step]
+        order = np.lexsort((np.array([c.number for c in of_curve]), table.step))
+        table, of_curve = table.taken(order), [of_curve[i] for i in order]
+        return [table.step.tolist(), [c.layer for c in of_curve], [c.name for c in of_curve], table.value.tolist(),
+                table.error.tolist(), _notes(table, notes), _marks(table)]
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -208,7 +205,9 @@ class Run:
 
     def _frame(self, *kinds: Kind) -> pandas.DataFrame:
         import pandas as pd
-        *columns, marks = self._rows(*kinds)
+        with self._database.moment():
+            tables = [self._rows(kind) for kind in kinds]
+        *columns, marks = ([entry for part in column for entry in part] for column in zip(*tables, strict=True))
         frame = pd.DataFrame(dict(zip(COLUMNS, [*columns, [mark.value for mark in marks]], strict=True)))
         return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
 
@@ -234,7 +233,7 @@ class Run:
     def at(self, steps: Sequence[int] = ()) -> list[Snapshot]:
         """What was measured at these steps (none: at all of them)."""
         with self._database.moment() as now:
-            table = self._rows("row", steps=steps)
+            table = self._rows("row", steps)
             costs = {step: cost for step, _, *cost, _ in now.table("snapshots") if not steps or step in steps}
         rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *table[0]})}
         for row in zip(*table, strict=True):
@@ -251,8 +250,7 @@ class Run:
     @property
     def arrays(self) -> list[tuple[str, str, int]]:
         """(layer, name, step) of every array; none is loaded."""
-        with self._database.moment() as now:
-            return sorted((row[1:4] for row in now.table("arrays")), key=operator.itemgetter(2))
+        return sorted((row[1:4] for row in self._table("arrays")), key=operator.itemgetter(2))
 
     def array(self, name: str, layer: str = WHOLE, step: int | None = None) -> NDArray[Any]:
         """One array; of the last step if none is given. A matrix kept by eigenpairs is put together again."""
@@ -305,11 +303,11 @@ class Run:
 
     @property
     def claims(self) -> dict[str, dict[str, Any]]:
-        return {name: _record(parsed(record)) for name, record in self._table("claims")}
+        return {name: _record(parsed(record)) for _, name, record in self._table("claims")}
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        return [row[:2] for row in self._table("figures")]
+        return [row[1:3] for row in self._table("figures")]
 
     def figure(self, name: str, kind: str = "svg") -> bytes:
         with self._database.moment() as now:
@@ -345,7 +343,7 @@ class Run:
         layers = len([k for k in self.layers if k != WHOLE])
         words = f"{len(steps)} measurements of {layers} layers" + (f", the last at step {steps[-1]}" if steps else "")
         table = f'<div style="max-height:24em;overflow:auto">{last[0]._repr_html_()}</div>' if last else ""
-        return f"<p><b>{_escaped(self.name)}</b> ({_escaped(self.status)}): {words}</p>{table}"
+        return f"<p><b>{html.escape(self.name)}</b> ({html.escape(self.status)}): {words}</p>{table}"
 
 
 def default_store() -> Path:
@@ -405,7 +403,3 @@ def _record(value: Any) -> dict[str, Any]:
         raise StoreError(f"a record of this run is damaged: it is a {type(value).__name__}.")
     return value or {}
 
-
-def _escaped(text: str) -> str:
-    import html
-    return html.escape(text)

@@ -12,14 +12,11 @@ guard against accidents. Whoever makes a file to do harm can compute them, so no
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
-import os
 import re
-import secrets
-import shutil
 import sqlite3
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,22 +28,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from richter.core import Mark, Row, StoreError
+from richter.runs import format as blocks
 from richter.runs import place as files
-from richter.runs.format import (
-    MARKS,
-    NONE,
-    Columns,
-    by_curve,
-    head,
-    joined,
-    latest,
-    pack,
-    pack_step,
-    plain_text,
-    unpack,
-    whole_step,
-)
-from richter.runs.place import DATABASE, HOLDS, LOCK, Place, beside, explained, own, stamp
+from richter.runs.format import MARKS, Columns, plain_text, whole_step
+from richter.runs.place import DATABASE, LOCK, Place, bound, explained, own, to_read
 
 Kind = Literal["row", "scalar"]  # a number that was measured, or one of the user's own
 APPLICATION = 0x52434854  # "RCHT", in the file's header
@@ -172,49 +157,6 @@ class Curve(NamedTuple):
 # ------------------------------------------------------------------------------------------------------------ opening
 
 
-def connection_to(path: Path | str, **options: bool) -> sqlite3.Connection:
-    """A connection with SQLite's own care for files of unknown origin. Each statement is a transaction of its own, unless one is
-    begun; any thread may ask, one at a time."""
-    connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False, **options)
-    connection.execute("PRAGMA trusted_schema=OFF")
-    connection.execute("PRAGMA cell_size_check=ON")
-    return connection
-
-
-def only_reading(path: Path) -> sqlite3.Connection:
-    return connection_to(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-
-
-def bound(connection: sqlite3.Connection) -> int:
-    """Make the next question end, whatever the file is: pages that lead to each other in circles could keep it busy for ever.
-    Returns the size of the file."""
-    (pages,), (size,) = connection.execute("PRAGMA page_count").fetchone(), connection.execute("PRAGMA page_size").fetchone()
-    left = iter(range(20 + pages * size // 2000))  # in 100,000 operations of SQLite; an honest question takes far fewer
-    connection.set_progress_handler(lambda: next(left, None) is None, 100_000)
-    return int(pages * size)
-
-
-def to_read(path: Path) -> sqlite3.Connection:
-    """A connection that only reads; to a copy in memory, where a write-ahead log lies in a folder that may not be written."""
-    try:
-        with contextlib.ExitStack() as undo:
-            connection = undo.enter_context(contextlib.closing(only_reading(own(path))))
-            connection.execute("PRAGMA schema_version")
-            undo.pop_all()
-        return connection
-    except sqlite3.OperationalError as why:
-        if "unable to open" not in str(why) and "readonly" not in str(why):
-            raise
-    copy = connection_to(":memory:")
-    with tempfile.TemporaryDirectory(prefix="richter-") as folder:
-        for part in (path, *beside(path)):
-            if part.is_file():
-                shutil.copyfile(own(part), Path(folder) / part.name)
-        with contextlib.closing(sqlite3.connect(Path(folder) / path.name)) as source:
-            source.backup(copy)
-    return copy
-
-
 def opened(folder: Path) -> sqlite3.Connection:
     """The database of a run, for reading."""
     if not (folder / DATABASE).is_file():
@@ -244,8 +186,8 @@ def to_write(place: Place) -> tuple[sqlite3.Connection, sqlite3.Connection]:
     closed after the first: until then SQLite removes no log (``Appender.close``)."""
     folder, path = place.path, own(place.path / DATABASE)
     with contextlib.ExitStack() as undo:
-        anchor = undo.enter_context(contextlib.closing(only_reading(path)))
-        connection = undo.enter_context(contextlib.closing(connection_to(path)))
+        anchor = undo.enter_context(contextlib.closing(files.only_reading(path)))
+        connection = undo.enter_context(contextlib.closing(files.connection_to(path)))
         place.check()
         if _has_tables(connection):
             anchor.execute("PRAGMA schema_version").fetchall()  # from here on it holds a log
@@ -267,8 +209,8 @@ def to_write(place: Place) -> tuple[sqlite3.Connection, sqlite3.Connection]:
             connection.execute("INSERT INTO ledger VALUES (1, ?)", (Ledger(dict.fromkeys(COLUMNS, (0, 0)), 0).packed(),))
             connection.execute("INSERT INTO recent VALUES (?, ?)", (TAIL, Tail.empty(0).packed()))
             connection.execute("COMMIT")
-        if beside(path)[0].exists():
-            place.hold(beside(path)[0].name)
+        if files.beside(path)[0].exists():
+            place.hold(files.beside(path)[0].name)
         undo.pop_all()
     return connection, anchor
 
@@ -388,18 +330,16 @@ class Contents:
         """The blocks that were appended and not yet put to their curves."""
         *written, end = self._ask("SELECT id, data FROM recent ORDER BY id", (), "ib") or [(0, b"")]
         tail = Tail.unpacked(end[1])
-        seen = Tail.empty(tail.base)
-        for number, body in written:
+        seen, numbers = Tail.empty(tail.base), list(range(tail.base + 1, tail.base + 1 + len(written)))
+        for _, body in written:
             seen = seen.after(body)
-            if number != seen.last:
-                raise StoreError("some of its last rows are not there")
-        if end[0] != TAIL or seen != tail or tail.last < self.ledger.last:
+        if [number for number, _ in written] + [TAIL] != [*numbers, end[0]] or seen != tail or tail.last < self.ledger.last:
             raise StoreError("its last rows are not what was written")
         return tail, [body for _, body in written]
 
     @cached_property
     def _recent_rows(self) -> dict[int, Columns]:
-        return by_curve(unpack(self.recent[1]))
+        return blocks.by_curve(blocks.unpack(self.recent[1]))
 
     def chunks(self, curves: Sequence[Curve]) -> dict[int, list[Any]]:
         """The chunks of each curve: number, first and last step, rows and sum."""
@@ -426,7 +366,7 @@ class Contents:
         """The rows of these chunks."""
         pieces = []
         for number, first, last, points, body in lines:
-            c = unpack([self.data("chunks", number, body)])
+            c = blocks.unpack([self.data("chunks", number, body)])
             if (c.series is not None) or (len(c.step), int(c.step[0]), int(c.step[-1])) != (points, first, last):
                 raise StoreError("a block of its rows is not where it belongs")
             pieces.append(c)
@@ -439,7 +379,7 @@ class Contents:
             pieces = self.rows_of(line for line in lines if (not steps or any(line[1] <= s <= line[2] for s in steps))
                                   and (after is None or line[2] > after))
             pieces += [self._recent_rows[number]] if number in self._recent_rows else []
-            columns = latest(joined(pieces)) if pieces else NONE
+            columns = blocks.latest(blocks.joined(pieces)) if pieces else blocks.NONE
             if steps:
                 columns = columns.taken(np.isin(columns.step, steps))
             elif after is not None:
@@ -468,7 +408,7 @@ class Reader:
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
             with explained(self.folder, "read"):
-                self._stamp = stamp(self.folder / DATABASE)
+                self._stamp = files.stamp(self.folder / DATABASE)
                 connection = opened(self.folder)
                 self._contents, self._version = Contents(self._ask), _version(connection)
                 self._connection = connection
@@ -488,7 +428,7 @@ class Reader:
             try:
                 self._current = mine
                 self._end()  # what an interrupt has left open
-                now = stamp(self.folder / DATABASE)
+                now = files.stamp(self.folder / DATABASE)
                 if self._connection is not None and now != self._stamp:
                     self._stamp = now
                     with explained(self.folder, "read"):
@@ -542,14 +482,12 @@ class Appender:
     blocks that are not yet moved to their curves."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.closed = folder, False
+        self.folder = folder
         self.session: tuple[int, float, str] | None = None  # number, begin and provenance of what this process writes
-        self._last: sqlite3.Connection | None = None  # to the second name of the database, while it is closed
         self._ledger, self._ours, self._dirty = b"", False, False  # as we left it; nobody else writes it; it is not up to date
         with explained(folder, "opened for writing"), contextlib.ExitStack() as undo:
             own(folder / DATABASE)  # nothing is made beside what is refused
             self.place = undo.enter_context(contextlib.closing(Place(folder)))
-            self._real = folder.resolve()
             self.connection, self.anchor = to_write(self.place)
             undo.callback(self.anchor.close)
             undo.callback(self.connection.close)
@@ -568,11 +506,14 @@ class Appender:
             settled, self._settled, self._current = self._settled, False, (mine := object())
             try:
                 self.connection.execute("BEGIN IMMEDIATE")
-                if not (settled and self._in_line()):
+                # another process may write it as well, where locks do not hold or somebody has deleted the file of ours
+                ends = "SELECT data FROM ledger UNION ALL SELECT data FROM recent WHERE id = ?"
+                if not settled or self._ask(ends, (TAIL,)) != [(self._ledger,), (self._tail.packed(),)]:
                     self._load()
                 yield
                 if self._dirty or not self._ours:  # as long as nobody else writes the ledger, it is ours
-                    before, self._ledger = self._ledger, self._tallied().packed()
+                    tallies = {table: (len(rows), self._totals[table]) for table, rows in self._rows.items()}
+                    before, self._ledger = self._ledger, Ledger(tallies, self._tail.last).packed()
                     self.connection.execute("INSERT OR REPLACE INTO ledger VALUES (1, ?)", (self._ledger,))
                     self._dirty, self._ours = False, self._ours or self._ledger != before
                 self.connection.execute("COMMIT")
@@ -586,12 +527,6 @@ class Appender:
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
-    def _in_line(self) -> bool:
-        """Is the file as we left it? Another process may write it as well, where locks do not hold or somebody has deleted the
-        file of ours."""
-        ends = self._ask("SELECT data FROM ledger UNION ALL SELECT data FROM recent WHERE id = ?", (TAIL,))
-        return ends == [(self._ledger,), (self._tail.packed(),)]
-
     def _load(self) -> None:
         """Bring the memory in line with the file."""
         with damage(self.folder):
@@ -601,10 +536,7 @@ class Appender:
             self._totals = {table: total for table, (_, total) in now.ledger.tallies.items()}
             self._top = {table: max((number for number, _ in rows.values()), default=0) for table, rows in self._rows.items()}
             self._curves, (self._tail, self._bodies) = dict(now.curves), now.recent
-            self._recent = sum(head(body)[1] for body in self._bodies)
-
-    def _tallied(self) -> Ledger:
-        return Ledger({table: (len(rows), self._totals[table]) for table, rows in self._rows.items()}, self._tail.last)
+            self._recent = sum(blocks.head(body)[1] for body in self._bodies)
 
     def _ask(self, question: str, values: Sequence[Any] = (), kinds: str = "") -> list[Any]:
         return typed(self.folder, self.connection.execute(question, values).fetchall(), kinds)
@@ -628,15 +560,11 @@ class Appender:
         rows[key], self._top[table], self._dirty = (number, total), max(self._top[table], number), True
         return number
 
-    def describe(self, meta: Mapping[str, str]) -> None:
-        """JSON by key; what there was under a key is replaced."""
-        for key, value in meta.items():
-            self.put("meta", key, value)
-
-    def begin(self, meta: Mapping[str, str], when: float, provenance: str) -> None:
+    def begin(self, meta: Mapping[str, Any], when: float, provenance: str) -> None:
         """A session of a process that writes, in a transaction of its own, and (of a new run) what the run is."""
         with self.transaction("begun"):
-            self.describe(meta)
+            for key, value in meta.items():
+                self.put("meta", key, json.dumps(value))
             number = len(self._rows["sessions"]) + 1
             self.put("sessions", when, None, None, provenance, number=number)
         self.session = number, when, provenance
@@ -667,7 +595,7 @@ class Appender:
         for c in list(self._curves.values()):
             lines, pieces = self._pieces(c)
             if any(line[2] > after for line in lines):
-                rows = latest(joined(pieces))
+                rows = blocks.latest(blocks.joined(pieces))
                 rows = rows.taken(rows.step <= after)
                 self._drop_chunks(lines)
                 empty = c._replace(chunks=0, merged=0, tip=0)
@@ -682,27 +610,24 @@ class Appender:
         curves, index, exact = self._curves, operator.index, Mark.EXACT
         numbers, steps, notes = list[int](), list[int](), list[int]()
         values, errors = list[float](), list[float]()
-        marks: dict[int, int] = {}  # by row: most have none
+        marks = list[int]()
         try:
             for r in rows:
-                if r.mark is not exact:
-                    marks[len(steps)] = CODES[Mark(r.mark)]
+                marks.append(0 if r.mark is exact else CODES[Mark(r.mark)])
                 numbers.append((curves.get((kind, r.layer, r.measure)) or self._new_curve(kind, r)).number)
                 steps.append(index(r.step))  # type: ignore[arg-type]  # refused below, if it is none
                 values.append(float(r.value))
                 errors.append(float(r.error))
                 notes.append((self._rows["notes"].get(r.note) or [self.put("notes", plain_text(r.note))])[0] if r.note else 0)
-            mark = np.zeros(len(steps), np.int64)
-            mark[list(marks)] = list(marks.values())
-            body = pack(Columns(np.array(steps, np.int64), np.array(numbers, np.int64), np.array(values), np.array(errors),
-                                np.array(notes, np.int64), mark)) if steps else b""
+            columns = Columns(np.array(steps, np.int64), np.array(numbers, np.int64), np.array(values), np.array(errors),
+                              np.array(notes, np.int64), np.array(marks))
         except (TypeError, ValueError, OverflowError, RuntimeError) as why:
             for other in rows:
                 whole_step(other.step)
             raise StoreError(f"{r.measure!r} of layer {r.layer!r} at step {r.step}: {r.value!r} with the standard error "
                              f"{r.error!r} cannot be stored ({why}). Rows hold numbers.") from why
-        if body:
-            self._append(body, len(steps))
+        if steps:
+            self._append(blocks.pack(columns), len(steps))
         if self._recent >= RECENT or len(self._bodies) >= BLOCKS:
             self.settle()
 
@@ -718,7 +643,7 @@ class Appender:
             return False
         with explained(self.folder, "written"):
             self._settled = False
-            written = self._append(pack_step(step, numbers, values.values()), len(numbers))
+            written = self._append(blocks.pack_step(step, numbers, values.values()), len(numbers))
             self._settled = True
         return written
 
@@ -738,9 +663,9 @@ class Appender:
     def settle(self) -> None:
         """Move all blocks to their curves, where they are read fastest, in a transaction."""
         if self._bodies:
-            moved = by_curve(unpack(self._bodies))
+            moved = blocks.by_curve(blocks.unpack(self._bodies))
             for c in [c for c in self._curves.values() if c.number in moved]:
-                self._put_curve(self._longer(c, latest(moved[c.number])))
+                self._put_curve(self._longer(c, blocks.latest(moved[c.number])))
             self._end_blocks()
 
     def _end_blocks(self) -> None:
@@ -763,10 +688,10 @@ class Appender:
         tip = c.tip
         if c.chunks - c.merged >= FEW:
             small, pieces = self._pieces(c, c.merged)
-            rows, tip = latest(joined([*pieces, rows])), tip - sum(row_sum("chunks", *line) for line in small)
+            rows, tip = blocks.latest(blocks.joined([*pieces, rows])), tip - sum(row_sum("chunks", *line) for line in small)
             self._drop_chunks(small)
             c = c._replace(chunks=c.merged, merged=c.merged + 1)
-        data = pack(rows)
+        data = blocks.pack(rows)
         line = c.number * CURVE + c.chunks, int(rows.step[0]), int(rows.step[-1]), len(rows.step), data_sum(data)
         self.connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", (*line, data))
         tip = (tip + row_sum("chunks", *line) + WRAP // 2) % WRAP - WRAP // 2  # as a number that SQLite can hold
@@ -793,49 +718,6 @@ class Appender:
             raise
 
     def close(self) -> None:
-        """Close the database, and leave one file that can be read from anywhere, unless somebody reads it just now. May be called
-        again, and touches no file of a run that is in the place of this one by now.
-
-        SQLite removes a log by its path, where by now another run may have one. ``anchor`` reads the same file and is closed
-        last: a connection removes nothing while there is another, and one that only reads never does. What is empty is then
-        removed by the folder that is held, while the database is locked under a second name that nobody else knows."""
+        """Close the database. May be called again, and touches no file of a run that is in the place of this one by now."""
         self._current = object()  # one that an interrupt cut off undoes nothing any more
-        if self.closed:
-            return
-        if self._last is not None:  # an interrupt came between
-            self._last.close()
-        with contextlib.suppress(sqlite3.Error):
-            self.connection.execute("PRAGMA busy_timeout=1000")
-            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            if not HOLDS:
-                self.anchor.close()
-                self.connection.execute("PRAGMA busy_timeout=0")
-                self.connection.execute("PRAGMA journal_mode=DELETE")
-        place, aside = self.place, f".{DATABASE}-{secrets.token_hex(8)}"
-        try:
-            with contextlib.suppress(OSError):  # some file systems have no links: there the empty log stays
-                os.link(place.at(DATABASE), place.at(aside), src_dir_fd=place.handle, dst_dir_fd=place.handle)
-            self.connection.close()
-            self.anchor.close()
-            with contextlib.suppress(OSError, sqlite3.Error):
-                self._remove_log(aside)
-        finally:
-            if self._last is not None:
-                self._last.close()
-            place.unlink(aside)
-        self.closed = True
-        place.close()
-
-    def _remove_log(self, aside: str) -> None:
-        if not self.place.is_database(aside):
-            return
-        self._last = connection = connection_to(f"{(self._real / aside).as_uri()}?mode=rw", uri=True)
-        for pragma in ("busy_timeout=0", "locking_mode=EXCLUSIVE", "schema_version"):
-            connection.execute(f"PRAGMA {pragma}").fetchall()  # from here on nobody else has the file open
-        with contextlib.suppress(FileNotFoundError):
-            if self.place.stat(f"{DATABASE}-wal").st_size:
-                return
-        if self.place.is_database(DATABASE):
-            connection.execute("PRAGMA journal_mode=DELETE")
-            self.place.unlink(f"{DATABASE}-wal")
-            self.place.unlink(f"{DATABASE}-shm")
+        self.place.close_database(self.connection, self.anchor)

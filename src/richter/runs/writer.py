@@ -89,7 +89,7 @@ class Writer:
         self._begins = time.time(), json.dumps(provenance())
         self._deferred: Callable[[], object] | None = None
         if meta:
-            self._database.begin(_as_json(meta), *self._begins)
+            self._database.begin(meta, *self._begins)
         self.run = Run(folder)
         self.listener: Callable[[float], None] | None = None  # hears how much is done
         self.observer: object = None  # who writes its measurements here: one Observer at most
@@ -124,7 +124,7 @@ class Writer:
         cost = [None if number != number else number for number in (float(snap.seconds), float(snap.passes))]  # SQLite has no NaN
         with self._transaction("written"):
             if labels is not None and (about := self.run.about).get("labels") != labels:
-                self._database.describe(_as_json({"about": {**about, "labels": labels}}))
+                self._put_meta("about", {**about, "labels": labels})
             self._database.rows("row", rows)
             self._database.put("snapshots", time.time(), *cost, int(snap.examples), notes, number=step)
             self._put_arrays(matrices)
@@ -150,7 +150,7 @@ class Writer:
         """What could not be measured or written, and why (``run.failures``); replaces what was said of it before."""
         record = [failure.to_json() for failure in failures]
         with self._transaction("written"):
-            self._database.describe(_as_json({"failures": record}))
+            self._put_meta("failures", record)
 
     def array(self, name: str, values: ArrayLike, *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
         """A spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
@@ -196,22 +196,21 @@ class Writer:
             self._database.forget(last)
             if failures := self.run.failures:
                 left = [f if (f.last or 0) <= last else replace(f, last=last) for f in failures if (f.first or 0) <= last]
-                self._database.describe(_as_json({"failures": [failure.to_json() for failure in left]}))
+                self._put_meta("failures", [failure.to_json() for failure in left])
 
     def describe(self, **facts: Any) -> None:
         """What the run is of: model, parameters, examples, ... (``run.about``)."""
         with self._transaction("written"):
-            self._database.describe(_as_json({"about": plain({**self.run.about, **facts})}))
+            self._put_meta("about", plain({**self.run.about, **facts}))
 
     def keep_state(self, write: Callable[[Path], object], key: Literal["initial", "previous"] = "initial") -> str:
         """The initial state, or what the last snapshot hands on: ``write(path)`` puts a safetensors file there. Returns its
         digest. What the snapshot before it handed on is dropped."""
-        self._check_process()
-        with self._guard:
+        with self._writing():
             before = self.run.state_name("previous")
             with self._transaction("written"):
                 name = self._database.place.keep_object(write)
-                self._database.describe(_as_json({key: name}))
+                self._put_meta(key, name)
             if before is not None and before not in (self.run.state_name("initial"), self.run.state_name("previous")):
                 self._database.place.drop_object(before)  # equal states are one object
         return name
@@ -219,11 +218,8 @@ class Writer:
     def sync(self) -> None:
         """What was written so far outlasts a power cut from here on, and not only the end of this process. Done by itself before
         the first write that comes ``SYNC`` seconds after the last time, and when the run is closed."""
-        self._check_process()
-        with self._guard, explained(self.path, "written"):
-            self._check_open()
-            sync(self.path)
-            self._synced = time.monotonic()
+        with self._writing():
+            self._sync()
 
     def finish(self, how: str = "finished") -> None:
         """The end of the run, as it should be. Without it, a run whose process has gone is shown as interrupted."""
@@ -278,13 +274,24 @@ class Writer:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """No other thread writes inside, or gives names their numbers; what is written is not lost."""
-        self._check_process()
+        """No other thread writes inside, or gives names their numbers, and what is written is not lost."""
+        global _exit
+        if os.getpid() != self._process:  # before the guard, which in a child may be that of a thread that only its parent has
+            raise StoreError(f"the run {self.path} is written by the process that opened it, not by one that was forked from "
+                             f"it. Hand the numbers over, or give this process a run of its own.")
         with self._guard:
-            self._check_open()
+            _exit = None
+            if self.closed:
+                raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
+            self._database.check()
             if time.monotonic() - self._synced > SYNC:
-                self.sync()
+                self._sync()
             yield
+
+    def _sync(self) -> None:
+        with explained(self.path, "written"):
+            sync(self.path)
+        self._synced = time.monotonic()
 
     @contextlib.contextmanager
     def _transaction(self, done: str) -> Iterator[None]:
@@ -301,18 +308,8 @@ class Writer:
             with self._database.transaction(done):
                 yield
 
-    def _check_open(self) -> None:
-        global _exit
-        _exit = None
-        if self.closed:
-            raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
-        self._database.check()
-
-    def _check_process(self) -> None:
-        """Before the guard, which in a child may be that of a thread that only its parent has."""
-        if os.getpid() != self._process:
-            raise StoreError(f"the run {self.path} is written by the process that opened it, not by one that was forked from "
-                             f"it. Hand the numbers over, or give this process a run of its own.")
+    def _put_meta(self, key: str, value: Any) -> None:
+        self._database.put("meta", key, json.dumps(value))
 
     def _put_arrays(self, encoded: Iterable[tuple[str, str, int, arrays.Encoded]]) -> None:
         """Large ones as files of their own."""
@@ -371,10 +368,6 @@ def _end(database: Appender, held: BaseFileLock, guard: threading.RLock, process
         database.close()
         guard.release()
     held.release()
-
-
-def _as_json(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: json.dumps(value) for key, value in values.items()}
 
 
 def _check_same(old: Run, resume: bool, settings: Any) -> None:
