@@ -212,8 +212,8 @@ def _judgement(c: Course, layers: Sequence[LayerVerdict]) -> Judgement:
         if gap is None or turn is None or NO_HIDDEN not in turn.note or gap.mark is not Mark.BOUND or not gap.value < LINEAR:
             return Judgement("unknown", f"unknown: {_missing(c.last)}.")
         # one layer of weights between inputs and outputs; of two there is a difference: a deep linear network has both regimes
-        return Judgement("linear", f"linear: neither lazy nor rich. The model has no hidden layer and is linear in its weights. It "
-                                   f"is its own linearisation, whatever training does ({GAP} {gap.value:.2g}), and has no "
+        return Judgement("linear", f"linear: neither lazy nor rich. The model has no hidden layer and is linear in its weights. "
+                                   f"It is its own linearisation, whatever training does ({GAP} {gap.value:.2g}), and has no "
                                    f"features that it could learn.", ("to learn features, give the model a hidden layer.",))
     word = regime(gap.value, turn.value)
     if gap.mark is Mark.BOUND and word != regime(0.0, turn.value):  # anything below it would be as likely
