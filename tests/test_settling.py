@@ -114,7 +114,7 @@ def test_columns_that_a_norm_would_have_scaled_are_no_collapse() -> None:
     found = judged(network(nn.BatchNorm1d, first=True), 3e5 * X)
     assert found.word == "rich", str(found)
     assert "large" not in str(found)
-    assert any("is not compared, because norms had not seen enough data" in r for r in found.remarks)
+    assert any("are not compared, because norms had not seen enough data" in r for r in found.remarks)
 
 
 def test_a_network_that_is_trained_in_eval_mode_is_compared_with_its_start() -> None:
@@ -226,8 +226,8 @@ def test_a_new_head_on_known_features_may_have_been_trained_before() -> None:
     model[-2].reset_parameters()  # type: ignore[operator]
     found = judged(model, lr=0.01)
     assert found.word in ("lazy", "probably lazy"), str(found)
-    assert any(line.startswith("whether the network was trained before: its answers began at chance") for line in found.unknown)
-    assert "If they were trained before (a new head on known features), leave their scale alone" in found.advice[-1]
+    assert any(line.startswith("whether the network was pretrained: accuracy started at chance") for line in found.unknown)
+    assert "If they were pretrained (a new head on pretrained layers), leave their scale alone" in found.advice[-1]
 
 
 def test_a_network_that_has_converged_is_not_to_be_trained_faster() -> None:

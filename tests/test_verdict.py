@@ -16,8 +16,8 @@ from judged import LOG, MOVED, START, STILL, TEN, Training, snapshot
 from richter.core import Failure, Labels, Mark, Row
 from richter.core.values import FEW_BATCHES, MOVED_BUFFERS, NO_DATA, NO_HIDDEN
 from richter.instrument.snapshot import Snapshot
-from richter.instrument.training import Margin, layer_regime, loss_name, regime, regime_margin, summary
-from richter.instrument.verdict import diagnose
+from richter.instrument.training import Margin, loss_name, summary
+from richter.instrument.verdict import diagnose, layer_regime, regime, regime_margin
 
 
 def word(**given: Any) -> str:
@@ -82,7 +82,7 @@ def test_layers_are_judged_by_what_they_compute_and_read_outs_are_not() -> None:
 def test_the_layers_of_a_training_that_failed_are_not_called_rich(now: dict[str, float]) -> None:
     found = diagnose(Training(now, layers={"a": (1.2, 0.5), "b": (0.0, 0.0), "z": (45.0, 0.9)}))
     assert [v.verdict for v in found.layers] == ["unknown", "frozen", "read-out"]
-    assert str(found.layers[0]) == "cannot be told (function_change 1.2, weight_change 0.5)"
+    assert str(found.layers[0]) == "unknown (function_change 1.2, weight_change 0.5)"
 
 
 def test_the_margin_is_to_the_nearest_edge_that_changes_the_word() -> None:
@@ -92,9 +92,10 @@ def test_the_margin_is_to_the_nearest_edge_that_changes_the_word() -> None:
     assert (near.number, near.edge, near.error) == ("feature_change_cka", 0.15, 0.02)
     assert near.distance == pytest.approx(0.05)
     assert near.errors == pytest.approx(2.5)
-    assert str(near) == "feature_change_cka 0.2 is 0.05, 2.5 standard errors, from 0.15; beyond: uncertain"
+    assert str(near) == ("the verdict would be uncertain if feature_change_cka (0.2) fell below 0.15, 2.5 standard errors "
+                         "away")
     assert regime_margin(0.01, 0.001).other == "probably lazy"
-    assert str(regime_margin(0.04, 0.0)) == "linearisation_gap 0.04 is 0.01 from 0.05; beyond: probably lazy"
+    assert str(regime_margin(0.04, 0.0)) == "the verdict would be probably lazy if linearisation_gap (0.04) rose to 0.05"
 
 
 def test_what_noise_may_have_made_is_said() -> None:
@@ -109,7 +110,7 @@ def test_the_magnitude_heads_what_did_not_fail() -> None:
     assert str(found.magnitude) == "0.368(10)"
     assert (found.magnitude.step, found.magnitude.bound) == (100, False)
     assert str(found).startswith("Magnitude: 0.368(10)\nVerdict: rich. ")
-    assert "measured at step 100; margin: feature_change_cka 0.4 is 0.25" in str(found)
+    assert "measured at step 100; the verdict would be uncertain if feature_change_cka (0.4) fell below 0.15" in str(found)
     far = Training({"linearisation_gap": 1e-5, "feature_change_cka": 0.0, "magnitude": -3.0})
     last = far.snapshots[-1]
     far.snapshots[-1] = replace(last, rows=tuple(
@@ -338,15 +339,15 @@ def test_fine_tuning_is_relative_to_its_start(accuracy: float, given: bool) -> N
     assert found.verdict.startswith("lazy, relative to the given start" if given else "lazy. ")
     assert ("if the initial weights were random, start smaller: scale them" in found.advice[0]) is not given
     assert ("scale" in " ".join(found.advice).replace("the initial scale is what was given", "")) is not given
-    assert any(line.startswith("whether the network was trained before") for line in found.unknown) is not given
-    assert ("If they were trained before (a new head on known features), leave their scale alone" in found.advice[0]) is not given
+    assert any(line.startswith("whether the network was pretrained: ") for line in found.unknown) is not given
+    assert ("If they were pretrained (a new head on pretrained layers), leave their scale alone" in found.advice[0]) is not given
 
 
 def test_features_that_only_grew_are_advised_on_scale_if_the_start_was_random() -> None:
     found = diagnose(Training({"linearisation_gap": 0.6, "feature_change_cka": 0.01}))
     assert found.word == "amplified"
     assert "train longer; if the initial weights were random, scale them (or the output) down" in found.advice[0]
-    assert "If they were trained before (a new head on known features), leave their scale alone" in found.advice[0]
+    assert "If they were pretrained (a new head on pretrained layers), leave their scale alone" in found.advice[0]
 
 
 def test_a_first_measurement_that_came_late_is_no_given_start() -> None:
@@ -387,19 +388,19 @@ def test_a_loss_that_recovered_is_remarked() -> None:
 
 def test_it_says_what_it_cannot_tell() -> None:
     assert diagnose(Training()).unknown == (
-        "whether the network was trained before: its answers began at chance, as those of a random network do, and those of a "
-        "trained one with a new head.",
+        "whether the network was pretrained: accuracy started at chance, which also happens with a new head on pretrained "
+        "layers.",
         "whether what was learned is good: memorised noise is rich too. Held-out examples say that.",)
     late = Training()
     late.snapshots[0] = snapshot(10, {**START, "linearisation_gap": 0.1}, MOVED)
-    assert diagnose(late).unknown[0] == "whether the network was trained before: there is no measurement of its initial weights."
+    assert diagnose(late).unknown[0] == "whether the network was pretrained: there is no measurement of its initial weights."
     found = diagnose(without(False, "probe_loss", "probe_accuracy"))
     assert found.word == "rich"
     assert found.unknown[0].startswith("whether anything was learned")
     assert diagnose(Training().snapshots[-1]).unknown[0].startswith("whether anything was learned")
     logged = Training(labels=None, loss=constant(0.1))
     logged.snapshots = [replace(s, rows=tuple(r for r in s.rows if "probe" not in r.measure)) for s in logged.snapshots]
-    assert diagnose(logged).unknown[0].startswith("whether the network was trained before")
+    assert diagnose(logged).unknown[0].startswith("whether the network was pretrained")
 
 
 def test_a_run_without_these_numbers_gets_no_verdict_and_what_can_be_said() -> None:
@@ -409,7 +410,7 @@ def test_a_run_without_these_numbers_gets_no_verdict_and_what_can_be_said() -> N
     t.snapshots[-1] = replace(t.snapshots[-1], rows=(*t.snapshots[-1].rows, *rows))
     found = diagnose(t)
     assert (found.word, found.step, found.magnitude, found.margin) == ("unknown", 100, None, None)
-    assert found.verdict.startswith("cannot be told: linearisation_gap was not measured and feature_change_cka was not measured")
+    assert found.verdict.startswith("unknown: linearisation_gap was not measured and feature_change_cka was not measured")
     assert [v.verdict for v in found.layers] == ["unknown"] * 3
     assert "c_uc_ratio 0.9" in str(found)
     bare = diagnose(Snapshot((Row(5, "a", "nfc", 0.5),), 5))
@@ -418,7 +419,7 @@ def test_a_run_without_these_numbers_gets_no_verdict_and_what_can_be_said() -> N
     refused.snapshots[-1] = replace(refused.snapshots[-1], rows=tuple(
         replace(r, note="no Jacobian-vector product", mark=Mark.REFUSED) if r.measure == "linearisation_gap" else r
         for r in refused.snapshots[-1].rows))
-    assert diagnose(refused).verdict.startswith("cannot be told: there is no linearisation_gap (no Jacobian-vector product).")
+    assert diagnose(refused).verdict.startswith("unknown: there is no linearisation_gap (no Jacobian-vector product).")
 
 
 # ------------------------------------------------------------------------- norms without data, buffers, guesses, one layer
@@ -443,8 +444,8 @@ def test_answers_with_norms_that_have_seen_no_data_are_not_compared(first: str) 
     found = diagnose(noted(Training(start=WILD), first))
     assert found.word == "rich"
     assert not any("large initial outputs" in r for r in found.remarks)
-    assert any("is not compared, because norms had not seen enough data" in r for r in found.remarks)
-    assert any(line.endswith("its first measurement does not say what it knew.") for line in found.unknown)
+    assert any("are not compared, because norms had not seen enough data" in r for r in found.remarks)
+    assert any(line.endswith("the first measurement does not show what it knew.") for line in found.unknown)
     assert "loss of the probe: 0.2" in found.evidence
     assert diagnose(noted(Training({"output_spread": 1e-7}, WILD), first)).word == "collapsed"
     assert diagnose(noted(Training({"output_spread": 1e-4, "probe_loss": LOG, "probe_accuracy": 0.1}, WILD), first)).word \
@@ -610,7 +611,7 @@ def test_it_is_told_to_machines() -> None:
 
 def test_it_is_printed_whole() -> None:
     text = str(diagnose(Training({"feature_change_cka": 0.16}, {"probe_accuracy": 0.5}, reached=120)))
-    for part in ("Verdict: rich, relative to the given start. The network left", "Remark: fine-tuning", "Cannot tell: whether",
-                 "measured at step 100; margin: ", "Advice: ", "Magnitude: 0.368(10)",
+    for part in ("Verdict: rich, relative to the given start. The network no longer behaves like", "Remark: fine-tuning",
+                 "Cannot tell whether", "measured at step 100; the verdict would be ", "Advice: ", "Magnitude: 0.368(10)",
                  "Evidence: accuracy on the probe: 0.5 -> 0.95 (guessing: 0.1)"):
         assert part in text

@@ -32,17 +32,17 @@ NEIGHBOURS = 8  # examples that share v random outputs in an average
 class Cotangents(Protocol):
     """What every kind answers; nobody outside asks which one it is. ``class Mine(Cotangents)`` needs ``count`` and ``rows``."""
 
-    exact: bool = True  # are sums over outputs what they say, or estimates?
+    exact: bool = True  # are sums over outputs exact, or estimates?
     whole: bool = False  # are they all outputs, each by itself?
     looks: bool = True  # do they look at the labels? Those of a vocabulary are not made for nothing
     seed: int = 0  # of what is drawn in the place of all outputs
 
     def label(self, outputs: int) -> str:
-        """What is to be said of them beside a number; empty for what everybody expects."""
+        """Their name beside a number; empty for what everybody expects."""
         return ""
 
     def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
-        """Those to use in the place of these, where ``given`` ones were asked for, or none."""
+        """The cotangents to use in the place of these, where ``given`` ones were asked for, or none."""
         return self if given is None else given
 
     def prepare(self, subject: Any) -> Cotangents:
@@ -62,6 +62,10 @@ class Cotangents(Protocol):
         """V of these examples of the probe, some of the cotangents."""
         ...
 
+    def __call__(self, f: Float[Tensor, "n k"], Y: Tensor | None = None) -> Float[Tensor, "v n k"]:
+        """V of all examples."""
+        return self.rows(f, Y, range(len(f)), slice(None), "kernel")
+
     def labels(self, Y: Float[Tensor, "n k"], keep: Tensor | None,
                V: Callable[[], Float[Tensor, "v n k"]]) -> tuple[Float[Tensor, "n v"], Tensor | None]:
         """Labels seen through these cotangents (``V()`` gives their rows), and which of them count (None: all)."""
@@ -69,11 +73,11 @@ class Cotangents(Protocol):
 
     @property
     def vectors(self) -> int:
-        """Random vectors of all examples and outputs from which norms of kernels are estimated; 0: they are not."""
+        """Random vectors of all examples and outputs, from which norms of kernels are estimated; 0: they are not."""
         return 0
 
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
-        """Some of those vectors, "v n k"."""
+        """Some of the random vectors, "v n k"."""
         raise AssertionError("no random vectors are drawn where all outputs are there")
 
 
@@ -83,10 +87,6 @@ class EveryOutput(Cotangents):
 
     whole = True
     looks = False
-
-    def __call__(self, f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
-        n, k = f.shape
-        return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)
 
     def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
         if given is not None:
@@ -98,7 +98,8 @@ class EveryOutput(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
-        return self(f)[block]
+        n, k = f.shape
+        return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)[block]
 
     def labels(self, Y: Float[Tensor, "n k"], keep: Tensor | None,
                V: Callable[[], Float[Tensor, "v n k"]]) -> tuple[Float[Tensor, "n v"], Tensor | None]:
@@ -138,32 +139,27 @@ class RandomOutputs(Cotangents):
         return f"{self.v} random outputs of {outputs}"
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
-        return self.each if use == "mean" else self.v
+        return math.ceil(self.v / NEIGHBOURS) if use == "mean" else self.v
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
-        return self.own(f, examples, block) if use == "mean" else self(f)[block]
-
-    def __call__(self, f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
-        """The same combinations for every example, Gaussian."""
+        """For an average over examples, signs of its own for each example, v over a few neighbours: it averages over all of them.
+        For a kernel the same combinations for every example, Gaussian."""
         n, k = f.shape
+        if use == "mean":
+            each = self.count(k, use)
+            return self.signs(examples, k, range(each)[block]).to(f.device, f.dtype) / each ** 0.5
         draw = torch.Generator().manual_seed(self.seed)
         R = torch.randn(self.v, k, generator=draw, dtype=torch.float64) / self.v ** 0.5
-        return R.to(f.device, f.dtype)[:, None].expand(self.v, n, k)
-
-    @property
-    def each(self) -> int:
-        """How many combinations of its own an example gets in an average over examples: neighbours share the work."""
-        return math.ceil(self.v / NEIGHBOURS)
+        return R.to(f.device, f.dtype)[:, None].expand(self.v, n, k)[block]
 
     @property
     def vectors(self) -> int:
-        """How many random vectors of all examples and outputs the norm of a kernel is estimated from."""
         return max(4, self.v // 2)
 
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
-        """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing. Those
-        of Generator.integers(0, 2): the first bit of every octet of a stream."""
+        """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing. They
+        are those of Generator.integers(0, 2): the first bit of every octet of a stream."""
         signs = np.empty((len(drawn), len(examples), k), dtype=np.int8)
         draw = np.random.Philox(key=0)  # counter-based streams: those of a Mersenne twister with near seeds are alike
         fresh = draw.state
@@ -174,11 +170,6 @@ class RandomOutputs(Cotangents):
                 octets = draw.random_raw(-(-k // 8)).astype("<u8", copy=False).view(np.uint8)
                 np.right_shift(octets[:k], 7, out=signs[j, n].view(np.uint8))
         return torch.from_numpy(signs).mul_(2).sub_(1)
-
-    def own(self, f: Float[Tensor, "n k"], examples: Sequence[int], block: slice = slice(None)) -> Float[Tensor, "v n k"]:
-        """Combinations of its own for each example, v over a few neighbours: an average over examples averages over all."""
-        drawn = range(self.each)[block]
-        return self.signs(examples, f.shape[1], drawn).to(f.device, f.dtype) / self.each ** 0.5
 
 
 @functools.cache  # the same combinations are the same object: measures that ask for them share one computation
@@ -194,7 +185,7 @@ def random_outputs(v: int, seed: int = 0) -> RandomOutputs:
 @dataclass(frozen=True)
 class LossGradient(Cotangents):
     """n dL/df of the probe's loss L, one cotangent: what it asks of a weight is, on average over examples, dL/dW. The loss is
-    of all examples at once, so ``prepare`` fills it in; see objective.py."""
+    of all examples at once, so ``prepare`` fills it in."""
 
     gradient: Float[Tensor, "n k"] | None = field(default=None, compare=False, repr=False)  # filled in, it is still the same
 
@@ -215,11 +206,7 @@ class LossGradient(Cotangents):
         if self.gradient is None:
             raise SelectionError("loss_gradient stands for the loss of a probe, and is known to richter.measure and to Observers "
                                  "alone: richter.measure(model, richter.Probe(x, y, loss=...), cotangents=loss_gradient).")
-        mine = torch.as_tensor(examples, device=self.gradient.device)
-        return self.gradient[None, mine].to(f)[block]
-
-    def __call__(self, f: Float[Tensor, "n k"], y: Tensor | None = None) -> Float[Tensor, "v n k"]:
-        return self.rows(f, y, range(len(f)), slice(None), "mean")
+        return self.gradient[None, torch.as_tensor(examples, device=self.gradient.device)].to(f)[block]
 
 
 loss_gradient = LossGradient()
@@ -246,5 +233,5 @@ class OfFunction(Cotangents):
 
 
 def as_cotangents(given: Cotangents | Function | None) -> Cotangents | None:
-    """A plain function of (f, y) is cotangents too."""
+    """Cotangents themselves, or those of a plain function of (f, y)."""
     return given if given is None or hasattr(given, "chosen") else OfFunction(given)  # type: ignore[return-value, arg-type]

@@ -36,10 +36,13 @@ class Snapshot:
     def measures(self) -> list[str]:
         return list(dict.fromkeys(r.measure for r in self.rows))
 
+    def get(self, measure: str, layer: str = WHOLE) -> Row | None:
+        """One row; None if there is no such measure or layer."""
+        return next((r for r in self.rows if r.measure == measure and r.layer == layer), None)
+
     def row(self, measure: str, layer: str = WHOLE) -> Row:
-        for r in self.rows:
-            if r.measure == measure and r.layer == layer:
-                return r
+        if (row := self.get(measure, layer)) is not None:
+            return row
         if measure not in self.measures:
             raise unknown("this snapshot", "measure", measure, self.measures)
         raise unknown("this snapshot", "layer", layer, [r.layer for r in self.rows if r.measure == measure],
@@ -61,17 +64,13 @@ class Snapshot:
         """One row for each layer (``"*"``: the whole model), one numeric column for each measure, then its standard
         error as ``<measure>_se`` and the notes."""
         import pandas as pd
-        measures, layers = self.measures, self.layers
-        layers = [k for k in layers if k != WHOLE] + [WHOLE]
+        measures, layers = self.measures, [k for k in self.layers if k != WHOLE] + [WHOLE]
         cells = {(r.layer, r.measure): r for r in self.rows}
-        columns: dict[str, Sequence[object]] = {}
-        for m in measures:
-            columns[m] = [cells[k, m].value if (k, m) in cells else math.nan for k in layers]
-        for m in measures:
-            columns[f"{m}_se"] = [cells[k, m].error if (k, m) in cells else math.nan for k in layers]
-        columns["note"] = ["; ".join(dict.fromkeys(
-            [cells[k, m].note for m in measures if (k, m) in cells and cells[k, m].note]
-            + ([self.notes[k]] if k in self.notes else []))) for k in layers]
+        rows = {m: [cells.get((k, m)) for k in layers] for m in measures}
+        columns: dict[str, Sequence[object]] = {m: [math.nan if r is None else r.value for r in rows[m]] for m in measures}
+        columns |= {f"{m}_se": [math.nan if r is None else r.error for r in rows[m]] for m in measures}
+        notes = [[r.note for m in measures if (r := cells.get((k, m))) is not None] + [self.notes.get(k, "")] for k in layers]
+        columns["note"] = ["; ".join(dict.fromkeys(filter(None, texts))) for texts in notes]
         return pd.DataFrame(columns, index=pd.Index(layers, name="layer"))
 
     def __str__(self) -> str:

@@ -1,8 +1,9 @@
-"""Is there a training to speak of? What is known of one, and the rules by which it has failed, in their order.
+"""Is there a training to judge? What is known of one, and the rules by which it has failed, in their order.
 
 A training that diverged, did not move, collapsed, did not learn, has only begun or was last measured long ago is neither lazy nor
-rich, whatever its numbers are: these rules come before any of them. With p what guessing gets right, and s the standard deviation
-of an accuracy at p (``Labels``):
+rich, whatever its numbers are: these rules come first. With p what guessing gets right, s the standard deviation of an accuracy
+at p (``Labels``), and H the loss of the best guess that is the same for all examples (the entropy of the probe's classes, or
+log C):
 
     diverged       a loss, weight or output that is not finite; the smoothed loss > 1.5 x first and > log(C) / 2; or the probe's
                    loss > 2 max(first, log C) with an accuracy <= p + 5 s, unless the logged loss has fallen (then training
@@ -12,14 +13,13 @@ of an accuracy at p (``Labels``):
                    differ more than at the start and the loss has fallen (targets with a large mean)
     not learning   neither a loss < .9 x first nor an accuracy that rose by > 5 s; or no logged loss < .9 H, that of the probe in
                    [H, 1.5 log C], and an accuracy <= p + 5 s: a loss that fell to that of guessing is no learning
-    early          the loss fell by less than 25 %, unless the logged loss has come to rest (losses.py) and the network is
-                   better than guessing: an accuracy > p + 5 s, or a logged loss < .9 H (no classes: a loss < .9 x first)
+    early          the loss fell by less than 25 %, unless the logged loss no longer falls and the network is better than
+                   guessing: an accuracy > p + 5 s, or a logged loss < .9 H (no classes: a loss < .9 x first)
     stale          more steps were trained after the last measurement than before it
 
-H is the loss of the best guess that is the same for all examples: the entropy of the probe's classes (log C, if that is not
-known). "Smoothed": the logged loss, exponentially, with weight max(.05, 1/k) for its k-th value. Where a number is missing, the
-rules that need it say nothing. Without classes, log C and accuracies are left out. A first measurement whose norms had seen no
-data, or whose buffers have moved since, says nothing of losses and outputs: guessing stands in for it.
+"Smoothed": the logged loss, exponentially, with weight max(.05, 1/k) for its k-th value. A number that is missing is NaN, and a
+rule that needs it does not apply; without classes, log C and accuracies are left out. Guessing stands in for a first measurement
+whose normalisation layers had seen no data, or whose buffers have moved since.
 """
 
 from __future__ import annotations
@@ -31,26 +31,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from richter.core import WHOLE, Failure, Labels, Mark, Row
+from richter.core import WHOLE, Labels, Mark
 from richter.core.values import ASSUMED_LOSS, FEW_BATCHES, MOVED_BUFFERS, NO_DATA
 from richter.instrument.snapshot import Snapshot
 
 # -------------------------------------------------------------------------------------------------------------- losses
 # The logged loss of a training: which scalar it is, what it began with, where it is now, and whether it still falls.
-#
-# The loss has come to rest if it fell from the third to the last quarter of the steps by less than a tenth of its whole fall, and
-# by less than a fifth even with two standard errors more. (An even fall gives .29, an exponential one .09 after three time
-# constants.)
 
 LOSSES = ("loss", "train_loss", "training_loss", "loss_train")  # names of scalars that are the training's loss, best first
 MEMORY = 1000  # values of a loss that smoothing remembers: older ones weigh less than 1e-22
-REST, SURELY = 0.1, 0.2  # of its whole fall: what a loss at rest falls by in its last quarter at most, and with two errors more
+REST, SURELY = 0.1, 0.2  # a loss rests if its last quarter has at most this share of its whole fall; and with two errors more
 QUARTER = 8  # values of a loss in each of the last two quarters: with fewer it is not known whether it still falls
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What the logged loss says: its first and last value, and the smoothed one."""
+    """A logged loss: its first and last value, and the smoothed one."""
 
     name: str
     first: float
@@ -67,7 +63,8 @@ class Loss:
 
     @property
     def rests(self) -> bool:
-        """Does it no longer fall? Not where that is not known."""
+        """Does it no longer fall? False where that is not known. (The last quarter of an even fall has .29 of it, that of an
+        exponential one .09 after three time constants.)"""
         return self.late < REST and self.late + 2 * self.late_error < SURELY
 
 
@@ -78,22 +75,24 @@ def loss_name(names: Iterable[str]) -> str | None:
 
 
 def summary(name: str, steps: Sequence[int], values: Sequence[float]) -> Loss | None:
-    """What a curve of losses says."""
-    real = [v for v in values if math.isfinite(v)]
+    """Summarise a curve of losses; None if it has fewer than two values."""
+    finite = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
     lost = None
     if values and not math.isfinite(values[-1]):
         lost = next(steps[i] for i in range(len(values) - 1, -1, -1) if i == 0 or math.isfinite(values[i - 1]))
-    if len(real) < 2 and lost is None:
+    if len(finite) < 2 and lost is None:
         return None
-    first = real[0] if real else math.nan
     gaps = sum(1 for s, v in zip(steps, values, strict=True) if not math.isfinite(v) and (lost is None or s < lost))
-    return Loss(name, first, real[-1] if real else math.nan, _smoothed(real), lost, gaps, *_late(steps, values))
+    first, last = (finite[0][1], finite[-1][1]) if finite else (math.nan, math.nan)
+    level, skipped = math.nan, max(0, len(finite) - MEMORY)
+    for k, (_, v) in enumerate(finite[skipped:], skipped + 1):
+        level = v if math.isnan(level) else level + max(0.05, 1 / k) * (v - level)
+    return Loss(name, first, last, level, lost, gaps, *_late(finite))
 
 
-def _late(steps: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
+def _late(finite: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """How much of its whole fall a loss fell from the third to the last quarter of the steps, and the standard error of that:
     differences between neighbours say how much values scatter."""
-    finite = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
     if len(finite) < 2:
         return math.nan, math.nan
     begun, end = finite[0][0], finite[-1][0]
@@ -106,27 +105,12 @@ def _late(steps: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
     return ((third - fourth) / whole, math.sqrt(sum(scatter)) / whole) if whole > 0 else (math.nan, math.nan)
 
 
-def _smoothed(values: Sequence[float]) -> float:
-    level, skipped = math.nan, max(0, len(values) - MEMORY)
-    for k, v in enumerate(values[skipped:], skipped + 1):
-        level = v if math.isnan(level) else level + max(0.05, 1 / k) * (v - level)
-    return level
-
-
-# -------------------------------------------------------------------------------------------------------------- regime
-# Lazy or rich: the bands of two numbers, and how near the edges of these bands are.
-#
-# ``linearisation_gap`` (G) says whether the network still is its linearisation at the start, ``feature_change_cka`` (F) whether
-# its
-# features turned. Both are in [0, 1]. A layer by itself is judged by its ``function_change``.
-#
-#     lazy            G < .05 and F < .02          rich             G >= .1 and F >= .15
-#     probably lazy   G < .1  and F < .05          uncertain        the rest
-#     amplified       G >= .3 and F < .05
+# -------------------------------------------------------------------------------------------------------------- course
 
 GAP, TURN, MOVED = "linearisation_gap", "feature_change_cka", "function_change"
-GAP_EDGES, TURN_EDGES = (0.05, 0.1, 0.3), (0.02, 0.05, 0.15)
-LAYER_BANDS = ((0.15, "lazy"), (0.5, "uncertain"), (1.0, "probably rich"))  # below so much; from the last edge on it is rich
+RISEN, DOUBLED, FALLEN, ADVANCED, SIGMAS = 1.5, 2.0, 0.9, 0.25, 5.0
+KNOWN = 0.1  # of the loss of guessing: a network that begins with less has little left to learn
+SPREAD, VANISHED = 1e-3, 1e-6
 
 
 @dataclass(frozen=True)
@@ -149,63 +133,18 @@ class Margin:
         return None if not self.error else self.distance / self.error
 
     def __str__(self) -> str:
-        unit = "" if self.errors is None else f", {self.errors:.2g} standard errors,"
-        return f"{self.number} {self.value:.3g} is {self.distance:.2g}{unit} from {self.edge:g}; beyond: {self.other}"
-
-
-def regime(G: float, F: float) -> str:
-    """The word for a training whose linearisation gap is G and whose features turned by F."""
-    if G < 0.05 and F < 0.02:
-        return "lazy"
-    if G < 0.1 and F < 0.05:
-        return "probably lazy"
-    if G >= 0.3 and F < 0.05:
-        return "amplified"
-    return "rich" if G >= 0.1 and F >= 0.15 else "uncertain"
-
-
-def regime_margin(G: float, F: float, G_error: float = math.nan, F_error: float = math.nan) -> Margin:
-    """The smallest change of one of the two numbers, the other as it is, that gives another word: in standard errors where both
-    have them, else in the numbers."""
-    word = regime(G, F)
-    margins = []
-    for name, value, edges, error in ((GAP, G, GAP_EDGES, G_error), (TURN, F, TURN_EDGES, F_error)):
-        for edge in edges:
-            beyond = edge if value < edge else math.nextafter(edge, -math.inf)
-            other = regime(beyond, F) if name == GAP else regime(G, beyond)
-            if other != word:
-                margins.append(Margin(name, value, edge, other, error if math.isfinite(error) else None))
-    return nearest(margins)
-
-
-def nearest(margins: Sequence[Margin]) -> Margin:
-    comparable = all(m.errors is not None for m in margins)
-    return min(margins, key=lambda m: m.errors or 0.0 if comparable else m.distance)
-
-
-def layer_regime(r: float) -> str:
-    """The word for a layer whose function changed by r, relative to what it was."""
-    if math.isnan(r):
-        return "unknown"
-    if r == 0:
-        return "frozen"
-    return next((word for edge, word in LAYER_BANDS if r < edge), "rich")
-
-
-# ------------------------------------------------------------------------------------------------------------ training
-
-RISEN, DOUBLED, FALLEN, ADVANCED, SIGMAS = 1.5, 2.0, 0.9, 0.25, 5.0
-KNOWN = 0.1  # of the loss of guessing: a network that begins with less has little left to learn
-SPREAD, VANISHED = 1e-3, 1e-6
+        how = "fell below" if self.value >= self.edge else "rose to"
+        away = "" if self.errors is None else f", {self.errors:.2g} standard errors away"
+        return f"the verdict would be {self.other} if {self.number} ({self.value:.3g}) {how} {self.edge:g}{away}"
 
 
 @dataclass(frozen=True)
-class Failed:
-    """Why a training is not judged further: the word, a sentence, what to do, and how near the rule was to say nothing."""
+class Judgement:
+    """A verdict on a whole training: its word, a sentence, what to do, and how near another verdict is (None: no edge)."""
 
     word: str
     sentence: str
-    advice: tuple[str, ...]
+    advice: tuple[str, ...] = ()
     margin: Margin | None = None
 
 
@@ -219,9 +158,32 @@ class Course:
     reached: int | None = None  # the last step that anything is known of
     lost: str = ""  # what was not finite when somebody tried to measure, after the last measurement
 
+    # ------------------------------------------------------------------------------------------------------ guessing
+
     @property
     def labels(self) -> Labels | None:
         return self.last.labels
+
+    @property
+    def guess(self) -> float:
+        """The loss of the best guess."""
+        return math.nan if self.labels is None else self.labels.guess
+
+    @property
+    def log_classes(self) -> float:
+        return math.nan if self.labels is None else math.log(self.labels.classes)
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of an accuracy at chance."""
+        return math.nan if self.labels is None else self.labels.noise or math.nan
+
+    @property
+    def guessed(self) -> float:
+        """The largest accuracy that may come of guessing."""
+        return math.nan if self.labels is None else self.labels.chance + SIGMAS * self.labels.noise
+
+    # --------------------------------------------------------------------------------------------- first and last
 
     def now(self, measure: str) -> float:
         return math.nan if self.unsettled else value(self.last, measure)
@@ -231,86 +193,81 @@ class Course:
 
     @property
     def unsettled(self) -> bool:
-        """Have norms seen so few batches that what the network answers in eval mode is not what it was trained to answer? Those
-        that have seen none in all the training are not trained with batches."""
-        return FEW_BATCHES in _note(self.last, "output_rms", "probe_loss")
+        """Have normalisation layers seen so few batches that the network's outputs in eval mode are not those that it was trained
+        for? Layers that have seen none in all the training are not trained with batches."""
+        return FEW_BATCHES in _note(self.last)
 
     @property
     def begun_unsettled(self) -> bool:
-        """The same of the first measurement, also because other buffers have moved since."""
+        """Was it so at the first measurement, or have other buffers moved since?"""
         if self.first is None:
             return False
-        first, last = (_note(snap, "output_rms", "probe_loss") for snap in (self.first, self.last))
-        return FEW_BATCHES in first or (NO_DATA in first and first != last) or self.buffers_moved
+        note = _note(self.first)
+        return FEW_BATCHES in note or (NO_DATA in note and note != _note(self.last)) or self.buffers_moved
 
     @property
     def buffers_moved(self) -> bool:
-        """Those of no norm of torch: then the initial network is taken with the buffers of now."""
-        return any(MOVED_BUFFERS in _note(self.last, m) for m in (GAP, TURN))
+        """Have buffers moved that are of no norm of torch? Then the initial network is taken with the buffers of now."""
+        return any(MOVED_BUFFERS in row.note for m in (GAP, TURN) if (row := self.last.get(m)) is not None)
 
     @property
-    def begun_with(self) -> tuple[float, str]:
-        """The first loss of the probe, and its name; that of guessing, where the first measurement says nothing."""
-        if self.begun_unsettled and self.labels is not None and self.labels.entropy is not None:
-            return self.labels.guess, "that of guessing"
-        return self.before("probe_loss"), "first"
+    def begun_at_start(self) -> bool:
+        """Is the first measurement one of the initial weights?"""
+        return self.first is not None and unmoved(self.first)
 
     @property
     def begun_trained(self) -> bool:
-        """Was the network better than guessing before it was trained? Only if the first measurement is of the initial weights."""
-        return (self.labels is not None and self.first is not None and unmoved(self.first)
-                and value(self.first, "probe_accuracy") > self.labels.chance + SIGMAS * self.labels.noise)
+        """Was the network better than guessing before it was trained?"""
+        return self.first is not None and self.begun_at_start and value(self.first, "probe_accuracy") > self.guessed
 
     @property
     def begun_knowing(self) -> bool:
         """Was there nothing left to learn on the probe, neither for the loss nor for the accuracy?"""
-        return (self.begun_trained and self.labels is not None and self.before("probe_loss") < KNOWN * self.labels.guess
-                and self.before("probe_accuracy") + SIGMAS * self.labels.noise >= 1)
+        return (self.begun_trained and self.before("probe_loss") < KNOWN * self.guess
+                and self.before("probe_accuracy") + SIGMAS * self.noise >= 1)
 
     @property
     def large_outputs(self) -> bool:
         """Did it begin with a loss of more than twice that of guessing, although it knew nothing?"""
-        return (self.labels is not None and self.first is not None and unmoved(self.first) and not self.begun_trained
-                and self.before("probe_loss") > 2 * math.log(self.labels.classes))
+        return self.begun_at_start and not self.begun_trained and self.before("probe_loss") > 2 * self.log_classes
+
+    # ------------------------------------------------------------------------------------------------------ learning
 
     @property
     def ratios(self) -> list[Margin]:
         """The loss relative to the first one, as far as it is known: on the probe, and as logged."""
-        (first, name), now = self.begun_with, self.now("probe_loss")
-        known = []
-        if first > 0 and math.isfinite(now):
-            error = _error(self.last, "probe_loss") / first
-            known.append(Margin(f"probe_loss / {name}", now / first, FALLEN, "early", error if math.isfinite(error) else None))
+        guessing = self.begun_unsettled and self.labels is not None and self.labels.entropy is not None
+        first, name = (self.guess, "that of guessing") if guessing else (self.before("probe_loss"), "first")
+        ratios, now = [], self.last.get("probe_loss")
+        if now is not None and first > 0 and math.isfinite(self.now("probe_loss")):
+            error = now.error / first
+            ratios.append(Margin(f"probe_loss / {name}", now.value / first, FALLEN, "early",
+                                 error if math.isfinite(error) else None))
         if self.loss is not None and math.isfinite(self.loss.ratio):
-            known.append(Margin(f"smoothed {self.loss.name} / first", self.loss.ratio, FALLEN, "early"))
-        return known
+            ratios.append(Margin(f"smoothed {self.loss.name} / first", self.loss.ratio, FALLEN, "early"))
+        return ratios
 
     @property
     def risen(self) -> float:
-        """By how much the accuracy rose, in standard deviations; NaN where that is not known."""
-        if self.labels is None or not self.labels.noise:
-            return math.nan
-        before = self.labels.chance if self.begun_unsettled else self.before("probe_accuracy")
-        return (self.now("probe_accuracy") - before) / self.labels.noise
+        """By how much the accuracy rose, in standard deviations."""
+        before = self.labels.chance if self.begun_unsettled and self.labels else self.before("probe_accuracy")
+        return (self.now("probe_accuracy") - before) / self.noise
 
     @property
     def guesses(self) -> bool:
         """Are its answers no better than guessing, by both losses and by accuracy?"""
-        if self.labels is None:
-            return False
-        return (self.labels.guess <= self.now("probe_loss") <= RISEN * math.log(self.labels.classes)
-                and (self.loss is None or self.loss.smoothed >= FALLEN * self.labels.guess)
-                and self.now("probe_accuracy") <= self.labels.chance + SIGMAS * self.labels.noise)
+        return (self.guess <= self.now("probe_loss") <= RISEN * self.log_classes
+                and (self.loss is None or self.loss.smoothed >= FALLEN * self.guess)
+                and self.now("probe_accuracy") <= self.guessed)
 
     @property
     def finished(self) -> bool:
-        """Has the logged loss come to rest, with a network that is better than guessing?"""
+        """Does the logged loss no longer fall, with a network that is better than guessing?"""
         if self.loss is None or not self.loss.rests:
             return False
         if self.labels is None:
             return any(m.value < FALLEN for m in self.ratios)
-        return (self.now("probe_accuracy") > self.labels.chance + SIGMAS * self.labels.noise
-                or self.loss.smoothed < FALLEN * self.labels.guess)
+        return self.now("probe_accuracy") > self.guessed or self.loss.smoothed < FALLEN * self.guess
 
     @property
     def fallen(self) -> float:
@@ -327,80 +284,84 @@ class Course:
 
 LARGE_OUTPUTS = ("the initial outputs are large: scale the initial weights of the last layer down, or all of them if they were "
                  "random.")
+ANOTHER_PROBE = ("no change is needed for this: the network knew the answers before. Measure on examples that it has yet to "
+                 "learn, if there are such.")
+MEASURE_AGAIN = ("measure after the last step: watch.now(step), or close the Observer (`with Observer(...) as watch` does). A "
+                 "larger budget= measures more often.")
 
 
-def diverged(c: Course) -> Failed | None:
-    advice = ("use a smaller learning rate (a third to a tenth), a warm-up, or clip the gradients.",
-              *((LARGE_OUTPUTS,) if c.large_outputs else ()))
-    half = math.log(c.labels.classes) / 2 if c.labels is not None else -math.inf
-    if c.lost:
-        return Failed("diverged", f"diverged: {c.lost}", advice)
-    if c.loss is not None and c.loss.lost is not None:
-        return Failed("diverged", f"diverged: {c.loss.name} is not finite from step {c.loss.lost:,} on.", advice)
-    if any(math.isinf(c.now(m)) for m in ("probe_loss", "output_rms", "output_spread")):
-        return Failed("diverged", "diverged: the outputs on the probe are infinite.", advice)
-    if c.loss is not None and c.loss.ratio > RISEN and c.loss.smoothed > half:
+def diverged(c: Course) -> Judgement | None:
+    said, margin = _not_finite(c), None
+    if not said and c.loss is not None and c.loss.ratio > RISEN and not c.loss.smoothed <= c.log_classes / 2:
+        said = f"{c.loss.name} rose from {c.loss.first:.3g} to {c.loss.smoothed:.3g} (smoothed)."
         margin = Margin(f"smoothed {c.loss.name} / first", c.loss.ratio, RISEN, "not learning")
-        return Failed("diverged", f"diverged: {c.loss.name} rose from {c.loss.first:.3g} to {c.loss.smoothed:.3g} (smoothed).",
-                      advice, margin)
-    return _lost_on_probe(c, advice)
-
-
-def _lost_on_probe(c: Course, advice: tuple[str, ...]) -> Failed | None:
-    """The loss of the probe rose, and what it answers is no better than guessing."""
-    first, now, labels = c.before("probe_loss"), c.now("probe_loss"), c.labels
-    if labels is not None:
-        first = max(first, math.log(labels.classes)) if math.isfinite(first) else math.nan
-        if not c.now("probe_accuracy") <= labels.chance + SIGMAS * labels.noise:
-            return None
+    first, now, classes = c.before("probe_loss"), c.now("probe_loss"), c.labels is not None
+    first = max(first, c.log_classes) if classes and math.isfinite(first) else first
     fell = c.loss is not None and max(c.loss.smoothed, c.loss.last) < FALLEN * c.loss.first
-    if not (first > 0 and now > DOUBLED * first) or fell:
+    better = classes and not c.now("probe_accuracy") <= c.guessed
+    if not said and first > 0 and now > DOUBLED * first and not fell and not better:
+        said = (f"the loss of the probe rose to {now:.3g}, {now / first:.2g} times that of {'guessing or of ' if classes else ''}"
+                f"the start.")
+        margin = Margin(f"probe_loss / {'max(first, log C)' if classes else 'first'}", now / first, DOUBLED, "not learning")
+    if not said:
         return None
-    margin = Margin("probe_loss / max(first, log C)" if labels else "probe_loss / first", now / first, DOUBLED, "not learning")
-    return Failed("diverged", f"diverged: the loss of the probe rose to {now:.3g}, {now / first:.2g} times that of "
-                              f"{'guessing or of ' if labels else ''}the start.", advice, margin)
+    return Judgement("diverged", f"diverged: {said}", (
+        "use a smaller learning rate (a third to a tenth), a warm-up, or clip the gradients.",
+        *((LARGE_OUTPUTS,) if c.large_outputs else ())), margin)
 
 
-def untrained(c: Course) -> Failed | None:
+def _not_finite(c: Course) -> str:
+    if c.lost:
+        return c.lost
+    if c.loss is not None and c.loss.lost is not None:
+        return f"{c.loss.name} is not finite from step {c.loss.lost:,} on."
+    infinite = any(math.isinf(c.now(m)) for m in ("probe_loss", "output_rms", "output_spread"))
+    return "the outputs on the probe are infinite." if infinite else ""
+
+
+def untrained(c: Course) -> Judgement | None:
     if not unmoved(c.last):
         return None
     at = c.last.step
     if at is not None and c.reached is not None and c.reached > at:
-        return Failed("stale", f"stale: measured at step {at:,} only, where the weights are the initial ones; training went on "
-                               f"to step {c.reached:,}, of which nothing was measured.", (MEASURE_AGAIN,))
-    later = at is not None and at > 0
-    return Failed("untrained", "untrained: every weight is exactly the initial one"
-                  + (f" at step {at:,}." if later else "; there is nothing to judge yet."),
-                  ("no weight moved: does the optimiser hold the parameters of this model, is the learning rate 0, is "
-                   "optimiser.step() called?",) if later else ("train, and measure again: watch.now(step) after the last step.",))
+        return Judgement("stale", f"stale: measured at step {at:,} only, where the weights are the initial ones. Training went "
+                                  f"on to step {c.reached:,}, and nothing was measured since.", (MEASURE_AGAIN,))
+    if at:
+        return Judgement("untrained", f"untrained: every weight is exactly the initial one at step {at:,}.", (
+            "no weight moved: does the optimiser hold the parameters of this model, is the learning rate 0, is optimiser.step() "
+            "called?",))
+    return Judgement("untrained", "untrained: every weight is exactly the initial one; there is nothing to judge yet.",
+                     ("train, and measure again: watch.now(step) after the last step.",))
 
 
-def collapsed(c: Course) -> Failed | None:
-    spread = c.now("output_spread")
-    scale = max((s for s in (c.before("output_spread"), c.now("output_rms")) if math.isfinite(s)), default=math.nan)
-    grown = (c.begun_unsettled or spread > c.before("output_spread")) and any(m.value < FALLEN for m in c.ratios)
+def collapsed(c: Course) -> Judgement | None:
+    spread, before = c.now("output_spread"), c.before("output_spread")
+    scale = max((s for s in (before, c.now("output_rms")) if math.isfinite(s)), default=math.nan)
+    grown = (c.begun_unsettled or spread > before) and any(m.value < FALLEN for m in c.ratios)
     if not (spread <= SPREAD * scale or spread < VANISHED) or (grown and spread >= VANISHED):
         return None
-    margin = Margin("output_spread / max(initial spread, rms)", spread / scale, SPREAD, "no failure") if scale > 0 else None
+    margin = Margin("output_spread / max(initial spread, rms)", spread / scale, SPREAD, "another") if scale > 0 else None
     same = f"collapsed: all examples have the same output (they differ by {spread:.2g})"
-    if c.before("output_spread") < VANISHED:
-        return Failed("collapsed", f"{same}, as at the start.",
-                      ("the signal dies on its way through the network: use larger initial weights, or normalisation.",), margin)
-    return Failed("collapsed", f"{same}.", ("use less weight decay, or a smaller learning rate.",), margin)
+    if before < VANISHED:
+        return Judgement("collapsed", f"{same}, as at the start.", (
+            "the signal dies on its way through the network: use larger initial weights, or normalisation.",), margin)
+    return Judgement("collapsed", f"{same}.", ("use less weight decay, or a smaller learning rate.",), margin)
 
 
-def not_learning(c: Course) -> Failed | None:
+def not_learning(c: Course) -> Judgement | None:
     ratios = c.ratios
-    if not c.known or ((any(m.value < FALLEN for m in ratios) or c.risen > SIGMAS) and not c.guesses):
+    learned = any(m.value < FALLEN for m in ratios) or c.risen > SIGMAS
+    if not c.known or (learned and not c.guesses):
         return None
     best = min((m for m in ratios if m.value >= FALLEN), key=lambda m: m.value, default=None)
-    words = [*([f"{best.number} is {best.value:.3g}"] if best else []),
-             *([f"the loss ({c.now('probe_loss'):.3g}) is no better than that of guessing ({c.labels.guess:.3g})"]
-               if c.guesses and c.labels is not None else []),
-             *([f"the accuracy changed by {c.risen:.2g} standard deviations"] if math.isfinite(c.risen) else [])]
+    words = [f"{best.number} is {best.value:.3g}"] if best else []
+    if c.guesses:
+        words.append(f"the loss ({c.now('probe_loss'):.3g}) is no better than that of guessing ({c.guess:.3g})")
+    if math.isfinite(c.risen):
+        words.append(f"the accuracy changed by {c.risen:.2g} standard deviations")
     given = " beyond its given start" if c.begun_trained else ""
     nothing = f"{_nothing_left(c)}; " if c.begun_knowing else ""
-    return Failed("not learning", f"not learning{given}: {nothing}{' and '.join(words)}.", (_unlearned(c),), best)
+    return Judgement("not learning", f"not learning{given}: {nothing}{' and '.join(words)}.", (_unlearned(c),), best)
 
 
 def _nothing_left(c: Course) -> str:
@@ -408,13 +369,9 @@ def _nothing_left(c: Course) -> str:
             f"accuracy of {c.before('probe_accuracy'):.3g}")
 
 
-ANOTHER_PROBE = ("nothing is to be turned for this: the network knew the answers before. Measure on examples that it has yet to "
-                 "learn, if there are such.")
-
-
 def _unlearned(c: Course) -> str:
-    known = sorted(r.value for r in c.last.rows if r.measure == "weight_change" and math.isfinite(r.value))
-    moved = known[len(known) // 2] if known else math.nan
+    changes = sorted(r.value for r in c.last.rows if r.measure == "weight_change" and math.isfinite(r.value))
+    moved = changes[len(changes) // 2] if changes else math.nan
     if c.begun_knowing:
         return ANOTHER_PROBE
     if c.guesses and any(m.value < FALLEN for m in c.ratios):
@@ -427,95 +384,69 @@ def _unlearned(c: Course) -> str:
             f"whether labels and outputs belong together.")
 
 
-def early(c: Course) -> Failed | None:
+def early(c: Course) -> Judgement | None:
     best = min(c.ratios, key=lambda m: m.value, default=None)
     if best is None or c.fallen >= ADVANCED or c.finished:
         return None
-    margin = Margin(best.number, best.value, 1 - ADVANCED, "no failure", best.error)
-    fallen = max(0.0, 1 - best.value)
+    still = ""
+    if c.loss is not None and not math.isnan(c.loss.late):
+        still = (f", and {c.loss.name} no longer falls, but the network is hardly better than guessing" if c.loss.rests else
+                 f", and {c.loss.name} may still fall ({c.loss.late:.0%} of its fall was in its last quarter)")
     nothing = f" {_nothing_left(c).capitalize()}." if c.begun_knowing else ""
     unlogged = "" if c.loss is not None else (" Log the loss, watch(step, loss=loss): where little can be learned, it says "
                                               "whether it still falls.")
-    advice = ANOTHER_PROBE if c.begun_knowing else f"train longer before you judge.{unlogged}"
-    return Failed("early", f"early: the loss has fallen by {fallen:.0%} so far, which is less than {ADVANCED:.0%}"
-                           f"{_still(c)}.{nothing}", (advice,), margin)
+    return Judgement("early", f"early: the loss has fallen by {max(0.0, 1 - best.value):.0%} so far, which is less than "
+                              f"{ADVANCED:.0%}{still}.{nothing}",
+                     (ANOTHER_PROBE if c.begun_knowing else f"train longer before you judge.{unlogged}",),
+                     Margin(best.number, best.value, 1 - ADVANCED, "another", best.error))
 
 
-def _still(c: Course) -> str:
-    if c.loss is None or math.isnan(c.loss.late):
-        return ""
-    if c.loss.rests:
-        return f", and {c.loss.name} no longer falls, but the network is hardly better than guessing"
-    return f", and {c.loss.name} may still fall ({c.loss.late:.0%} of its fall was in its last quarter)"
-
-
-def stale(c: Course) -> Failed | None:
+def stale(c: Course) -> Judgement | None:
     at, begun = c.last.step, (0 if c.first is None else c.first.step)
     if at is None or begun is None or c.reached is None or c.reached - at <= at - begun:
         return None
-    return Failed("stale", f"stale: last measured at step {at:,}, and training is at step {c.reached:,}: the numbers are of long "
-                           f"ago.", (MEASURE_AGAIN,))
+    return Judgement("stale", f"stale: last measured at step {at:,}, and training is at step {c.reached:,}: the numbers are out "
+                              f"of date.", (MEASURE_AGAIN,))
 
 
-MEASURE_AGAIN = ("measure after the last step: watch.now(step), or close the Observer (`with Observer(...) as watch` does). A "
-                 "larger budget= measures more often.")
-RULES: tuple[Callable[[Course], Failed | None], ...] = (diverged, untrained, collapsed, not_learning, early, stale)
+RULES: tuple[Callable[[Course], Judgement | None], ...] = (diverged, untrained, collapsed, not_learning, early, stale)
 
 
-def failed(c: Course) -> Failed | None:
-    """The first rule that applies."""
+def failed(c: Course) -> Judgement | None:
+    """The judgement of the first rule that applies."""
     return next((failure for rule in RULES if (failure := rule(c)) is not None), None)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
 def value(snap: Snapshot, measure: str, layer: str = WHOLE) -> float:
-    """NaN where there is no number, or where it is of a loss that need not be the training's."""
-    row = row_of(snap, measure, layer)
+    """A number of a snapshot; NaN where there is none, or where it rests on a loss that need not be the training's."""
+    row = snap.get(measure, layer)
     return math.nan if row is None or ASSUMED_LOSS in row.note else row.value
 
 
-def _error(snap: Snapshot, measure: str) -> float:
-    row = row_of(snap, measure)
-    return math.nan if row is None else row.error
-
-
-def row_of(snap: Snapshot, measure: str, layer: str = WHOLE) -> Row | None:
-    return next((r for r in snap.rows if r.measure == measure and r.layer == layer), None)
-
-
-def _note(snap: Snapshot, *measures: str) -> str:
-    """Of the first of these that there is."""
-    return next((row.note for m in measures if (row := row_of(snap, m)) is not None), "")
+def _note(snap: Snapshot) -> str:
+    """What is said beside the network's outputs."""
+    return next((row.note for m in ("output_rms", "probe_loss") if (row := snap.get(m)) is not None), "")
 
 
 def unmoved(snap: Snapshot) -> bool:
     """Did no weight change? Known only where the initial weights are; a layer that was not used says nothing."""
     moved = [r.value for r in snap.rows if r.measure in ("weight_change", MOVED) and r.mark is not Mark.IDLE
              and math.isfinite(r.value)]
-    return bool(moved) and not any(moved) and not math.isfinite(value(snap, "linearisation_gap"))
+    return bool(moved) and not any(moved) and not math.isfinite(value(snap, GAP))
 
 
 def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
     """What is known of a Snapshot, an Observer or a Run."""
     first, last = snapshots[0], snapshots[-1]
-    lost = [f for f in getattr(subject, "failures", ()) if "DivergedError" in f.reason and (f.last or 0) >= (last.step or 0)]
-    words = lost[-1].reason.partition("DivergedError: ")[2] if lost else ""
-    words = words.partition(": the run")[0].partition(". ")[0].rstrip(")")
-    reached = getattr(subject, "last", None)
-    return Course(None if first is last or first.step == last.step else first, last, _loss(subject), reached,
-                  f"at step {_since(lost[-1], last)}: {words}." if lost else "")
-
-
-def _since(failure: Failure, last: Snapshot) -> int | None:
-    """The first step at which it was seen, if nothing was measured in between."""
-    return failure.first if (failure.first or 0) >= (last.step or 0) else failure.last
-
-
-def _loss(subject: Any) -> Loss | None:
-    """Of at least two values that were logged; None if there is nothing of the kind."""
-    name = loss_name(getattr(subject, "names", ()))
-    if name is None:
-        return None
-    series = subject.scalar(name)
-    return summary(name, series.step.tolist(), series.value.tolist())
+    at, lost = last.step or 0, ""
+    for f in getattr(subject, "failures", ()):
+        if "DivergedError" in f.reason and (f.last or 0) >= at:
+            words = f.reason.partition("DivergedError: ")[2].partition(": the run")[0].partition(". ")[0].rstrip(")")
+            lost = f"at step {f.first if (f.first or 0) >= at else f.last}: {words}."  # the first, if none was measured since
+    loss, name = None, loss_name(getattr(subject, "names", ()))
+    if name is not None:
+        series = subject.scalar(name)
+        loss = summary(name, series.step.tolist(), series.value.tolist())
+    return Course(None if first is last or first.step == last.step else first, last, loss, getattr(subject, "last", None), lost)

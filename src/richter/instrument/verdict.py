@@ -1,7 +1,8 @@
 """Is my network lazy or rich, which layers learn, and what should I turn? A verdict with its evidence.
 
-First whether there is a training to speak of (training.py), then lazy, probably lazy, uncertain, amplified or rich from
-``linearisation_gap`` and ``feature_change_cka`` of the last measurement, and each layer from its ``function_change`` (regime.py).
+The rules of training.py come first: is there a training to judge? Then ``linearisation_gap`` (G: is the network still its
+linearisation at initialisation?) and ``feature_change_cka`` (F: did its features change?) of the last measurement give the word,
+and ``function_change`` the word of each layer.
 """
 
 from __future__ import annotations
@@ -21,110 +22,70 @@ from richter.instrument.training import (
     MOVED,
     TURN,
     Course,
-    Failed,
+    Judgement,
     Margin,
     course,
     failed,
-    layer_regime,
-    regime,
-    regime_margin,
-    row_of,
     unmoved,
     value,
 )
 from richter.measures.cards import CARDS, MINIMUM
 
-# ------------------------------------------------------------------------------------------------------------ evidence
-# What speaks for a verdict: losses, accuracies, kernels and features at convergence, each in a line.
+# -------------------------------------------------------------------------------------------------------------- regime
 
-def numbers(c: Course, failure: Failed | None) -> list[str]:
-    """What the rules have read; of a training that failed, also what its numbers would say: they do not count."""
-    lines = []
-    first, now = c.before("probe_loss"), c.now("probe_loss")
-    if math.isfinite(now):
-        lines.append(f"loss of the probe: {f'{first:.3g} -> ' if math.isfinite(first) else ''}{now:.3g}")
-    first, now = c.before("probe_accuracy"), c.now("probe_accuracy")
-    if math.isfinite(now):
-        guess = "" if c.labels is None else f" (guessing: {c.labels.chance:.3g})"
-        lines.append(f"accuracy on the probe: {f'{first:.3g} -> ' if math.isfinite(first) else ''}{now:.3g}{guess}")
-    if c.loss is not None and c.loss.lost is None:
-        lines.append(f"{c.loss.name} as logged: {c.loss.first:.3g} -> {c.loss.smoothed:.3g} (smoothed)")
-    G, F = value(c.last, GAP), value(c.last, TURN)
-    if failure is not None and failure.word in ("early", "stale") and math.isfinite(G) and math.isfinite(F):
-        so_far = "so far" if failure.word == "early" else f"then, at step {c.last.step}"
-        lines.append(f"{so_far}: {regime(G, F)} ({GAP} {G:.3g}, {TURN} {F:.3g})")
-    return lines
-
-
-def changes(c: Course) -> list[str]:
-    """What the kernel of the whole model did between the first and the last measurement."""
-    changes = []
-    for measure in ("tangent_cka", "tangent_stable_rank"):
-        a, b = (None if snap is None else row_of(snap, measure) for snap in (c.first, c.last))
-        if a is not None and b is not None and math.isfinite(a.value) and math.isfinite(b.value):
-            factor = f" (x{b.value / a.value:.1f})" if a.value else ""
-            changes.append(f"{CARDS[measure].title}: {a.value:.3g} -> {b.value:.3g}{factor}, {_against_noise(a, b)}")
-    return changes
+LOW, HIGH = -math.inf, math.inf
+BANDS = {  # word: from where to where (without the end) G lies, and F; the first that fits
+    "lazy": ((LOW, 0.05), (LOW, 0.02)),
+    "probably lazy": ((LOW, 0.1), (LOW, 0.05)),
+    "amplified": ((0.3, HIGH), (LOW, 0.05)),
+    "rich": ((0.1, HIGH), (0.15, HIGH)),
+    "uncertain": ((LOW, HIGH), (LOW, HIGH)),
+}
+NEAR = "behaves like its linear approximation at initialisation"
+FAR = f"no longer {NEAR}"
+MEANINGS = {
+    "lazy": f"the network still {NEAR}, and its hidden representations did not change: it works like a fixed kernel",
+    "probably lazy": f"the network nearly {NEAR}, and its hidden representations hardly changed",
+    "amplified": f"the network {FAR}, but its hidden representations are the initial ones: what was there grew",
+    "rich": f"the network {FAR}, and its hidden representations changed",
+    "uncertain": "the numbers lie between those of lazy and of rich trainings",
+}
+LAYER_BANDS = ((0.15, "lazy"), (0.5, "uncertain"), (1.0, "probably rich"))  # below so much; from the last edge on it is rich
+LAYER_WORDS = {"rich": "learned features", "probably rich": "probably learned features", "uncertain": "between lazy and rich",
+               "lazy": "lazy: stayed near its initial function", "frozen": "frozen: did not move",
+               "read-out": "read-out: not judged", "unknown": "unknown"}
+BESIDE = ("weight_change", "c_uc_ratio", "nfc", "cnfc")  # numbers of a layer that are evidence, and give no verdict
+LINEAR = 1e-3  # the largest gap of a model without a hidden layer that may be rounding
 
 
-def _against_noise(a: Row, b: Row) -> str:
-    """Is the difference more than two standard errors? Where one of these is missing, nobody knows."""
-    noise = math.hypot(a.error, b.error)
-    if not math.isfinite(noise):
-        return "no error bar"
-    return "beyond probe noise" if abs(b.value - a.value) > 2 * noise else f"within probe noise ({noise:.2g})"
+def regime(G: float, F: float) -> str:
+    """The word for a training with a linearisation gap G and a change of features F."""
+    return next(word for word, (g, f) in BANDS.items() if g[0] <= G < g[1] and f[0] <= F < f[1])
 
 
-def counted(last: Snapshot) -> list[str]:
-    """How many features the last layer reads, where that was measured. Few is no praise."""
-    kappa = value(last, "kappa_cka")
-    known = [f"{v:.3g} {word}" for measure, word in (("deff_intensity", "strong"), ("deff_utilisation", "used"))
-             if math.isfinite(v := value(last, measure))]
-    lines = []
-    if math.isfinite(kappa):
-        few = f"as few as the outputs need (below {MINIMUM:g})" if kappa < MINIMUM else "more than the outputs need"
-        lines.append(f"features of the last layer: kappa_cka {kappa:.3g}, {few}{''.join(f', {k}' for k in known)}. Whether they "
-                     f"are good ones this does not say: a network that knows random labels by heart may have as few")
-    elif known:
-        lines.append(f"features of the last layer: {', '.join(known)}")
-    nc1 = value(last, "nc1")
-    if math.isfinite(nc1):
-        lines.append(f"{CARDS['nc1'].title}: {nc1:.3g} (0 where the examples of a class have become one point)")
-    return lines
+def regime_margin(G: float, F: float, G_error: float = math.nan, F_error: float = math.nan) -> Margin:
+    """The smallest change of one of the two numbers, the other as it is, that gives another word: in standard errors where both
+    have them, else in the numbers."""
+    word = regime(G, F)
+    margins = []
+    for i, (name, number, error) in enumerate(((GAP, G, G_error), (TURN, F, F_error))):
+        for edge in sorted({edge for band in BANDS.values() for edge in band[i] if math.isfinite(edge)}):
+            beyond = edge if number < edge else math.nextafter(edge, LOW)
+            other = regime(beyond, F) if name == GAP else regime(G, beyond)
+            if other != word:
+                margins.append(Margin(name, number, edge, other, error if math.isfinite(error) else None))
+    comparable = all(m.errors is not None for m in margins)
+    return min(margins, key=lambda m: m.errors or 0.0 if comparable else m.distance)
 
 
-def converged(last: Snapshot) -> list[str]:
-    """What features at convergence say, where they were measured, and whether there is convergence."""
-    rows = [r for r in last.rows if r.measure == "fact"]
-    known = [r for r in rows if math.isfinite(r.value)]
-    if not known:
-        return [f"features at convergence: {rows[0].note}"] if rows else []
-    low, high = min(known, key=lambda r: r.value), max(known, key=lambda r: r.value)
-    words = f"correlation of W^T W with FACT: {low.value:.3g} ({low.layer}) to {high.value:.3g} ({high.layer})"
-    doubtful = [r for r in known if r.note]
-    if doubtful:
-        worst = next((r for r in doubtful if r is low), doubtful[0])
-        words += f"; in {len(doubtful)} of {len(known)} layers it says little ({worst.layer}: {worst.note})"
-    return [words]
+def layer_regime(r: float) -> str:
+    """The word for a layer whose function changed by r, relative to what it was."""
+    if math.isnan(r):
+        return "unknown"
+    return "frozen" if r == 0 else next((word for edge, word in LAYER_BANDS if r < edge), "rich")
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict
-
-LAYER_WORDS = {"rich": "learned features", "probably rich": "probably learned features", "uncertain": "between lazy and rich",
-               "lazy": "lazy: stayed near its initial function", "frozen": "frozen: did not move",
-               "read-out": "read-out: not judged", "unknown": "cannot be told"}
-BESIDE = ("weight_change", "c_uc_ratio", "nfc", "cnfc")  # of a layer: evidence, no verdict
-REGIMES = {
-    "lazy": "the network still is its linearisation at the start, and its features did not turn: it works like a fixed kernel",
-    "probably lazy": "the network is near its linearisation at the start, and its features hardly turned",
-    "uncertain": "the numbers lie between those of lazy and of rich trainings",
-    "amplified": "the network left its linearisation, but its features are the initial ones: what was there grew",
-    "rich": "the network left its linearisation, and its features turned",
-}
-KNOWN = ("If they were trained before (a new head on known features), leave their scale alone, and train longer or with a larger "
-         "learning rate.")
-LINEAR = 1e-3  # of a model without a hidden layer: rounding that hides no larger gap
-
 
 class Watched(Protocol):
     """An Observer or a Run: something with measurements. It may also have ``ends`` (the first and the last of them), ``names``
@@ -151,7 +112,7 @@ class Magnitude:
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """What one layer did, and the numbers that say so."""
+    """The word for one layer, and the numbers behind it."""
 
     layer: str
     verdict: str  # a key of LAYER_WORDS
@@ -184,7 +145,7 @@ class Diagnosis:
     margin: Margin | None  # how near another verdict is; None: the rule has no edge
     layers: tuple[LayerVerdict, ...]
     remarks: tuple[str, ...]  # what else is to be known: a given start, frozen layers, how old the measurement is
-    unknown: tuple[str, ...]  # what it cannot tell
+    unknown: tuple[str, ...]  # what it cannot tell: "whether ..."
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
 
@@ -192,19 +153,19 @@ class Diagnosis:
         width = max((len(v.layer) for v in self.layers), default=0)
         head = [f"Magnitude: {self.magnitude}"] if self.magnitude else []
         return "\n".join([*head, f"Verdict: {self.verdict}", f"  {self.measured}",
-                          *(f"  {v.layer.ljust(width)}  {v}" for v in self.layers),
-                          *(f"{title}: {line}" for title, lines in self.sections for line in lines)])
+                          *(f"  {v.layer.ljust(width)}  {v}" for v in self.layers), *self.lines])
 
     @property
     def measured(self) -> str:
         """When, and how sure, in a line."""
         when = "a measurement without a step" if self.step is None else f"measured at step {self.step:,}"
-        return when + (f"; margin: {self.margin}" if self.margin else "")
+        return when + (f"; {self.margin}" if self.margin else "")
 
     @property
-    def sections(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def lines(self) -> list[str]:
         """What stands below the verdict, in the order in which it is read."""
-        return ("Remark", self.remarks), ("Cannot tell", self.unknown), ("Evidence", self.evidence), ("Advice", self.advice)
+        sections = {"Remark:": self.remarks, "Cannot tell": self.unknown, "Evidence:": self.evidence, "Advice:": self.advice}
+        return [f"{title} {line}" for title, lines in sections.items() for line in lines]
 
     def to_json(self) -> dict[str, Any]:
         """For machines. ``magnitude`` and ``margin`` are None where there is none."""
@@ -233,79 +194,57 @@ def diagnose(subject: Snapshot | Watched) -> Diagnosis:
                                         *failures]) + ".")
     c = course(subject, snapshots)
     failure = failed(c)
-    past = unmoved(c.last) and (failure is None or failure.word != "untrained")  # of layers that have moved since
+    past = unmoved(c.last) and (failure is None or failure.word != "untrained")  # layers have moved since
     layers = () if past else tuple(_layer(c.last, name, failure is None) for name in _judged(c.last))
-    evidence = [*numbers(c, failure), *changes(c), *converged(c.last), *counted(c.last), *failures]
-    word, sentence, margin, advice = _failure(failure) if failure is not None else _regime(c, layers)
-    magnitude = _magnitude(c.last) if failure is None and word in REGIMES else None
-    return Diagnosis(word, sentence, c.last.step, magnitude, margin, layers, tuple(_remarks(c, layers, word, margin)),
-                     tuple(_unknown(c, word)), tuple(evidence), tuple(advice))
+    j = failure or _judgement(c, layers)
+    m = c.last.get("magnitude")
+    magnitude = None
+    if failure is None and j.word in BANDS and m is not None and math.isfinite(m.value):
+        magnitude = Magnitude(m.value, m.error if math.isfinite(m.error) else None, m.mark is Mark.BOUND, c.last.step)
+    return Diagnosis(j.word, j.sentence, c.last.step, magnitude, j.margin, layers, tuple(_remarks(c, layers, j)),
+                     tuple(_unknown(c, j.word)), (*_evidence(c, failure), *failures), j.advice)
 
 
-# ------------------------------------------------------------------------------------------------------------- the model
-
-Judged = tuple[str, str, Margin | None, list[str]]
-
-
-def _failure(f: Failed) -> Judged:
-    return f.word, f.sentence, f.margin, list(f.advice)
-
-
-def _regime(c: Course, layers: Sequence[LayerVerdict]) -> Judged:
-    gap, turn = row_of(c.last, GAP), row_of(c.last, TURN)
-    if gap is not None and turn is not None and NO_HIDDEN in turn.note and gap.mark is Mark.BOUND and gap.value < LINEAR:
-        return _linear(gap)
-    if gap is None or turn is None or not (math.isfinite(gap.value) and math.isfinite(turn.value)):
-        return "unknown", f"cannot be told: {_missing(c.last)}", None, []
+def _judgement(c: Course, layers: Sequence[LayerVerdict]) -> Judgement:
+    """The judgement of a training that did not fail."""
+    gap, turn = c.last.get(GAP), c.last.get(TURN)
+    if gap is None or turn is None or not math.isfinite(gap.value) or not math.isfinite(turn.value):
+        if gap is None or turn is None or NO_HIDDEN not in turn.note or gap.mark is not Mark.BOUND or not gap.value < LINEAR:
+            return Judgement("unknown", f"unknown: {_missing(c.last)}.")
+        # one layer of weights between inputs and outputs; of two there is a difference: a deep linear network has both regimes
+        return Judgement("linear", f"linear: neither lazy nor rich. The model has no hidden layer and is linear in its weights. "
+                                   f"It is its own linearisation, whatever training does ({GAP} {gap.value:.2g}), and has no "
+                                   f"features that it could learn.", ("to learn features, give the model a hidden layer.",))
     word = regime(gap.value, turn.value)
     if gap.mark is Mark.BOUND and word != regime(0.0, turn.value):  # anything below it would be as likely
-        return "unknown", f"cannot be told: {GAP} is {gap.note}. Measure a copy in double precision.", None, []
-    margin = regime_margin(gap.value, turn.value, gap.error, turn.error)
+        return Judgement("unknown", f"unknown: {GAP} is {gap.note}. Measure a copy in double precision.")
     given = ", relative to the given start" if c.begun_trained else ""
-    sentence = f"{word}{given}. {REGIMES[word].capitalize()} ({GAP} {gap.value:.3g}, {TURN} {turn.value:.3g})."
-    return word, sentence, margin, _advice(c, word, layers)
-
-
-def _linear(gap: Row) -> Judged:
-    """One layer of weights between inputs and outputs. Of two there is a difference: a deep linear network has both regimes."""
-    return "linear", (f"linear: neither lazy nor rich. The model has no hidden layer and is linear in its weights, so it is its "
-                      f"own linearisation, whatever training does ({GAP} {gap.value:.2g}): there are no features that it could "
-                      f"learn."), None, ["to learn features, give the model a hidden layer."]
+    return Judgement(word, f"{word}{given}. {MEANINGS[word].capitalize()} ({GAP} {gap.value:.3g}, {TURN} {turn.value:.3g}).",
+                     tuple(_advice(c, word, layers)), regime_margin(gap.value, turn.value, gap.error, turn.error))
 
 
 def _missing(snap: Snapshot) -> str:
     """Why there is no verdict: each number that is missing, with its reason."""
-    reasons = []
-    for name in (GAP, TURN):
-        row = row_of(snap, name)
-        if row is None:
-            reasons.append(f"{name} was not measured")
-        elif not math.isfinite(row.value):
-            reasons.append(f"there is no {name}{f' ({row.note})' if row.note else ''}")
-    if any(NO_HIDDEN in reason for reason in reasons):
-        return (" and ".join(reasons) + ". Without a hidden layer there are no features to learn; what is not in the "
-                "linearisation is what follows the one layer.")
+    rows = [(name, snap.get(name)) for name in (GAP, TURN)]
+    reasons = " and ".join(f"{k} was not measured" if row is None else f"there is no {k}{f' ({row.note})' if row.note else ''}"
+                           for k, row in rows if row is None or not math.isfinite(row.value))
+    if NO_HIDDEN in reasons:
+        return (f"{reasons}. Without a hidden layer there are no features to learn; what is not in the linearisation is what "
+                f"follows the one layer")
     if unrecognised := _unrecognised(snap):
-        return (" and ".join(reasons) + f". The weights of {few_of(unrecognised)} are not used as linear maps that Richter "
-                f"knows, so what these layers read is not known. Products of a weight, or of a multiple of it, by F.linear, "
-                f"matmul, einsum or a convolution are known; richter.layers.register adds others.")
-    known = {r.measure for r in snap.rows if math.isfinite(r.value)} & {"weight_change", "c_uc_ratio"}
-    hint = (". How far the weights moved is below, but weights may move far in a lazy network and little in a rich one" if known
-            else ". The weights at initialisation are needed: pass initial=state_dict to richter.measure, or watch from the "
-                 "first step with an Observer")
-    return " and ".join(reasons) + hint + "."
+        return (f"{reasons}. The weights of {few_of(unrecognised)} are not used as linear maps that Richter knows, so what these "
+                f"layers read is not known. Products of a weight, or of a multiple of it, by F.linear, matmul, einsum or a "
+                f"convolution are known; richter.layers.register adds others")
+    if {r.measure for r in snap.rows if math.isfinite(r.value)} & {"weight_change", "c_uc_ratio"}:
+        return (f"{reasons}. How far the weights moved is below, but weights may move far in a lazy network and little in a rich "
+                f"one")
+    return (f"{reasons}. The weights at initialisation are needed: pass initial=state_dict to richter.measure, or watch from the "
+            f"first step with an Observer")
 
 
 def _unrecognised(snap: Snapshot) -> list[str]:
     """Layers with weights that are used, but not as a known linear map."""
     return [name for name, note in snap.notes.items() if NO_MAP in note]
-
-
-def _magnitude(snap: Snapshot) -> Magnitude | None:
-    row = row_of(snap, "magnitude")
-    if row is None or not math.isfinite(row.value):
-        return None
-    return Magnitude(row.value, row.error if math.isfinite(row.error) else None, row.mark is Mark.BOUND, snap.step)
 
 
 def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
@@ -315,56 +254,112 @@ def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
         return [*large, "nothing to turn for richness; to go lazier, scale the output up and the learning rate down."]
     if word == "uncertain":
         return [*large, "train longer, or measure on a larger probe, before you turn anything."]
-    if any(v.verdict == "frozen" for v in layers) and all(v.verdict in ("frozen", "read-out", "unknown") for v in layers):
+    words = {v.verdict for v in layers}
+    if "frozen" in words and words <= {"frozen", "read-out", "unknown"}:
         return [*large, "only the read-out was trained: to learn features, let other layers train too."]
-    frozen = ["let the frozen layers train too."] if any(v.verdict == "frozen" for v in layers) else []
+    frozen = ["let the frozen layers train too."] if "frozen" in words else []
     if c.begun_trained:
         return [*frozen, "to learn more features than the given ones, use a larger learning rate or train longer; the initial "
                          "scale is what was given, and is not to be turned."]
+    pretrained = ("If they were pretrained (a new head on pretrained layers), leave their scale alone, and train longer or with "
+                  "a larger learning rate.")
     if word == "amplified":
         return [*large, *frozen, "to turn the features, train longer; if the initial weights were random, scale them (or the "
-                         f"output) down. {KNOWN}"]
+                                 f"output) down. {pretrained}"]
     return [*frozen, "to learn features, if the initial weights were random, start smaller: scale them (or the output) down by 3 "
-                     f"to 10, and look again at the magnitude. {KNOWN}"]
+                     f"to 10, and look again at the magnitude. {pretrained}"]
 
-
-# ------------------------------------------------------------------------------------------------------------ the layers
 
 def _judged(snap: Snapshot) -> list[str]:
     """Layers with a number that says something about them."""
-    speaking = {r.layer for r in snap.rows if r.measure in (MOVED, "weight_change", "nfc")}
-    return [name for name in snap.layers if name != WHOLE and name in speaking]
+    layers = {r.layer for r in snap.rows if r.measure in (MOVED, "weight_change", "nfc")}
+    return [name for name in snap.layers if name != WHOLE and name in layers]
 
 
 def _layer(snap: Snapshot, name: str, sound: bool) -> LayerVerdict:
     """``sound``: the training did not fail. The numbers of one that did may be those of a rich layer, and mean nothing."""
-    rows = [row for m in (MOVED, *BESIDE) if (row := row_of(snap, m, name)) is not None]
+    rows = [row for m in (MOVED, *BESIDE) if (row := snap.get(m, name)) is not None]
     numbers = {r.measure: r.value for r in rows if math.isfinite(r.value) and r.mark is not Mark.TRIVIAL}  # else no evidence
-    moved = row_of(snap, MOVED, name)
     if numbers.get("weight_change") == 0 and not numbers.get(MOVED):
         return LayerVerdict(name, "frozen", {"weight_change": 0.0})
-    if moved is not None and moved.mark is Mark.TRIVIAL:
+    if any(r.measure == MOVED and r.mark is Mark.TRIVIAL for r in rows):
         return LayerVerdict(name, "read-out", numbers)
     return LayerVerdict(name, layer_regime(numbers.get(MOVED, math.nan)) if sound else "unknown", numbers)
 
 
-# ----------------------------------------------------------------------------------------- remarks, and what is not known
+# --------------------------------------------------------------------------------------------- evidence, remarks, unknown
 
-def _remarks(c: Course, layers: Sequence[LayerVerdict], word: str, margin: Margin | None) -> list[str]:
-    remarks = []
+def _evidence(c: Course, failure: Judgement | None) -> list[str]:
+    """What the rules have read, a line each; of a training that failed, also what its numbers would say: they do not count."""
+    lines, last = [], c.last
+    guess = "" if c.labels is None else f" (guessing: {c.labels.chance:.3g})"
+    for measure, name, beside in (("probe_loss", "loss of the probe", ""), ("probe_accuracy", "accuracy on the probe", guess)):
+        first, now = c.before(measure), c.now(measure)
+        if math.isfinite(now):
+            lines.append(f"{name}: {f'{first:.3g} -> ' if math.isfinite(first) else ''}{now:.3g}{beside}")
+    if c.loss is not None and c.loss.lost is None:
+        lines.append(f"{c.loss.name} as logged: {c.loss.first:.3g} -> {c.loss.smoothed:.3g} (smoothed)")
+    G, F = value(last, GAP), value(last, TURN)
+    if failure is not None and failure.word in ("early", "stale") and math.isfinite(G) and math.isfinite(F):
+        when = "so far" if failure.word == "early" else f"then, at step {last.step}"
+        lines.append(f"{when}: {regime(G, F)} ({GAP} {G:.3g}, {TURN} {F:.3g})")
+    for measure in ("tangent_cka", "tangent_stable_rank"):
+        a, b = (None if snap is None else snap.get(measure) for snap in (c.first, last))
+        if a is not None and b is not None and math.isfinite(a.value) and math.isfinite(b.value):
+            noise = math.hypot(a.error, b.error)  # two standard errors; where one is missing, nobody knows
+            within = "no error bar" if not math.isfinite(noise) else "beyond probe noise" if abs(b.value - a.value) > 2 * noise \
+                else f"within probe noise ({noise:.2g})"
+            factor = f" (x{b.value / a.value:.1f})" if a.value else ""
+            lines.append(f"{CARDS[measure].title}: {a.value:.3g} -> {b.value:.3g}{factor}, {within}")
+    return [*lines, *_converged(last), *_counted(last)]
+
+
+def _converged(last: Snapshot) -> list[str]:
+    """What features at convergence say, where they were measured, and whether there is convergence."""
+    rows = [r for r in last.rows if r.measure == "fact"]
+    finite = [r for r in rows if math.isfinite(r.value)]
+    if not finite:
+        return [f"features at convergence: {rows[0].note}"] if rows else []
+    low, high = min(finite, key=lambda r: r.value), max(finite, key=lambda r: r.value)
+    words = f"correlation of W^T W with FACT: {low.value:.3g} ({low.layer}) to {high.value:.3g} ({high.layer})"
+    if doubtful := [r for r in finite if r.note]:
+        worst = low if low.note else doubtful[0]
+        words += f"; in {len(doubtful)} of {len(finite)} layers it says little ({worst.layer}: {worst.note})"
+    return [words]
+
+
+def _counted(last: Snapshot) -> list[str]:
+    """How many features the last layer reads, where that was measured. Few is no praise."""
+    kappa, nc1 = value(last, "kappa_cka"), value(last, "nc1")
+    numbers = [f"{v:.3g} {word}" for measure, word in (("deff_intensity", "strong"), ("deff_utilisation", "used"))
+               if math.isfinite(v := value(last, measure))]
+    lines = []
+    if math.isfinite(kappa):
+        few = f"as few as the outputs need (below {MINIMUM:g})" if kappa < MINIMUM else "more than the outputs need"
+        lines.append(f"features of the last layer: {', '.join([f'kappa_cka {kappa:.3g}', few, *numbers])}. Whether they are good "
+                     f"ones this does not say: a network that knows random labels by heart may have as few")
+    elif numbers:
+        lines.append(f"features of the last layer: {', '.join(numbers)}")
+    if math.isfinite(nc1):
+        lines.append(f"{CARDS['nc1'].title}: {nc1:.3g} (0 where the examples of a class have become one point)")
+    return lines
+
+
+def _remarks(c: Course, layers: Sequence[LayerVerdict], j: Judgement) -> list[str]:
+    remarks, margin = [], j.margin
     if c.begun_trained and c.labels is not None:
         remarks.append(f"fine-tuning: the network was not random at the start (accuracy {c.before('probe_accuracy'):.3g}, "
                        f"guessing {c.labels.chance:.3g}); everything is relative to the given start.")
-    if c.large_outputs and c.labels is not None:
+    if c.large_outputs:
         remarks.append(f"large initial outputs: the loss began at {c.before('probe_loss'):.3g}, that of guessing is "
-                       f"{math.log(c.labels.classes):.3g}.")
+                       f"{c.log_classes:.3g}.")
     frozen = [v.layer for v in layers if v.verdict == "frozen"]
-    if frozen and word != "untrained":
+    if frozen and j.word != "untrained":
         remarks.append(f"frozen: {few_of(frozen)} did not move at all ({len(frozen)} of {len(layers)} layers); either no "
                        f"gradient reached them, or they were not to train.")
-    if word != "stale" and c.reached is not None and c.last.step is not None and c.reached > c.last.step:
+    if j.word != "stale" and c.reached is not None and c.last.step is not None and c.reached > c.last.step:
         remarks.append(f"the training is at step {c.reached:,}; what it did after step {c.last.step:,} is not in these numbers.")
-    if (unrecognised := _unrecognised(c.last)) and word in REGIMES:
+    if (unrecognised := _unrecognised(c.last)) and j.word in BANDS:
         remarks.append(f"not recognised: the weights of {few_of(unrecognised)} are not used as linear maps that Richter knows. "
                        f"They count in {GAP}; what they read does not count in {TURN}.")
     if c.fallen < ADVANCED and c.finished and c.loss is not None:
@@ -373,10 +368,10 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], word: str, margin: Margi
     if c.loss is not None and c.loss.gaps:
         remarks.append(f"{c.loss.name} was not finite {c.loss.gaps} times, and recovered.")
     if c.unsettled:
-        remarks.append("what the network answers on the probe is not judged: its norms have seen too few batches.")
+        remarks.append("the network's outputs on the probe are not judged: its norms have seen too few batches.")
     if c.begun_unsettled:
         why = "buffers of the network have moved since" if c.buffers_moved else "norms had not seen enough data"
-        remarks.append(f"what the network answered in the first measurement is not compared, because {why}.")
+        remarks.append(f"the network's outputs in the first measurement are not compared, because {why}.")
     if margin is not None and margin.errors is not None and margin.errors < 2:
         remarks.append(f"{margin.number} is within two standard errors of {margin.edge:g}: it may as well be {margin.other}.")
     return remarks
@@ -385,25 +380,19 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], word: str, margin: Margi
 def _unknown(c: Course, word: str) -> list[str]:
     """What the verdict cannot tell, and what would."""
     unknown = []
-    if not c.known and word not in ("untrained", "diverged", "stale"):
-        unknown.append("whether anything was learned: there is neither a loss that was logged, watch(step, loss=loss), nor a "
-                       "first and a last measurement of a probe with labels" + (
-                           ", in eval mode with norms that have seen enough data." if c.unsettled or c.begun_unsettled else "."))
-    if not c.begun_trained and word in REGIMES:
-        unknown.append(f"whether the network was trained before: {_start(c)}.")
-    if c.buffers_moved and word not in ("untrained", "diverged", "stale"):
+    ended = word in ("untrained", "diverged", "stale")
+    if not c.known and not ended:
+        data = ", in eval mode with norms that have seen enough data" if c.unsettled or c.begun_unsettled else ""
+        unknown.append(f"whether anything was learned: there is neither a loss that was logged, watch(step, loss=loss), nor a "
+                       f"first and a last measurement of a probe with labels{data}.")
+    if not c.begun_trained and word in BANDS:
+        why = ("the probe has no class labels" if c.labels is None else
+               "there is no measurement of its initial weights" if not c.begun_at_start else
+               "the first measurement does not show what it knew" if c.begun_unsettled else
+               "accuracy started at chance, which also happens with a new head on pretrained layers")
+        unknown.append(f"whether the network was pretrained: {why}.")
+    if c.buffers_moved and not ended:
         unknown.append("what the buffers did that moved besides the weights: both networks are compared with those of now.")
     if word in ("rich", "amplified"):
         unknown.append("whether what was learned is good: memorised noise is rich too. Held-out examples say that.")
     return unknown
-
-
-def _start(c: Course) -> str:
-    """Why it is not known what the network knew at the start."""
-    if c.labels is None:
-        return "the probe has no class labels"
-    if c.first is None or not unmoved(c.first):
-        return "there is no measurement of its initial weights"
-    if c.begun_unsettled:
-        return "its first measurement does not say what it knew"
-    return "its answers began at chance, as those of a random network do, and those of a trained one with a new head"

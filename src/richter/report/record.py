@@ -55,7 +55,7 @@ def verdict(s: Named, several: bool = False, brief: bool = False) -> Markup:
     measured = tag("div", d.measured[:1].upper() + d.measured[1:], class_="soft")
     if brief:
         return tag("div", line, sentence, measured)
-    lines = [tag("li", f"{title}: {text}") for title, texts in d.sections for text in texts]
+    lines = [tag("li", line) for line in d.lines]
     layers = tag("div", _layers(d.layers), class_="scroll") if d.layers else Markup("")
     if several and layers:
         layers = tag("details", tag("summary", f"{len(d.layers)} layers"), layers)
