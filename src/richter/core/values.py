@@ -1,4 +1,4 @@
-"""The small values that everything else speaks of: references, intervals, rows and their marks, cards, predictions."""
+"""The small values that everything else uses: references, intervals, rows, marks, cards, failures, errors, sizes and text."""
 
 from __future__ import annotations
 
