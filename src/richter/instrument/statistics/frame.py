@@ -59,6 +59,22 @@ class NoError(Missing):
     """There is a value, and no standard error of it; the remark says why."""
 
 
+class Stack(Sequence[Any]):
+    """Values of a statistic with one group left out each. ``whole`` holds all of them: its numbers have a leading axis of groups;
+    ``take`` gives one."""
+
+    def __init__(self, whole: Any, groups: int, take: Callable[[int], Any]) -> None:
+        self.whole, self.groups, self.take = whole, groups, take
+
+    def __len__(self) -> int:
+        return self.groups
+
+    def __getitem__(self, group: Any) -> Any:
+        if not 0 <= group < self.groups:
+            raise IndexError(group)
+        return self.take(group)
+
+
 def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]]:
     """The values of several statistics with the same group left out of each."""
     sizes = sorted({len(values) for values in varied})
