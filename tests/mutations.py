@@ -232,7 +232,7 @@ MUTATIONS = [
              "set(vars(nn.Module()))", "identity::modes_of_submodules_are_put_back_one_by_one",
              equivalent="all attributes of a module are put back, these too; this set says which of them hold boxes of "
              "torch's own, and a flag is no box"),
-    mutation(f"{CAPTURE}/attributes.py", "iterators are used up", "holder.put(key, double)", "holder.keys", "stateful"),
+    mutation(f"{CAPTURE}/attributes.py", "iterators are used up", "            put(key, double)", "            pass", "stateful"),
     mutation(f"{CAPTURE}/attributes.py", "attributes of classes are not put back", "self._add(keep_class(kind))",
              "keep_class(kind)", "stateful::what_is_kept_in_the_class"),
     mutation(f"{CAPTURE}/attributes.py", "of a long container nothing is put back",
