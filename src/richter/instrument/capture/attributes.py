@@ -28,7 +28,7 @@ import random
 import types
 import warnings
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -94,6 +94,16 @@ class Original:
         if self.version is not None and hasattr(torch._C._autograd, "_unsafe_set_version_counter"):
             torch._C._autograd._unsafe_set_version_counter((t,), (self.version,))  # a graph of the user's may have saved it
         return self.copy is not None and t.grad_fn is self.grad_fn
+
+
+def originals(tensors: Mapping[str, Tensor]) -> dict[str, Original]:
+    """Tensors as they are now, with copies if all together are small enough."""
+    copied = sum(map(size_of, tensors.values())) <= BACKUP_BYTES
+    return {label: Original(t, copied) for label, t in tensors.items()}
+
+
+def changed(tensors: Mapping[str, Original]) -> list[str]:
+    return [label for label, original in tensors.items() if original.changed()]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
