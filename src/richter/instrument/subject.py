@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from richter.core import WHOLE, CaptureError, Remark, SelectionError, matches
 from richter.core.arrays import fingerprint
+from richter.core.modules import understood
 from richter.core.values import MOVED_BUFFERS, SMALL, few_of, give_back
 from richter.instrument.capture import Output, State, device_of, outputs_of, same_bits, state_of, to_device, weight_bytes
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.probe import Objective, Probe, aligned
 from richter.instrument.statistics.frame import GROUPS, copied_bytes, fixed_bytes
-from richter.instrument.statistics.journey import Journey, understood
-from richter.instrument.statistics.moments import Bases
 from richter.instrument.stream import RowCotangents, check_labels, check_selection, chunks, fitting, select
 from richter.instrument.survey import FEWEST, SURVEYED, UNTRUSTED, Audit, Doubt, Forwards, Network, SurveyMemo, settings, surveyed
 from richter.instrument.tokens import Positions, positions_of
@@ -52,6 +51,7 @@ class Subject:
         self.audit: Audit | None = None  # what is looked at again in this measurement
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
+        self.shared: dict[Any, Any] = {}  # what statistics compute once in a measurement, by its owner
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
         self.carried: dict[str, Any] = {}  # and those of now, for the next one
         self.step: int | None = None  # of training, at which it is measured
@@ -75,8 +75,8 @@ class Subject:
         """The model as it is now. Is anything but its numbers other than the last time? A survey of a plain model is taken as it
         was, because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by
         itself."""
-        self._forget("_copied_bytes", "bases", "drift", "drifted", "journey", "loss_gradient", "then")  # computed once
-        self.forwards, self.carried = Forwards(), {}
+        self._forget("_copied_bytes", "drift", "drifted", "loss_gradient", "then")  # computed once
+        self.forwards, self.carried, self.shared = Forwards(), {}, {}
         self.measured += 1
         self.audit = Audit()
         self._find_device()
@@ -116,13 +116,13 @@ class Subject:
     def _begin_again(self) -> None:
         """A measurement that was given up has left nothing behind."""
         self.audit = Audit()
-        self.forwards, self.carried = Forwards(), {}
-        self._forget("bases", "journey", "loss_gradient")
+        self.forwards, self.carried, self.shared = Forwards(), {}, {}
+        self._forget("loss_gradient")
         self._read_matrices()
 
     def _read_matrices(self) -> None:
-        self.W = Widened(self.survey.matrices, self._wide)
-        self.W0 = Widened({} if self.initial is None else self._matrices_then(), self._wide)
+        self.W = Widened(self.survey.matrices, self.widened)
+        self.W0 = Widened({} if self.initial is None else self._matrices_then(), self.widened)
 
     def _prepare(self) -> None:
         """What depends on the architecture alone."""
@@ -162,11 +162,6 @@ class Subject:
         return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
                            f"they did is not in this number")
 
-    @cached_property
-    def journey(self) -> Journey:
-        """From the initial network to this one, once in a measurement."""
-        return Journey(self)
-
     @property
     def groups(self) -> int:
         """Of examples, for the jackknife; one where no errors are asked for."""
@@ -191,7 +186,7 @@ class Subject:
 
     def let_go(self) -> None:
         """Of what was computed once: a stage of a measurement is over."""
-        self._forget("bases", "journey")
+        self.shared = {}
         give_back(weight_bytes(self.model))
 
     def narrowed(self, maps: Sequence[str]) -> Subject:
@@ -203,8 +198,8 @@ class Subject:
     def _changed(self, *how: str) -> Subject:
         other = copy.copy(self)
         other.origin = (*self.origin, *how)
-        other._forget("bases", "journey", "loss_gradient", "kernel_rows")  # what is computed once of what changes
-        other.numbers = {}
+        other._forget("loss_gradient", "kernel_rows")  # what is computed once of what changes
+        other.numbers, other.shared = {}, {}
         return other
 
     @cached_property
@@ -253,11 +248,6 @@ class Subject:
         """The network at initialisation."""
         assert self.then is not None
         return replace(self.source, state=self.then)
-
-    @cached_property
-    def bases(self) -> Bases:
-        """Through which matrices what is asked of each map is kept."""
-        return Bases(self, self._wide)
 
     def plain(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The same as ``pair``, where they lie."""
@@ -376,7 +366,7 @@ class Subject:
         matrices |= {k: source.state[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
         return matrices
 
-    def _wide(self, W: Tensor) -> Tensor:
+    def widened(self, W: Tensor) -> Tensor:
         """Errors are differences of near numbers: they take float64."""
         return W.double() if self.errors or self.wide else W.to(torch.promote_types(W.dtype, torch.float32))
 

@@ -36,6 +36,7 @@ from richter.instrument.statistics.moments import (
     Bases,
     MomentGathering,
     Sketched,
+    bases_of,
     rank,
     shares,
     total,
@@ -170,8 +171,8 @@ class _OfWeight(Simple):
         if self.statistic.initial and place not in self.subject.W0:
             raise Missing(NO_INITIAL)
         statistic, subject = self.statistic, self.subject
-        if statistic.seen is not None and subject.bases[place] is not None:
-            return Seen(subject.bases, place, *statistic.seen)
+        if statistic.seen is not None and bases_of(subject)[place] is not None:
+            return Seen(bases_of(subject), place, *statistic.seen)
         lying = (statistic.seen or statistic.lying) and subject.survey.maps[place].entries > TILE
         return statistic.compute(*(subject.plain(place) if lying else subject.pair(place)))
 

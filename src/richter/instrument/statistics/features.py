@@ -26,7 +26,7 @@ from richter.instrument.statistics.frame import (
     Statistic,
     Wants,
 )
-from richter.instrument.statistics.journey import settling
+from richter.instrument.statistics.outputs import settling
 from richter.instrument.statistics.variants import HeldOut
 from richter.linalg import eigh
 

@@ -431,10 +431,10 @@ class Reading:
         groups = self.subject.groups
         return [(g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups)]
 
-    def parts(self, name: str, project: bool = False, initial: bool = False) -> list[tuple[int, LayerCapture, int]]:
+    def parts(self, name: str, bases: Any = None, initial: bool = False) -> list[tuple[int, LayerCapture, int]]:
         """(group, its share of ``capture``, how many positions of it count). Those that only the initial network reaches are
         summed and not counted: the number is that of the other averages of this map."""
-        c = self.capture(name, project, initial)
+        c = self.capture(name, bases, initial)
         if c is None:
             return []
         keep = self.kept(name, c.g.shape[2])
@@ -455,15 +455,15 @@ class Reading:
             self._plain[name] = ready(self.captures[name], self.subject.wide)
         return self._plain.get(name)
 
-    def capture(self, name: str, project: bool = False, initial: bool = False) -> LayerCapture | None:
-        """A map as one matrix, masked positions zero, beside the initial network; ``project``: g as it is asked through the map's
-        matrices, where it is kept so; ``initial``: also where only the initial network reaches it. A network that does not reach
-        a map reads nothing there and asks nothing of it: h and g, or h0 and g0, are zero."""
-        key = (name, project)
+    def capture(self, name: str, bases: Any = None, initial: bool = False) -> LayerCapture | None:
+        """A map as one matrix, masked positions zero, beside the initial network; ``bases``: g as it is asked through these
+        matrices, by map, where it is kept so; ``initial``: also where only the initial network reaches it. A network that does
+        not reach a map reads nothing there and asks nothing of it: h and g, or h0 and g0, are zero."""
+        key = (name, bases is not None)
         if name not in self.captures and not (initial and self.before is not None and name in self.before):
             return None
         if key not in self._ready:
-            self._ready[key] = self._projected(name) if project else self._whole(name)
+            self._ready[key] = self._whole(name) if bases is None else self._projected(name, bases[name])
         return self._ready[key]
 
     def _whole(self, name: str) -> LayerCapture:
@@ -480,8 +480,8 @@ class Reading:
             c = replace(c, W0=self.subject.pair(name)[1], h0=_nothing(c.h), g0=torch.zeros_like(c.g))
         return _masked(c, self.kept(name, c.g.shape[2]))
 
-    def _projected(self, name: str) -> LayerCapture:
-        c, Q = self.capture(name, initial=True), self.subject.bases[name]
+    def _projected(self, name: str, Q: Any) -> LayerCapture:
+        c = self.capture(name, initial=True)
         assert c is not None
         return c if Q is None else replace(c, g=Q.rows(c.g), g0=None if c.g0 is None else Q.rows(c.g0))
 
