@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -42,10 +42,8 @@ from richter.instrument.statistics.moments import (
     total,
 )
 from richter.instrument.stream import steps
+from richter.instrument.subject import Subject
 from richter.linalg import MODEST
-
-if TYPE_CHECKING:
-    from richter.instrument.subject import Subject
 
 # ------------------------------------------------------------------------------------------------------------- weights
 # Statistics of the weights, now and at initialisation: OfWeight, and feature matrices W^T K W: the neural feature matrix,

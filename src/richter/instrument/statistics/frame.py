@@ -15,23 +15,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from richter.core import Mark, MemoryBudgetError, Remark, show_bytes
 from richter.core.values import SMALL, give_back
-from richter.instrument.capture import BACKUP_BYTES, TOGETHER, count, weight_bytes
+from richter.instrument.capture import TOGETHER, count, weight_bytes
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.stream import ALONE, Chunk, LayerCapture, Share, chunks, fitting, ready, steps, with_siblings
+from richter.instrument.subject import GROUPS as GROUPS
+from richter.instrument.subject import Subject
 from richter.instrument.survey import PIECES, looked
 
-if TYPE_CHECKING:
-    from richter.instrument.subject import Subject
-
-GROUPS = 8  # of examples, for the jackknife
 # a linear map; the same, and the whole model for what its last layer reads; a module with parameters; the whole model; anywhere
 Place = Literal["map", "read", "module", "model", "any"]
 Group = tuple[str, int]  # what is left out: the kind of group, and which
@@ -273,7 +271,7 @@ class Remembered(Gathering):
 
 
 # (subject, cotangents, why the exact form cannot be had or "") -> what stands in for it; None: nothing has to
-Estimate = Callable[["Subject", Cotangents, str], Statistic | None]
+Estimate = Callable[[Subject, Cotangents, str], Statistic | None]
 
 
 @dataclass(frozen=True)
@@ -366,21 +364,6 @@ def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
     largest = item * max(weights.values(), default=0)
     need = max(min(item * sum(weights.values()), TOGETHER) + largest, 3 * largest)
     return need if need > SMALL and subject.audit is not None else 0
-
-
-def copied_bytes(model: nn.Module) -> int:
-    """Of copies of weights and of gradients, where they are kept to see that nothing was disturbed."""
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    copies = [weight_bytes(model), sum(g.numel() * g.element_size() for g in grads)]
-    return sum(size for size in copies if size <= BACKUP_BYTES)
-
-
-def fixed_bytes(copied: int, held: Iterable[Tensor | None]) -> int:
-    """Bytes that a measurement of a large model takes whatever is measured: what is ``copied``, and what is ``held`` of the
-    probe."""
-    arrays = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if isinstance(t, Tensor)}
-    need = copied + sum(arrays.values())
-    return need if need > SMALL else 0
 
 
 # -------------------------------------------------------------------------------------------------------------- passes

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,15 +25,13 @@ from richter.instrument.statistics.frame import (
     Gathering,
     Group,
     Missing,
+    Reading,
     Statistic,
     Wants,
     in_range,
 )
 from richter.instrument.stream import LayerCapture, covariance, steps
-
-if TYPE_CHECKING:
-    from richter.instrument.statistics.frame import Reading
-    from richter.instrument.subject import Subject
+from richter.instrument.subject import Subject
 
 # --------------------------------------------------------------------------------------------------------------- bases
 # What is asked of a map that writes more than it reads is kept as what is asked of its inputs: through its matrix, and through

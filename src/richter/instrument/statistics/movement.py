@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -39,11 +39,9 @@ from richter.instrument.capture import (
 from richter.instrument.cotangents import Cotangents, every_output
 from richter.instrument.statistics.frame import APART, NO_INITIAL, Gathering, Group, Missing, Place, Simple, Statistic, Wants
 from richter.instrument.stream import Chunk, Layout, MapInfo, as_read, by_example, chunks, fitting, grouped, steps, timed
+from richter.instrument.subject import Subject
 from richter.instrument.survey import Audit, applied, check_calls, passed, remade, tolerance
 from richter.linalg import Rows, debiased_cka
-
-if TYPE_CHECKING:
-    from richter.instrument.subject import Subject
 
 GRAPHS = 6  # of an example: in both networks, with tangents in one of them, and of the backward pass that these agree with
 OUTPUTS = 7  # arrays of outputs in double precision

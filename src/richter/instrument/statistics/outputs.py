@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +18,10 @@ from richter.core import Mark, ProbeError, Remark, show_bytes
 from richter.core.modules import running_norms
 from richter.core.values import FEW_BATCHES, NO_DATA, SMALL
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
+from richter.instrument.probe import Objective
+from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Reading, Simple, Statistic, Wants
 from richter.instrument.stream import steps
-
-if TYPE_CHECKING:
-    from richter.instrument.probe import Objective
-    from richter.instrument.statistics.frame import Reading
-    from richter.instrument.subject import Subject
+from richter.instrument.subject import Subject
 
 COPIES = 3  # of all outputs, for their loss
 TEMPORARY = 6  # arrays of an example's outputs in double precision while it is added
