@@ -23,7 +23,7 @@ from richter.core import CaptureError, RichterError
 from richter.core.values import trim
 from richter.instrument.capture.attributes import attributes_kept, same_bits
 from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right
-from richter.instrument.capture.recompute import ANEW, Again, Blocks, unkept, without_caches
+from richter.instrument.capture.recompute import ANEW, Again, Blocks, unkept
 from richter.instrument.capture.state import Inputs, Output, State, arguments, pick, state_of
 from richter.instrument.capture.uses import READERS, Reader, Scope, Use
 from richter.layers import TAKEN_APART, LinearMap, View
@@ -160,7 +160,6 @@ class Pass:
     parameters: Parameters = field(default_factory=Parameters)  # some steps give gradients of parameters only where wanted
     differentiates: bool = False  # the model itself does, inside its forward pass
     adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad the model's own backward passes have added
-    transforms: bool = False  # the model differentiates, or maps over an axis, by torch.func
     called: Collection[nn.Module] = ()  # modules whose forward ran
 
     @property
@@ -263,7 +262,8 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
         with (attributes_kept(model), state.in_place(fresh=True), recorder or contextlib.nullcontext(), checkpoints_called(),
-              single_examples_right(), parametrised_once(state.parametrised), _computed_anew(model, state, anew, recorder)):
+              single_examples_right(), parametrised_once(state.parametrised),
+              Blocks(state, anew, recorder.begun if recorder else None)):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)
         f = pick(returned, output)
@@ -278,18 +278,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
     run = Pass(f, [], state)
     return run if recorder is None else replace(
-        run, calls=calls, parameters=recorder.parameters, differentiates=recorder.differentiates,
-        transforms=recorder.transforms, called=recorder.scope.called)
-
-
-@contextlib.contextmanager
-def _computed_anew(model: nn.Module, state: State, names: Collection[str], recorder: Recorder | None) -> Iterator[None]:
-    if not names:
-        yield
-        return
-    with without_caches(model), Blocks(state, {name: model.get_submodule(name) for name in names},
-                                       recorder.begun if recorder else lambda: lambda: contextlib.nullcontext):
-        yield
+        run, calls=calls, parameters=recorder.parameters, differentiates=recorder.differentiates, called=recorder.scope.called)
 
 
 def _check_unwritten(state: State, versions: Sequence[int]) -> None:
@@ -319,12 +308,7 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
         raise
 
 
-class Known(NamedTuple):
-    """A call of a block that may be run again, without its place in the graph."""
-
-    name: str
-    read: Tensor
-    version: int
+Known = tuple[str, Tensor, int]  # a call without its place in the graph: the name of the map, what it read, in which version
 
 
 class Recorder(TorchFunctionMode):
@@ -341,10 +325,9 @@ class Recorder(TorchFunctionMode):
         self.parameters, self.expand, self.state = Parameters(), expand, state
         self.calls: list[Call] = []
         self.differentiates = False  # does the model itself differentiate?
-        self.transforms = False  # by torch.func?
         self._handles: list[Any] = []
         self._thread = 0  # that entered it: calls of the same modules by other threads are theirs
-        self._known: Iterator[Known] | None = None  # of a block that is run again: the calls that it made
+        self._known: Iterator[Known] | None = None  # the calls that a block has made which is run again
 
     def __enter__(self) -> Recorder:
         self._thread = threading.get_ident()
@@ -377,7 +360,7 @@ class Recorder(TorchFunctionMode):
     def begun(self) -> Callable[[], Again]:
         """A block begins. When it has ended, what is called then gives what stands around it when it is run again."""
         path, first = list(self.scope.path), len(self.calls)
-        return lambda: partial(self._again, path, [Known(c.name, c.read, c.version) for c in self.calls[first:]])
+        return lambda: partial(self._again, path, [(c.name, c.read, c.version) for c in self.calls[first:]])
 
     @contextlib.contextmanager
     def _again(self, path: list[nn.Module], calls: Sequence[Known]) -> Iterator[None]:
@@ -428,7 +411,7 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _transformed():
-            self.differentiates = self.transforms = True
+            self.differentiates = True  # or maps over an axis
             return func(*args, **(kwargs or {}))
         return self.handled(func, args, kwargs or {})
 
@@ -556,14 +539,15 @@ HANDLERS: dict[Any, Handler] = {  # function of torch -> what is done when the m
 
 def _check_known(known: Known | None, use: Use) -> None:
     """A block that runs again must read the same: up to rounding, because some devices add up in any order."""
-    if known is None or known.name != use.name or known.read.shape != use.read.shape:
+    name, read, version = known or ("", None, 0)
+    if name != use.name or read is None or read.shape != use.read.shape:
         raise CaptureError(f"layer {use.name!r} is called when its block is run again for a backward pass, and was not the first "
                            f"time. {ANEW}")
-    a, b = known.read, use.read.detach()
-    if known.version != a._version or same_bits(a, b):
+    now = use.read.detach()
+    if version != read._version or same_bits(read, now):
         return
-    eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
-    if not bool((a - b).abs().max() <= math.sqrt(eps) * a.abs().max()):
+    eps = torch.finfo(read.dtype).eps if read.is_floating_point() else 0.0
+    if not bool((read - now).abs().max() <= math.sqrt(eps) * read.abs().max()):
         raise CaptureError(f"layer {use.name!r} reads other numbers when its block is run again for a backward pass. {ANEW}")
 
 
