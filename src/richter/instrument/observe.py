@@ -45,9 +45,9 @@ Layers = str | Sequence[str] | Callable[[str], bool] | None  # names or patterns
 # --------------------------------------------------------------------------------------------------------- measurement
 
 class Measurement:
-    """A model on a probe, to be measured again and again; options are those of ``measure``. What depends on the architecture
-    alone is found out once. ``errors=False`` leaves out standard errors, multiplies in the model's own precision, and does not
-    survey a plain model again while its modules are the same."""
+    """A model on a probe, to be measured again and again; options are those of ``measure``. The survey and the plan, which depend
+    on the architecture alone, are made once. ``errors=False`` leaves out standard errors, multiplies in the model's own precision,
+    and does not survey a plain model again while its modules are the same."""
 
     def __init__(self, model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
                  initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
@@ -97,13 +97,13 @@ class Measurement:
                         labels)
 
     def plan(self) -> CostPlan:
-        """What ``take`` will do: steps, passes, bytes and seconds. Looks at a few examples only."""
+        """Plan what ``take`` will do: steps, passes, bytes and seconds. Runs a few examples only."""
         with self._ready():
             return cost_plan(self.subject, self._plan(self.measures))
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[None]:
-        """Nothing in here disturbs the model, and the subject is the model as it is now."""
+        """Keep the model undisturbed, and bring the subject up to date with it."""
         check_weights(self.model)
         if self.subject.initial is not None:
             check_initial(self.model, self.subject.initial)
@@ -139,8 +139,8 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
 
 
 def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, **options: Any) -> CostPlan:
-    """What ``richter.measure`` with the same arguments will do: which measures together, passes, bytes and seconds. Runs a few
-    examples only.
+    """Plan what ``richter.measure`` with the same arguments will do: which measures together, passes, bytes and seconds. Runs a
+    few examples only.
 
     >>> print(richter.plan(model, probe, initial=start, memory="2GiB"))
     """
@@ -213,7 +213,7 @@ def _whole(step: Any) -> int:
 
 @dataclass
 class Schedule:
-    """Which steps are due, and what may be measured there so that it takes at most ``share`` of wall time (None: no limit).
+    """Chooses what is measured at a step, so that measuring takes at most ``share`` of wall time (None: no limit).
 
     Where the number of ``steps`` of the training is known, what the whole training will earn is spread over it: most of it evenly
     in the logarithm of the step, and up to half evenly in the step where it pays for many measurements. How long the training
@@ -258,7 +258,7 @@ class Schedule:
         self.at = step
 
     def choose(self, step: int) -> Part:
-        """What is measured at this step."""
+        """Choose what is measured at this step."""
         due = self.due(step)
         if not self.tried:
             return "everything"
@@ -277,12 +277,12 @@ class Schedule:
         self.owed = self.missed = True
 
     def begin(self, step: int, part: Part) -> None:
-        """A measurement begins."""
+        """Take note that a measurement begins."""
         self.come(step)
         self.owed, self.missed = part == "light", False
 
     def pay(self, part: Part, seconds: float, succeeded: bool) -> None:
-        """A measurement has ended. One that failed is paid for, and the next is expected to take as long at least."""
+        """Take note that a measurement has ended. One that failed counts as spent, and the next is expected to take as long."""
         self.spent += seconds
         self.spent_light += seconds if part == "light" else 0.0
         if self.opening is None and part == "everything" and succeeded:
@@ -554,7 +554,7 @@ class Observer:
 
     @property
     def failures(self) -> list[Failure]:
-        """What could not be measured, written or kept, and why; of a resumed run also what failed before."""
+        """Failures to measure, write or keep something, and their reasons; of a resumed run also those before."""
         with self._guard:
             return list(self._record.failures)
 
@@ -567,7 +567,7 @@ class Observer:
 
     @property
     def scalars(self) -> pandas.DataFrame:
-        """What was passed beside the steps: loss, accuracy, ..."""
+        """Scalars that were passed with the steps (loss, accuracy, ...), a column for each."""
         with self._guard:
             return self._record.table
 
