@@ -591,3 +591,8 @@ def specialisation(K_diagonal: ArrayLike, Y: ArrayLike) -> Array:
                              f"a kernel and a column of labels for each output.")
     A = torch.einsum("na,cnm,ma->ca", y, K, y) / (K.flatten(1).norm(dim=1)[:, None] * (y * y).sum(0))
     return like(A / A.mean(0), K_diagonal, Y)
+
+
+def quotient(a: float, b: float) -> float:
+    """a / b, and NaN (not an error, not infinity, not 0) where it is 0/0 or b is 0 or infinite."""
+    return a / b if b and math.isfinite(b) else math.nan

@@ -381,3 +381,10 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(w) if i in right else cell.ljust(w)
                                for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)
+
+
+def progress(over: Iterable[Any] | None = None, *, title: str, total: float | None = None, unit: str = "it", **more: Any) -> Any:
+    """Show a bar over ``over``, or one of ``total`` units to be moved by ``.update()`` and closed (it is a context manager). It
+    appears after two seconds, on a terminal, and leaves nothing behind."""
+    from tqdm import tqdm
+    return tqdm(over, desc=title, total=total, unit=unit, delay=2, leave=False, disable=None, **more)

@@ -20,7 +20,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from richter.core import RichterError, SelectionError, StoreError
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.engine.workers import Pool
 from richter.runs import Run, Writer, create
 from richter.runs.format import plain, worded

@@ -28,8 +28,9 @@ FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/running
 SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", *JUDGING}  # no result is theirs
 GUARDS = {"verified"}  # functions that return what they are called with first, or refuse it: no number is theirs
 WHOLE = "*"  # in the place of a name: everything
-# what has moved to another file of the instrument since records were made: digests go on naming the first place
-MOVED = {"richter.instrument.observe.Measurement": "richter.instrument.measurement.Measurement"}
+# what has moved to another file since records were made: digests go on naming the first place
+MOVED = {"richter.instrument.observe.Measurement": "richter.instrument.measurement.Measurement",
+         "richter.core.values.progress": "richter.core.progress.progress"}
 BY_TEXT = {"globals", "vars", "locals", "eval", "exec", "__import__"}  # who calls these may use any name of the file
 
 

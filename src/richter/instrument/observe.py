@@ -46,8 +46,8 @@ Layers = str | Sequence[str] | Callable[[str], bool] | None  # names or patterns
 
 class Measurement:
     """A model on a probe, to be measured again and again; options are those of ``measure``. The survey and the plan, which depend
-    on the architecture alone, are made once. ``errors=False`` leaves out standard errors, multiplies in the model's own precision,
-    and does not survey a plain model again while its modules are the same."""
+    on the architecture alone, are made once. ``errors=False`` leaves out standard errors, multiplies in the model's own
+    precision, and does not survey a plain model again while its modules are the same."""
 
     def __init__(self, model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
                  initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,

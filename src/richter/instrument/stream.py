@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from richter.core import CaptureError, DivergedError, SelectionError
 from richter.core.modules import unwrapped_name
-from richter.core.progress import progress
-from richter.core.values import trim
+from richter.core.values import progress, trim
 from richter.instrument.capture import Call, Inputs, Pass, check_finite, count, select, to_device, weight_bytes
 from richter.instrument.survey import (
     Check,

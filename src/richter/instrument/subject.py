@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from richter.core import WHOLE, CaptureError, Mark, MemoryBudgetError, Remark, SelectionError, matches, show_bytes
 from richter.core.arrays import fingerprint
-from richter.core.modules import understood
 from richter.core.values import MOVED_BUFFERS, SMALL, few_of, give_back
 from richter.instrument.capture import (
     BACKUP_BYTES,
@@ -26,6 +25,7 @@ from richter.instrument.capture import (
     same_bits,
     state_of,
     to_device,
+    understood,
     weight_bytes,
 )
 from richter.instrument.cotangents import Cotangents, Use

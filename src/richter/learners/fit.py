@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import MemoryBudgetError, show_bytes
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.learners.features import geometry_of
 from richter.learners.kernel import Kernel
 from richter.learners.metric import root, stretch

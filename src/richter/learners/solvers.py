@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter.core import MemoryBudgetError, RichterError, show_bytes
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.learners.kernel import Kernel
 from richter.learners.problem import Problem
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from richter.core.catalogue import Catalogue, Facts, lazy_names, parts
 
 if TYPE_CHECKING:
+    from richter.linalg import quotient  # noqa: F401
     from richter.measures.fact import nfc_power  # noqa: F401
-    from richter.measures.measure import Measure, quotient, resolve  # noqa: F401
+    from richter.measures.measure import Measure, resolve  # noqa: F401
 
 CATALOGUE: Catalogue[Measure] = Catalogue(__name__, "MEASURES", "measure")
 names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add

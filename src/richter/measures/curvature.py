@@ -25,8 +25,9 @@ from richter.instrument.capture import forward, quiet, to_device, unwrap
 from richter.instrument.probe import Probe
 from richter.instrument.statistics.frame import NO_LABELS, Missing
 from richter.instrument.statistics.outputs import OUTPUTS, Answers
+from richter.linalg import quotient
 from richter.measures.hessian import Eigenpairs, Hessian, Moment, hessian
-from richter.measures.measure import Measure, quotient
+from richter.measures.measure import Measure
 
 __all__ = ["EarlyStep", "Eigenpairs", "Hessian", "Moment", "TheoremA", "early_step", "hessian", "label_gradient_correlation",
            "natural", "predicted_alignment", "theorem_a"]

@@ -21,9 +21,9 @@ from torch import Tensor
 from richter.core import Card, Interval, Mark, Ref, Remark, SelectionError
 from richter.instrument.cotangents import loss_gradient
 from richter.instrument.statistics import AGOP, MATRIX, NFM, WEIGHT_DECAY, WEIGHT_GRADIENT, FeatureMatrix, OfWeight
-from richter.linalg import eigh
+from richter.linalg import eigh, quotient
 from richter.measures.cards import CORRELATIONS
-from richter.measures.measure import Measure, quotient
+from richter.measures.measure import Measure
 
 CONVERGED = 0.1  # |dL/dW + lambda W| / |lambda W| up to which nothing is said
 

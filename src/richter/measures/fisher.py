@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from richter.core import Interval, Ref
 from richter.instrument.statistics.fisher import FISHER, ROOT, FisherKernel
-from richter.measures.measure import Measure, quotient
+from richter.linalg import quotient
+from richter.measures.measure import Measure
 
 
 def fisher_stable_rank(c: FisherKernel) -> float:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from richter import linalg
 from richter.core import SelectionError, parse_bytes
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.instrument.capture import Output, differentiable_twice, quiet, same_bits, unwrap
 from richter.instrument.probe import Probe
 from richter.instrument.statistics.fisher import NO_CLASSES, ONE_CLASS, fisher_times, no_classes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from richter.core import Card, Interval, Ref, Remark, SelectionError
 from richter.instrument.cotangents import Cotangents, as_cotangents, every_output
 from richter.instrument.statistics import Statistic, leaves
+from richter.linalg import quotient as quotient
 from richter.measures import DEFAULT, catalogue
 
 ANYWHERE = Interval()
@@ -63,8 +63,3 @@ def resolve(wanted: Iterable[str | Measure] | str | Measure | None) -> list[Meas
     if not chosen:
         raise SelectionError("measures= is empty: leave it out for the default set.")
     return list(chosen.values())
-
-
-def quotient(a: float, b: float) -> float:
-    """a / b, and NaN (not an error, not infinity, not 0) where it is 0/0 or b is 0 or infinite."""
-    return a / b if b and math.isfinite(b) else math.nan

@@ -18,7 +18,8 @@ from richter.instrument.statistics import (
     Turned,
 )
 from richter.instrument.statistics.outputs import Sizes
-from richter.measures.measure import Measure, quotient
+from richter.linalg import quotient
+from richter.measures.measure import Measure
 
 FARTHEST = 3.0  # of the magnitude, on both sides
 

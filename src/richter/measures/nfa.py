@@ -22,7 +22,8 @@ from richter.instrument.statistics import (
     FeatureMatrix,
     Pair,
 )
-from richter.measures.measure import Measure, quotient
+from richter.linalg import quotient
+from richter.measures.measure import Measure
 
 
 def correlation(p: Pair) -> float:

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from richter.core import Interval, Ref, SelectionError
 from richter.instrument.statistics import MATRIX, Derived
-from richter.measures.measure import Measure, quotient
+from richter.linalg import quotient
+from richter.measures.measure import Measure
 
 SHARE = 0.1  # of the largest singular value: a smaller one does not count
 

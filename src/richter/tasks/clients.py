@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from richter.core import DataError
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.tasks import archive, convert
 from richter.tasks.archive import Members
 from richter.tasks.index import download_file

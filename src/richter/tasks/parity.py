@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from richter.core import SelectionError
-from richter.core.progress import progress
+from richter.core.values import progress
 
 EXACT_BITS = 14  # with so few bits a skill strength is the mean over every input
 CHUNK = 2**16  # inputs that go through a network at a time

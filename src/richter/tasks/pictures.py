@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import DataError
-from richter.core.progress import progress
+from richter.core.values import progress
 
 PathLike = str | os.PathLike[str]
 Size = int | tuple[int, int] | None  # one side, or (height, width); None: as it is

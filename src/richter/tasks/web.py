@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from richter.core import DataError
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.tasks import archive, convert
 from richter.tasks.archive import Members
 

@@ -27,7 +27,7 @@ from torch.func import vmap
 
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.theory.arrays import Times, above_zero, like, normal, read, times_from_zero, two_layers, whole
 from richter.theory.flows import descend, flow
 from richter.theory.frame import Theory

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import RichterError, SelectionError
-from richter.core.progress import progress
+from richter.core.values import progress
 
 State = TypeVar("State")  # an array, a tensor, or a list of them
 Method = Literal["flow", "descent"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.theory.arrays import joint_norm, like, relu_network, whole
 
 GROWS = 1.1  # a step that was halved, from one to the next

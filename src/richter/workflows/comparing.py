@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from richter.core import MemoryBudgetError, ProbeError, SelectionError, likeness, parse_bytes, show_bytes
 from richter.core.modules import unwrap
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.instrument.capture import Output
 from richter.instrument.keepsakes import Layers, Reader, grams, reading
 from richter.instrument.probe import Probe

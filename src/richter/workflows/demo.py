@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.instrument.observe import Observer
 from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot, shown

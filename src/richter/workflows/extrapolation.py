@@ -20,7 +20,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from richter.core import SelectionError
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.workflows.laws import Average, Fit, Numbers, Resource, averaged, fitted, laws
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from richter.core import DivergedError, SelectionError, parse_bytes, show_bytes
 from richter.core.modules import unwrap
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.instrument.capture import Output, quiet
 from richter.kernels import dynamics, ntk
 from richter.linalg import alignment, top_eigenvalue

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from richter.core import SelectionError
 from richter.core.chains import Stage, chain, composed
 from richter.core.modules import unwrap
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.instrument.capture import quiet
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
 from richter.theory import signal

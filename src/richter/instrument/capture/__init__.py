@@ -43,12 +43,15 @@ from richter.instrument.capture.state import (
     device_of,
     moved_in_last_place,
     outputs_of,
+    running_norms,
     select,
     state_of,
     to_device,
+    understood,
 )
 
 __all__ = ["BACKUP_BYTES", "TOGETHER", "Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "Scale", "State",
            "Wanted", "Weight", "batch_statistics", "check_finite", "copy_of", "count", "device_of", "differentiable_twice",
-           "forward", "index_of", "moved_in_last_place", "outputs_of", "pushed_forward", "pushed_twice", "quiet", "same_bits",
-           "select", "state_of", "to_device", "unkept", "unwrap", "weight_bytes", "written"]
+           "forward", "index_of", "moved_in_last_place", "outputs_of", "pushed_forward", "pushed_twice", "quiet",
+           "running_norms", "same_bits", "select", "state_of", "to_device", "understood", "unkept", "unwrap", "weight_bytes",
+           "written"]

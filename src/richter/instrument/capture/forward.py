@@ -263,7 +263,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     with seeded(model, seed):
         with (attributes_kept(model), state.in_place(fresh=True), recorder or contextlib.nullcontext(), checkpoints_called(),
               single_examples_right(), parametrised_once(state.parametrised),
-              Blocks(state, anew, recorder.begun if recorder else None)):
+              Blocks(state, anew, recorder.begun if recorder else None) if anew else contextlib.nullcontext()):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)
         f = pick(returned, output)

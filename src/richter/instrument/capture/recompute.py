@@ -253,19 +253,18 @@ def _never(_: Any) -> Tensor:
 
 
 class Blocks:
-    """Around a forward pass: what the modules of these names compute is not kept but computed again. ``recorded()`` is called when
-    a block begins, and its result when the block has ended: that gives what stands around the block when it runs again."""
+    """Around a forward pass: what the modules of these names compute is not kept but computed again. ``recorded()`` is called
+    when a block begins, and its result when the block has ended: that gives what stands around the block when it runs again."""
 
     def __init__(self, state: State, names: Collection[str], recorded: Callable[[], Callable[[], Again]] | None) -> None:
         self.state, self.names = state, names
         self.recorded = recorded or (lambda: lambda: contextlib.nullcontext)
         self._room, self._number, self._around = Room(), 0, contextlib.ExitStack()
         self._open: list[tuple[nn.Module, Block | None, Callable[[], Again]]] = []
-        self._stay = {p.untyped_storage().data_ptr() for _, p in state.shared} if names else set()
+        self._stay = {p.untyped_storage().data_ptr() for _, p in state.shared}
 
     def __enter__(self) -> None:
-        if self.names:
-            self._around.enter_context(without_caches(self.state.model))
+        self._around.enter_context(without_caches(self.state.model))
         for name in self.names:
             module, begin = self.state.model.get_submodule(name), functools.partial(self._begin, name)
             self._around.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)  # behind those of the user

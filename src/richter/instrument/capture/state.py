@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
 
 from richter.core import DivergedError, SelectionError
 from richter.layers import View, view_of
@@ -238,3 +240,17 @@ def check_finite(f: Tensor) -> None:
     if not torch.isfinite(f.detach().sum()) and not torch.isfinite(f).all():  # a sum is quick, and may overflow
         raise DivergedError("the model's output on the probe contains NaN or Inf, so every statistic of it would too. "
                             "Look for a diverged run, or inputs outside the range the model was trained on.")
+
+
+def running_norms(model: nn.Module) -> list[tuple[_NormBase, list[str]]]:
+    """Norms that keep running statistics, each with the names of its buffers."""
+    return [(m, [f"{name}.{k}" if name else k for k, _ in m.named_buffers(recurse=False)]) for name, m in model.named_modules()
+            if isinstance(m, _NormBase) and m.track_running_stats and m.running_mean is not None]
+
+
+def understood(model: nn.Module) -> set[str]:
+    """Names of buffers whose initial values are those of the initial network: running statistics of norms, which use those of
+    batches where they have moved, and buffers of parametrisations, which make a weight."""
+    parts = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, ParametrizationList))
+    return {k for _, buffers in running_norms(model) for k in buffers} | {
+        k for k, _ in model.named_buffers(remove_duplicate=False) if k.startswith(parts)}

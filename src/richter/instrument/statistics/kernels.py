@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import WHOLE, Remark, show_bytes
-from richter.core.progress import progress
+from richter.core.values import progress
 from richter.instrument.capture import to_device
 from richter.instrument.cotangents import MOST, Cotangents
 from richter.instrument.statistics import frame

@@ -21,7 +21,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from richter.core import DivergedError, Mark, Remark, RichterError
-from richter.core.modules import running_norms
 from richter.core.values import NO_HIDDEN, SMALL, give_back
 from richter.instrument.capture import (
     Call,
@@ -32,6 +31,7 @@ from richter.instrument.capture import (
     moved_in_last_place,
     pushed_forward,
     pushed_twice,
+    running_norms,
     same_bits,
     select,
     to_device,

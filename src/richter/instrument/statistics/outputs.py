@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import Mark, ProbeError, Remark, show_bytes
-from richter.core.modules import running_norms
 from richter.core.values import FEW_BATCHES, NO_DATA, SMALL
+from richter.instrument.capture import running_norms
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.probe import Objective
 from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Reading, Simple, Statistic, Wants
