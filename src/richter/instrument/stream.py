@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from richter.core import CaptureError, DivergedError, SelectionError
 from richter.core.modules import unwrapped_name
-from richter.core.values import progress, trim
+from richter.core.values import SMALL, progress, trim
 from richter.instrument.capture import Call, Inputs, Pass, check_finite, count, select, to_device, weight_bytes
 from richter.instrument.survey import (
     Check,
@@ -463,3 +463,13 @@ def check_inputs(x: Any, name: str = "x") -> None:
             raise SelectionError(f"{name} has complex dtype {x.dtype}; give real and imaginary parts as two channels.")
         if x.is_floating_point() and not finite(x):
             raise SelectionError(f"{name} contains NaN or Inf: every kernel with that example would too. Remove it.")
+
+
+def check_labels(n: int, outputs: int, memory: int, allowed: int) -> None:
+    """Labels of every output, and random combinations of them, are large arrays: a vocabulary times a text is not small."""
+    need = 8 * outputs * n
+    if need > max(memory, SMALL):
+        raise MemoryBudgetError(
+            f"memory={show_bytes(allowed)} cannot hold the labels of {outputs:,} outputs for {n} examples. The smallest that "
+            f"works here is above memory='{show_bytes(need)}'; pick fewer outputs, e.g. those of the last token: "
+            f"output=lambda out: out.logits[:, -1].")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from richter.core import WHOLE, CaptureError, Mark, MemoryBudgetError, Remark, SelectionError, matches, show_bytes
+from richter.core import WHOLE, CaptureError, Mark, Remark, SelectionError, matches
 from richter.core.arrays import fingerprint
 from richter.core.values import MOVED_BUFFERS, SMALL, few_of, give_back
 from richter.instrument.capture import (
@@ -30,7 +30,7 @@ from richter.instrument.capture import (
 )
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.probe import Objective, Probe, aligned
-from richter.instrument.stream import RowCotangents, chunks, fitting, select
+from richter.instrument.stream import RowCotangents, check_labels, chunks, fitting, select
 from richter.instrument.survey import FEWEST, SURVEYED, UNTRUSTED, Audit, Doubt, Forwards, Network, SurveyMemo, settings, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.contract import Unit, units_of
@@ -355,7 +355,8 @@ class Subject:
     def _read_probe(self) -> None:
         """Inputs, and labels as the outputs have them."""
         self.x = self._inputs()
-        check_labels(self)
+        if self.probe.y is not None:
+            check_labels(self.probe.n, self.survey.outputs, self.memory, self.allowed)
         shape = torch.Size((self.probe.n, *self.survey.shape))
         self.probe, note = aligned(self.source, self._first_inputs(), self.probe, shape)
         self.moved = note or self.moved
@@ -438,14 +439,3 @@ def check_selection(subject: Subject) -> None:
                 raise CaptureError(f"layer {name!r} cannot be measured: {remark.text}.")
         raise SelectionError(f"layers={pattern!r} matches nothing. This model has: {', '.join(known)}. "
                              f"Patterns like 'h.*.attn.*' work too.")
-
-
-def check_labels(subject: Subject) -> None:
-    """Labels of every output, and random combinations of them, are large arrays: a vocabulary times a text is not small."""
-    n, k = subject.probe.n, subject.survey.outputs
-    need = 8 * k * n if subject.probe.y is not None else 0
-    if need > max(subject.memory, SMALL):
-        raise MemoryBudgetError(
-            f"memory={show_bytes(subject.allowed)} cannot hold the labels of {k:,} outputs for {n} examples. The smallest that "
-            f"works here is above memory='{show_bytes(need)}'; pick fewer outputs, e.g. those of the last token: "
-            f"output=lambda out: out.logits[:, -1].")
