@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from richter.core import Card, Interval, Ref, Remark, SelectionError
+from richter.core import Card, Remark, SelectionError
 from richter.instrument.cotangents import Cotangents, as_cotangents, every_output
 from richter.instrument.statistics import Statistic, leaves
 from richter.measures import DEFAULT, catalogue
 
-ANYWHERE = Interval()
+UNTITLED = Card("")
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Measure:
     compute: Callable[..., float]  # of the statistics in `needs`, in their order
     needs: tuple[Statistic, ...]
     cotangents: Cotangents = every_output
-    ref: Ref | None = None
-    bounds: Interval = ANYWHERE
     remark: Callable[..., Remark] | None = None  # of the same statistics: what must be said beside the value
-    card: Card | None = None  # what people read about it; a shipped one's is in cards.py
+    card: Card = UNTITLED  # what people read about it: title (its name if there is none), sentence, reference, bounds
     arrays: Callable[..., Mapping[str, Tensor]] | None = None  # of the same statistics: matrices kept beside the number
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cotangents", as_cotangents(self.cotangents))  # a plain function of (f, y) is some too
+        if not self.card.title:
+            object.__setattr__(self, "card", replace(self.card, title=self.name))
 
     @property
     def of_kernels(self) -> bool:
