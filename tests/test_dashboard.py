@@ -962,7 +962,7 @@ def test_figures_and_tables_are_saved(site: tuple[str, Path], browser: Browser) 
 def test_verdict_and_settings_are_shown(site: tuple[str, Path], browser: Browser) -> None:
     browser.open(f"{site[0]}#run=first&run=second&view=verdict")
     browser.until("document.querySelectorAll('.verdict').length === 2")
-    assert "Cannot be told: linearisation_gap was not measured" in browser.text()
+    assert "Unknown: linearisation_gap was not measured" in browser.text()
     rows = "[...document.querySelectorAll('.claims tbody tr')].map(r => [...r.children].map(c => c.textContent))"
     assert browser.run(f"return {rows}") == [
         ["it rises", "at least 0.2", "0.5", "0.9", "reproduced"], [f"{EVIL}a: {EVIL}", "", "", "", ""]]

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["browser"]
 STEPS = (0, 10, 100, 1000)
 MEASURES = ("nfc", "c_uc_ratio", "tangent_cka")
-VERDICT = "Cannot be told: linearisation_gap was not measured and feature_change_cka was not measured."
+VERDICT = "Unknown: linearisation_gap was not measured and feature_change_cka was not measured."
 EVIL = ("<script>alert(1)</script>", "$x_1$ \"onload='&' y", "_hidden", "a.very." + "long." * 20 + "name", "")
 
 

@@ -11,7 +11,6 @@ import io
 import itertools
 import random
 import re
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -718,7 +717,7 @@ def test_an_error_on_its_way_is_not_hidden() -> None:
 
 
 def test_a_model_too_large_to_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["richter.instrument.capture.quiet"], "BACKUP_BYTES", 8)
+    monkeypatch.setattr(remembered, "BACKUP_BYTES", 8)
     model = Culprit(shift_buffer)
     with pytest.raises(CaptureError, match=r"'body.1.running_mean' changed.*could not be put back: the model is too large"):
         richter.measure(model, probe_of("vector"), FEW)

@@ -71,7 +71,7 @@ def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> N
 
 
 def _check_places(e: Experiment) -> None:
-    """Every place has a claim of its own and, if it is a figure, a drawing of its own, or it is said that these are missing."""
+    """Check that every place has a claim and, if it is a figure, a drawing, unless ``missing`` names it."""
     for place in e.missing:
         _require(place in e.covers, f"{e.name}: missing={place!r} is not a place that the experiment covers.")
     for place in (place for place in e.covers if place not in e.missing):
@@ -128,7 +128,7 @@ def check_layer(layer: nn.Module, x: Tensor, name: str = "layer") -> None:
 
 
 def _check_cover(layer: nn.Module, view: View) -> None:
-    """Every entry of a weight is in one map, once."""
+    """Check that every entry of a weight is in one map, once."""
     weights: dict[str, list[Tensor]] = {}
     for suffix, m in view.items():
         weight = getattr(layer, m.weight)
@@ -141,7 +141,7 @@ def _check_cover(layer: nn.Module, view: View) -> None:
 
 
 def _check_affine(calls: list[Call], z: Tensor) -> None:
-    """z - W h must be the same at every position: the bias."""
+    """Check that z - W h is the same at every position: the bias."""
     for c in calls:
         m, h, W = c.map, c.inputs(), c.map.matrix(c.module, c.weight.detach())
         if m.outputs(c.module, z.detach()).numel() > z.numel():
@@ -209,7 +209,7 @@ def check_measure(*measures: Measure) -> None:
 
 
 def _second(measures: Sequence[Measure], model: nn.Module, start: Mapping[str, Tensor], probe: Probe) -> Snapshot:
-    """A snapshot after one of the initial network, as an Observer has it."""
+    """Take the second snapshot of an Observer, after one of the initial network."""
     model, now = copy.deepcopy(model), model.state_dict()
     model.load_state_dict(start)
     watch = Observer(model, probe, measures=measures, when=1, budget=None, initial=start, on_error="raise")
@@ -253,7 +253,7 @@ def check_theory(theory: Theory) -> None:
 
 
 def _run(function: Callable[..., Any], case: tuple[Any, ...], **options: Any) -> tuple[Any, set[CodeType]]:
-    """What a function returns, and the functions of theories that it ran (reading arguments apart)."""
+    """Call a function; return its result and the functions of theories that it ran (except those that read arguments)."""
     ran: dict[int, tuple[CodeType, str]] = {}  # by identity: to compare codes takes longer than most of what is called
     own = function.func.__module__ if isinstance(function, functools.partial) else function.__module__
 

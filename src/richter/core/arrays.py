@@ -18,7 +18,7 @@ ArrayLike = Any  # what may go in: a tensor, or whatever numpy makes an array of
 
 
 def to_tensor(a: ArrayLike, name: str = "the array") -> Tensor:
-    """A float64 tensor of anything array-like, real and finite (on the CPU where the device has no float64)."""
+    """Make a float64 tensor of anything array-like that is real and finite (on the CPU where the device has no float64)."""
     try:
         t = a.detach() if isinstance(a, Tensor) else torch.as_tensor(writable(np.asarray(a)))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -29,12 +29,12 @@ def to_tensor(a: ArrayLike, name: str = "the array") -> Tensor:
 
 
 def writable(a: np.ndarray) -> np.ndarray:
-    """An array that torch can share; a copy of one that is read-only or runs backwards."""
+    """Return an array that torch can share: a copy of one that is read-only or runs backwards."""
     return a if a.flags.writeable and all(stride >= 0 for stride in a.strides) else a.copy()
 
 
 def like(result: Tensor, *given: ArrayLike) -> Array:
-    """``result`` as the rule has it: the first array of the first argument, which may lie in tuples, lists or dicts, decides."""
+    """Return ``result`` as the kind of the first array of the first argument, which may lie in tuples, lists or dicts."""
     first = given[0]
     while isinstance(first, (tuple, list, Mapping)) and len(first):
         first = next(iter(first.values() if isinstance(first, Mapping) else first))
@@ -42,7 +42,7 @@ def like(result: Tensor, *given: ArrayLike) -> Array:
 
 
 def as_tensors(x: Any, dtype: torch.dtype) -> Any:
-    """numpy arrays inside ``x`` as tensors; floating point ones in the given dtype."""
+    """Turn numpy arrays inside ``x`` into tensors; floating point ones get the given dtype."""
     if isinstance(x, np.ndarray):
         t = torch.from_numpy(x)
         return t.to(dtype) if t.is_floating_point() else t
@@ -52,7 +52,7 @@ def as_tensors(x: Any, dtype: torch.dtype) -> Any:
 
 
 def fingerprint(x: Any) -> str:
-    """By which the tensors inside ``x`` are known again: a digest of their bytes, shapes and kinds, in hexadecimal."""
+    """Digest of the tensors inside ``x``, of their bytes, shapes and dtypes, in hexadecimal."""
     digest = hashlib.sha256()
     for t in _tensors(x):
         digest.update(repr((t.shape, t.dtype)).encode())

@@ -1,4 +1,4 @@
-"""A folder is its catalogue: what lies in it is found there, and what people read about it is known without importing it.
+"""A folder is its catalogue: entries are found in its files, and their names, titles and cards are read without an import.
 
     CATALOGUE = Catalogue("richter.theory", "THEORIES", "theory")      # every file of the folder that says THEORIES = ...
     CATALOGUE.facts()["freeprob.centred_nfc"]["ref"]                   # read from the text of the file
@@ -44,16 +44,13 @@ class Catalogue(Generic[Entry]):
         self._added: dict[str, Entry] = {}
 
     def names(self) -> list[str]:
-        """Of all entries: those of the folder by their files, then those that were added."""
+        """Names of all entries: those of the folder by their files, then those that were added."""
         return [*self._entries, *self._added]
 
     def facts(self) -> dict[str, Facts]:
-        """What is known of every entry without importing it."""
-        return {**self.shipped(), **{name: _facts_of(entry) for name, entry in self._added.items()}}
-
-    def shipped(self) -> dict[str, Facts]:
-        """``facts`` of the entries of the folder."""
-        return {name: facts for name, (_, facts) in self._entries.items()}
+        """Facts about every entry, read without importing it."""
+        return {**{name: facts for name, (_, facts) in self._entries.items()},
+                **{name: _facts_of(entry) for name, entry in self._added.items()}}
 
     def files(self) -> dict[str, str]:
         """The file that offers each entry, as a module below the package: {"nfa_fig1": "nfa.fig1"}."""
@@ -113,7 +110,7 @@ class Catalogue(Generic[Entry]):
 
 
 def name_of(entry: Any) -> str:
-    """A value has a name, a function is known by its own."""
+    """Return the name of an entry: a value has one, a function is known by its own."""
     name = getattr(entry, "name", None) or getattr(entry, "__name__", None)
     if not isinstance(name, str):
         raise SelectionError(f"{entry!r} has no name, so it could not be asked for: give it one, or define it as a function.")
@@ -139,7 +136,7 @@ def parts(package: str) -> list[str]:
 
 
 def peek(path: Path, attribute: str, until: str = "") -> list[Facts]:
-    """What a file offers under an attribute, from its text: only that statement is parsed, and the constants it names."""
+    """Read what a file offers under an attribute from its text: only that statement is parsed, and the constants it names."""
     text = f"\n{path.read_text(encoding='utf-8')}"  # so that a line always begins after a line break
     try:
         node = _assigned(text, attribute, until)
@@ -152,7 +149,7 @@ def peek(path: Path, attribute: str, until: str = "") -> list[Facts]:
 
 
 def _assigned(text: str, name: str, until: str = "") -> ast.expr | None:
-    """What is assigned to a name at the left margin."""
+    """Parse the value that is assigned to a name at the left margin."""
     begin = max(text.find(f"\n{name}{after}") for after in " :") + 1
     if not begin or not ASSIGNS.match(text, begin + len(name)):
         return None
@@ -182,8 +179,8 @@ def _facts(entry: ast.expr, text: str) -> Facts:
 
 
 def _value(node: ast.expr, text: str, inside: bool = False) -> Any:
-    """A literal, a tuple of values, a constant of the same file, or one of VALUES; ``inside`` of one, also a constant that the
-    file imports."""
+    """Evaluate a literal, a tuple of values, a constant of the same file, or one of VALUES. ``inside`` of one, also a constant
+    that the file imports."""
     if isinstance(node, ast.Name):
         if (assigned := _assigned(text, node.id)) is not None:
             return _value(assigned, text, inside)

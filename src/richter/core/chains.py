@@ -17,7 +17,7 @@ TRIED = 4  # examples on which the chain is compared with the model itself
 
 @dataclass(frozen=True)
 class Stage:
-    """A module with weights, and those without around it: what lies before the first one, and what follows up to the next."""
+    """A module with weights and the modules without weights around it: those before the first one, and those up to the next."""
 
     name: str
     module: nn.Module
@@ -61,7 +61,7 @@ def chain(model: nn.Module, x: Tensor) -> list[Stage]:
 
 
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Modules without parts, in the order of their registration, one that is used twice (an activation) twice."""
+    """Yield modules without parts in the order of their registration; one that is used twice (an activation) comes twice."""
     parts = [(k, m) for k, m in module._modules.items() if m is not None]
     for k, m in parts:
         yield from _leaves(m, f"{name}.{k}" if name else k)
@@ -91,7 +91,7 @@ def _tried(model: nn.Module, modules: Sequence[nn.Module], x: Tensor) -> None:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, and afterwards as it was."""
+    """Put every module in eval mode, and afterwards back."""
     modes = [(m, m.training) for m in model.modules()]
     try:
         for m, _ in modes:

@@ -1,5 +1,5 @@
-"""How alike sets of features of the same examples are, from what any representation of them can say: inner products of their
-centred Gram matrices, squared lengths of their rows, and their eigenfunctions.
+"""Similarity of sets of features of the same examples, from inner products of their centred Gram matrices, squared lengths of
+their rows, and their eigenfunctions.
 
 With centred features X [n, p] and Y [n, q], |X^T Y|^2 = sum_ij K_ij L_ij is n^2 times the plain estimate of HSIC. Song's estimate
 without bias leaves out the diagonals and centres accordingly; of centred features that is the same number and a correction that
@@ -23,8 +23,8 @@ ROUNDING = 1e-12  # what is as near to 1 is 1
 
 
 def hsic(products: Any, a: Any, b: Any, debiased: bool = False) -> Any:
-    """Of centred features: ``products`` |X_i^T Y_j|^2 [i, j], ``a`` and ``b`` the squared lengths of their rows, [i, n] and
-    [j, n]. Not divided by n^2; debiased, by n (n - 3).  [Song et al. 2012, Eq. 5]"""
+    """HSIC of centred features from their ``products`` |X_i^T Y_j|^2 [i, j] and the squared lengths of their rows, ``a`` [i, n]
+    and ``b`` [j, n]. Not divided by n^2; debiased, by n (n - 3).  [Song et al. 2012, Eq. 5]"""
     if not debiased:
         return products
     n = a.shape[-1]
@@ -47,7 +47,7 @@ def _whole(values: Numbers) -> Numbers:
 
 
 def overlap(matches: Numbers) -> float:
-    """Of squared cosines between the eigenfunctions of two subspaces [r, s]: the mean squared cosine of their principal angles. 1
+    """Mean squared cosine of the principal angles of two subspaces, from squared cosines between their eigenfunctions [r, s]. 1
     if one lies in the other, r / (n - 1) for random ones of r dimensions; NaN if one is empty."""
     return float(_whole(matches.sum() / min(matches.shape))) if min(matches.shape) else float("nan")
 
@@ -75,7 +75,7 @@ def centred(gram: Any) -> Any:
 
 
 def padded(cosines: Sequence[Sequence[Numbers]], most: int) -> Numbers:
-    """Of all pairs [i][j] of [r, s] one array [i, j, most, most], NaN where a layer has fewer features."""
+    """Join arrays [r, s] of all pairs [i][j] into one [i, j, most, most], NaN where a layer has fewer features."""
     whole = np.full((len(cosines), len(cosines[0]), most, most), np.nan)
     for i, row in enumerate(cosines):
         for j, c in enumerate(row):
@@ -84,5 +84,5 @@ def padded(cosines: Sequence[Sequence[Numbers]], most: int) -> Numbers:
 
 
 def padded_rows(rows: Sequence[Numbers], most: int) -> Numbers:
-    """Rows of different lengths as one array [i, most], NaN at their ends."""
+    """Join rows of different lengths into one array [i, most], NaN at their ends."""
     return np.stack([np.pad(row, (0, most - len(row)), constant_values=np.nan) for row in rows])

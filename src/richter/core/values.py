@@ -1,4 +1,4 @@
-"""The small values that everything else speaks of: references, intervals, rows and their marks, cards, predictions."""
+"""The small values that everything else uses: references, intervals, rows, marks, cards, failures, errors, sizes and text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WHOLE = "*"  # the row of a snapshot that speaks of the whole model
 
 
 def matches(name: str, pattern: str) -> bool:
-    """A layer by its name, by the name of what it is part of, or by a pattern."""
+    """Does a pattern name a layer: by its name, the name of a module that it is part of, or with wildcards?"""
     return name == pattern or fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Where a definition comes from: a source paper and the place in it."""
+    """Source of a definition: a paper and the place in it."""
 
     paper: str
     place: str = ""
@@ -38,7 +38,7 @@ class Ref:
 
 @functools.cache
 def references() -> dict[str, dict[str, Any]]:
-    """Every paper by its short name: title, authors, year, venue, bibtex."""
+    """Every paper by its short name: title, authors, year, venue, BibTeX."""
     return dict(json.loads(Path(__file__).with_name("references.json").read_text(encoding="utf-8")))
 
 
@@ -49,7 +49,7 @@ def reference(name: str) -> dict[str, Any]:
 
 
 def bibtex(names: Iterable[str]) -> str:
-    """The BibTeX of some papers, each once."""
+    """Return the BibTeX of some papers, each once."""
     return "\n\n".join(reference(name)["bibtex"] for name in dict.fromkeys(names))
 
 
@@ -72,7 +72,7 @@ class Interval:
         return Interval(self.low - slack, self.high + slack)
 
     def to_json(self) -> list[float | None]:
-        """Its ends; None where it has none."""
+        """Return its ends; None where it has none."""
         return [v if math.isfinite(v) else None for v in (self.low, self.high)]
 
     @classmethod
@@ -85,7 +85,7 @@ class Interval:
 
 
 class Mark(enum.Enum):
-    """What kind of number a row holds, or why it holds none. The words are kept in stores: do not change them."""
+    """Kind of the number in a row, or the reason why there is none. The words are kept in stores: do not change them."""
 
     EXACT = "exact"
     TRIVIAL = "trivial"  # right, and no finding: it has this value by definition
@@ -98,7 +98,7 @@ class Mark(enum.Enum):
 
 
 class Remark(NamedTuple):
-    """What is to be said beside a number, or in the place of one."""
+    """Mark and text beside a number, or in its place."""
 
     mark: Mark = Mark.EXACT
     text: str = ""
@@ -106,7 +106,7 @@ class Remark(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One number: which measure, of which layer, when, how sure, what is to be said about it, and what kind of number it is."""
+    """One number: step, layer, measure, value, standard error, note and mark."""
 
     step: int | None
     layer: str
@@ -122,7 +122,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Labels:
-    """What guessing gives on the class labels of a probe."""
+    """The class labels of a probe: their number, and what guessing gets right."""
 
     count: int  # labels: of examples, or of tokens
     classes: int  # that the outputs tell apart
@@ -145,13 +145,13 @@ class Labels:
         return math.sqrt(self.chance * (1 - self.chance) / self.count)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept with a run."""
+        """Return the record that is kept with a run."""
         known = {} if self.entropy is None else {"entropy": self.entropy}
         return {"count": self.count, "classes": self.classes, "frequent": self.frequent, **known}
 
     @classmethod
     def from_json(cls, record: Any) -> Labels | None:
-        """What ``to_json`` wrote; None for anything else: runs come from strangers, and older ones have none."""
+        """Read a record of ``to_json``; None for anything else: runs come from strangers, and older ones have none."""
         if not isinstance(record, dict):
             return None
         count, classes, frequent = (record.get(k) for k in ("count", "classes", "frequent"))
@@ -165,7 +165,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Card:
-    """What people read about a measure, wherever it is shown: in reports, on the dashboard, in lists and in verdicts."""
+    """Text about a measure, shown in reports, on the dashboard, in lists and in verdicts."""
 
     title: str
     sentence: str = ""
@@ -183,14 +183,14 @@ class Card:
         return f"{self.title} [{self.unit}]" if self.unit else self.title
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept with a run."""
+        """Return the record that is kept with a run."""
         return {"title": self.title, "sentence": self.sentence, "unit": self.unit, "rich": self.rich,
                 "typical": None if self.typical is None else self.typical.to_json(), "panel": self.panel,
                 "bounds": self.bounds.to_json(), "whole": self.whole, "ref": self.ref and [self.ref.paper, self.ref.place]}
 
     @classmethod
     def from_json(cls, record: Any) -> Card:
-        """What ``to_json`` wrote, also in a later version. ValueError for anything else: runs come from strangers."""
+        """Read a record of ``to_json``, also of a later version. ValueError for anything else: runs come from strangers."""
         if not isinstance(record, dict) or not isinstance(record.get("title"), str):
             raise ValueError(f"a card is a record with a title, not {str(record)[:80]!r}")
         kinds: dict[str, type] = {"sentence": str, "unit": str, "panel": str, "whole": bool}
@@ -220,12 +220,12 @@ class Failure:
         return f"{steps}{f' ({self.times} times)' if self.times > 1 else ''}: {self.reason}"
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept with a run."""
+        """Return the record that is kept with a run."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Any) -> Failure:
-        """What ``to_json`` wrote, also in a later version. ValueError for anything else: runs come from strangers."""
+        """Read a record of ``to_json``, also of a later version. ValueError for anything else: runs come from strangers."""
         step = (int, NoneType)
         kinds: dict[str, tuple[type, ...]] = {"reason": (str,), "first": step, "last": step, "times": (int,)}
         if not isinstance(record, dict) or any(type(record.get(k)) not in kind for k, kind in kinds.items()):
@@ -285,7 +285,7 @@ class StoreError(RichterError, OSError):
 
 
 def unknown(owner: str, what: str, name: str, known: Iterable[str], of: str = "") -> SelectionError:
-    """Something was asked for by a name that does not exist: say which are close, and which there are."""
+    """Error for a name that does not exist; it says which names are close to it, and which exist."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     return SelectionError(f"{owner} has no {what} {name!r}{of}. "
@@ -317,7 +317,7 @@ def parse_bytes(size: str | float) -> int:
 
 
 def show_bytes(size: float) -> str:
-    """A size a person reads, rounded up so that it can be given back as ``memory=``."""
+    """Write a size for people, rounded up so that it can be given back as ``memory=``."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{math.ceil(size / unit * 100) / 100:.2f}{name}"
@@ -330,7 +330,7 @@ def show_bytes(size: float) -> str:
 
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
-    """What glibc has for it; None elsewhere."""
+    """The function of glibc for this; None elsewhere."""
     try:
         return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
     except (OSError, AttributeError, TypeError):
@@ -338,13 +338,13 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def trim(size: int) -> None:
-    """To be called where so many bytes were let go: if they are many, because it takes some milliseconds."""
+    """Give freed memory back to the system, if ``size`` bytes are many: it takes some milliseconds."""
     if size > SMALL and (call := _trim()) is not None:
         call(0)
 
 
 def give_back(size: int) -> None:
-    """The same where what was let go hangs together in circles, which are undone first."""
+    """Give back memory that reference cycles hold, which are collected first."""
     if size > SMALL:
         gc.collect()
     trim(size)
@@ -362,7 +362,7 @@ MOVED_BUFFERS = "buffers moved besides the weights"  # beside a comparison with 
 
 
 def few_of(names: Sequence[str], most: int = 4) -> str:
-    """The first of them, and how many more there are."""
+    """Name the first of them, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -370,14 +370,14 @@ HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 def visible(text: str, lines: bool = True) -> str:
-    """What a stranger may have written, for a terminal: characters that steer it, turn the direction of writing or are none at
-    all are shown by their numbers. Without ``lines`` it stays one line."""
+    """Make text from a stranger safe for a terminal: control characters, those that turn the direction of writing, and invalid
+    ones are shown by their numbers. Without ``lines`` it stays one line."""
     seen = HIDDEN.sub(lambda c: c[0].encode("unicode_escape", "backslashreplace").decode(), text)
     return seen if lines else seen.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Columns as wide as they need to be; those in ``right`` flush right."""
+    """Align columns; those in ``right`` flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(w) if i in right else cell.ljust(w)
                                for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)

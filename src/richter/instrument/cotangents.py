@@ -1,5 +1,5 @@
-"""What is back-propagated: the metric on outputs. Cotangents are objects that know how many they are, their rows for any
-examples, the labels seen through them, and what is to be said of them beside a number.
+"""Vectors that are back-propagated: the metric on outputs. Cotangents are objects that know how many they are, their rows for any
+examples, the labels seen through them, and their name beside a number.
 
     every_output                     each output by itself: the exact sums over outputs
     random_outputs(64)               random combinations: unbiased sketches of those sums
@@ -30,7 +30,7 @@ NEIGHBOURS = 8  # examples that share v random outputs in an average
 
 
 class Cotangents(Protocol):
-    """What every kind answers; nobody outside asks which one it is. ``class Mine(Cotangents)`` needs ``count`` and ``rows``."""
+    """Interface of every kind; nobody outside asks which one it is. ``class Mine(Cotangents)`` needs ``count`` and ``rows``."""
 
     exact: bool = True  # are sums over outputs exact, or estimates?
     whole: bool = False  # are they all outputs, each by itself?
@@ -50,7 +50,7 @@ class Cotangents(Protocol):
         return self
 
     def lacking(self, subject: Any) -> str:
-        """What the probe does not have and they need; empty if nothing."""
+        """Name what they need and the probe does not have; empty if nothing."""
         return ""
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
@@ -111,7 +111,7 @@ every_output = EveryOutput()
 
 @dataclass(frozen=True)
 class SomeOutputs(Cotangents):
-    """These outputs, each by itself."""
+    """Some outputs, each by itself."""
 
     picked: tuple[int, ...]
     looks = False
@@ -143,8 +143,8 @@ class RandomOutputs(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
-        """For an average over examples, signs of its own for each example, v over a few neighbours: it averages over all of them.
-        For a kernel the same combinations for every example, Gaussian."""
+        """Random signs for each example in an average over examples (v of them over a few neighbours), the same Gaussian
+        combinations for every example in a kernel."""
         n, k = f.shape
         if use == "mean":
             each = self.count(k, use)

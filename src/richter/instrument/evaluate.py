@@ -33,6 +33,7 @@ from richter.instrument.statistics.frame import (
     NoError,
     OutOfRange,
     Pass,
+    Stack,
     Wants,
     check_memory,
     due_of,
@@ -385,11 +386,15 @@ def _errors(m: Measure, place: str, statistics: Sequence[Gathering], values: Seq
 
 
 def _error(m: Measure, kind: str, left_out: Sequence[Sequence[Any]]) -> float:
-    """Jackknife error over one kind of group, from each statistic with one group left out."""
-    cases = together(left_out, kind)
-    values = [float(m.compute(*arguments)) for arguments in cases]
+    """Jackknife error over one kind of group, from each statistic with one group left out: one call of the measure for all groups
+    if it takes numbers with a leading axis, else one for each."""
+    if m.batched and all(isinstance(s, Stack) and len(s) == len(left_out[0]) for s in left_out):
+        values = m.compute(*(statistic.whole for statistic in left_out)).tolist()  # type: ignore[attr-defined]
+    else:
+        values = [float(m.compute(*arguments)) for arguments in together(left_out, kind)]
     if any(map(math.isnan, values)):
-        why = m.remark(*cases[[*map(math.isnan, values)].index(True)]).text if m.remark else ""
+        arguments = tuple(statistic[[*map(math.isnan, values)].index(True)] for statistic in left_out)
+        why = m.remark(*arguments).text if m.remark else ""
         raise NoError(f"no standard error: without one of {len(values)} groups of {kind} it is 0/0{why and f' ({why})'}")
     return jackknife(values)
 

@@ -45,9 +45,9 @@ Layers = str | Sequence[str] | Callable[[str], bool] | None  # names or patterns
 # --------------------------------------------------------------------------------------------------------- measurement
 
 class Measurement:
-    """A model on a probe, to be measured again and again; options are those of ``measure``. What depends on the architecture
-    alone is found out once. ``errors=False`` leaves out standard errors, multiplies in the model's own precision, and does not
-    survey a plain model again while its modules are the same."""
+    """A model on a probe, to be measured again and again; options are those of ``measure``. The survey and the plan, which depend
+    on the architecture alone, are made once. ``errors=False`` leaves out standard errors, multiplies in the model's own precision,
+    and does not survey a plain model again while its modules are the same."""
 
     def __init__(self, model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
                  initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
@@ -97,13 +97,13 @@ class Measurement:
                         labels)
 
     def plan(self) -> CostPlan:
-        """What ``take`` will do: steps, passes, bytes and seconds. Looks at a few examples only."""
+        """Plan what ``take`` will do: steps, passes, bytes and seconds. Runs a few examples only."""
         with self._ready():
             return cost_plan(self.subject, self._plan(self.measures))
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[None]:
-        """Nothing in here disturbs the model, and the subject is the model as it is now."""
+        """Keep the model undisturbed, and bring the subject up to date with it."""
         check_weights(self.model)
         if self.subject.initial is not None:
             check_initial(self.model, self.subject.initial)
@@ -139,8 +139,8 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
 
 
 def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, **options: Any) -> CostPlan:
-    """What ``richter.measure`` with the same arguments will do: which measures together, passes, bytes and seconds. Runs a few
-    examples only.
+    """Plan what ``richter.measure`` with the same arguments will do: which measures together, passes, bytes and seconds. Runs a
+    few examples only.
 
     >>> print(richter.plan(model, probe, initial=start, memory="2GiB"))
     """
@@ -213,7 +213,7 @@ def _whole(step: Any) -> int:
 
 @dataclass
 class Schedule:
-    """Which steps are due, and what may be measured there so that it takes at most ``share`` of wall time (None: no limit).
+    """Chooses what is measured at a step, so that measuring takes at most ``share`` of wall time (None: no limit).
 
     Where the number of ``steps`` of the training is known, what the whole training will earn is spread over it: most of it evenly
     in the logarithm of the step, and up to half evenly in the step where it pays for many measurements. How long the training
@@ -258,7 +258,7 @@ class Schedule:
         self.at = step
 
     def choose(self, step: int) -> Part:
-        """What is measured at this step."""
+        """Choose what is measured at this step."""
         due = self.due(step)
         if not self.tried:
             return "everything"
@@ -277,12 +277,12 @@ class Schedule:
         self.owed = self.missed = True
 
     def begin(self, step: int, part: Part) -> None:
-        """A measurement begins."""
+        """Take note that a measurement begins."""
         self.come(step)
         self.owed, self.missed = part == "light", False
 
     def pay(self, part: Part, seconds: float, succeeded: bool) -> None:
-        """A measurement has ended. One that failed is paid for, and the next is expected to take as long at least."""
+        """Take note that a measurement has ended. One that failed counts as spent, and the next is expected to take as long."""
         self.spent += seconds
         self.spent_light += seconds if part == "light" else 0.0
         if self.opening is None and part == "everything" and succeeded:
@@ -412,6 +412,7 @@ class Observer:
         self._at: tuple[int, int] | None = None  # the thread that measures, and the step
         self._seen: int | None = None  # the last step of a call
         self._unmeasured = False  # was a step seen since everything was measured, or failed to be?
+        self._first = True  # nothing was tried yet: what is wrong with the arguments is an error
         self._drawn: int | None = None  # the last step whose matrices were kept
         if run is None and (settings is not None or resume):
             raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
@@ -433,16 +434,15 @@ class Observer:
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
         with self._guard:
-            first = not self._schedule.tried
-            later = first and self.writer is not None and not self.writer.begun  # a failed first call changes no resumed run
+            later = self._first and self.writer is not None and not self.writer.begun  # failing, it changes no resumed run
             self._schedule.come(step)
             self._record.look_back(step, self._seen)
             self._seen, self._unmeasured = step, True
         try:
             with self._guard:
-                values = self._numbers(step, scalars, first)
+                values = self._numbers(step, scalars)
                 if not later:
-                    self._keep(step, values, first)
+                    self._keep(step, values)
             snap = self._attempt(step)
         except Exception:
             if later:
@@ -450,33 +450,33 @@ class Observer:
             raise
         if later:
             with self._guard:
-                self._keep(step, values, first)
+                self._keep(step, values)
         return snap
 
     def now(self, step: int) -> Snapshot | None:
         """Measure at once, whatever the schedule and the budget say. None if that failed (``watch.failures`` says why)."""
         return self._attempt(step, now=True)
 
-    def _numbers(self, step: int, scalars: Mapping[str, Any], first: bool) -> dict[str, float]:
+    def _numbers(self, step: int, scalars: Mapping[str, Any]) -> dict[str, float]:
         """Scalars as numbers; one that is none is a mistake that the first call shows."""
         values = {}
         for name, value in scalars.items():
-            with self._tolerating(step, f"the scalar {name!r} was not kept", first):
+            with self._tolerating(step, f"the scalar {name!r} was not kept"):
                 values[name] = float(value.detach() if isinstance(value, Tensor) else value)
         return values
 
-    def _keep(self, step: int, values: Mapping[str, float], first: bool) -> None:
+    def _keep(self, step: int, values: Mapping[str, float]) -> None:
         if values:
-            with self._tolerating(step, "not written", first):
+            with self._tolerating(step, "not written"):
                 self._record.scalars(step, values)
 
     @contextlib.contextmanager
-    def _tolerating(self, step: int | None, what: str, first: bool = False) -> Iterator[None]:
-        """Note a failure. Raise it with ``on_error="raise"``, and in a ``first`` call if its arguments are to blame."""
+    def _tolerating(self, step: int | None, what: str) -> Iterator[None]:
+        """Note a failure. Raise it with ``on_error="raise"``, and in the first call if its arguments are to blame."""
         try:
             yield
         except Exception as why:
-            if self.on_error == "raise" or (first and not passes_by(why)):
+            if self.on_error == "raise" or (self._first and not passes_by(why)):
                 raise
             with self._guard:
                 self._record.failed(step, what, why)
@@ -492,20 +492,19 @@ class Observer:
             return None
         self._at = threading.get_ident(), step
         try:
-            first = not self._schedule.tried
-            with self._tolerating(step, "not measured", first):
+            with self._tolerating(step, "not measured"):
                 with self._guard:
                     part: Part = "everything" if now else self._schedule.choose(step)
                     self._schedule.tried = True
                     self._unmeasured &= part != "everything"  # the end measures what was put off
                 if part != "nothing":
-                    return self._measured(step, part, now, first)
+                    return self._measured(step, part, now)
             return None
         finally:
-            self._at = None
+            self._at, self._first = None, False
             self._measuring.release()
 
-    def _measured(self, step: int, part: Part, now: bool, first: bool) -> Snapshot:
+    def _measured(self, step: int, part: Part, now: bool) -> Snapshot:
         if self.writer is not None and self.writer.closed:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         # matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured
@@ -515,34 +514,34 @@ class Observer:
         try:
             snap = self.measurement.take(step, self.matrices if draws else 0, self._light if part == "light" else None)
             if draws and self.keepsakes is not None:
-                snap = self._with_features(snap, self.keepsakes, first)
+                snap = self._with_features(snap, self.keepsakes)
             with self._guard:
                 if self._earlier and is_new(self.model, self.initial, self._earlier, snap):
                     self._record.looks_new(step, self._earlier[-1].step)
                 self._earlier = ()
-                snap = self._kept(snap, draws, first)
+                snap = self._kept(snap, draws)
             succeeded = True
         finally:
             with self._guard:
                 self._schedule.pay(part, time.perf_counter() - start, succeeded)  # with writing it down
         return snap
 
-    def _with_features(self, snap: Snapshot, keepsakes: Keepsakes, first: bool) -> Snapshot:
+    def _with_features(self, snap: Snapshot, keepsakes: Keepsakes) -> Snapshot:
         """The snapshot with what is kept of the probe's features; that this fails costs no number."""
-        with self._tolerating(snap.step, "features not kept", first):
+        with self._tolerating(snap.step, "features not kept"):
             arrays = keepsakes.take(() if self.writer is None else [name for _, name, _ in self.writer.run.arrays])
             if self.writer is not None and (facts := keepsakes.news(self.writer.run)):
                 self.writer.describe(features=facts)
             return replace(snap, arrays={**snap.arrays, **arrays})
         return snap
 
-    def _kept(self, snap: Snapshot, draws: bool, first: bool) -> Snapshot:
+    def _kept(self, snap: Snapshot, draws: bool) -> Snapshot:
         """Keep a snapshot in memory, and in the run with its matrices and what the next one wants to know of it."""
         subject = self.measurement.subject
         subject.previous = {**subject.previous, **subject.carried}  # not all is measured every time
         state = {key: value.cpu().contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
                  for key, value in subject.carried.items() if isinstance(value, (Tensor, float, int))}
-        with self._tolerating(snap.step, "not written", first):
+        with self._tolerating(snap.step, "not written"):
             self._record.snapshot(snap, state)
             self._drawn = snap.step if draws else self._drawn
         if self.writer is not None:
@@ -555,7 +554,7 @@ class Observer:
 
     @property
     def failures(self) -> list[Failure]:
-        """What could not be measured, written or kept, and why; of a resumed run also what failed before."""
+        """Failures to measure, write or keep something, and their reasons; of a resumed run also those before."""
         with self._guard:
             return list(self._record.failures)
 
@@ -568,7 +567,7 @@ class Observer:
 
     @property
     def scalars(self) -> pandas.DataFrame:
-        """What was passed beside the steps: loss, accuracy, ..."""
+        """Scalars that were passed with the steps (loss, accuracy, ...), a column for each."""
         with self._guard:
             return self._record.table
 

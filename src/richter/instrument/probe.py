@@ -69,7 +69,7 @@ class OneHot:
 
 
 def labelled(Y: Tensor | OneHot, rows: Tensor) -> Bool[Tensor, " k"]:
-    """Which outputs have a target that is not 0 in some of these rows."""
+    """Mask of the outputs that have a target other than 0 in some of these rows."""
     if not isinstance(Y, OneHot):
         return (Y[rows] != 0).any(0)
     return torch.zeros(Y.shape[1], dtype=torch.bool).index_fill_(0, Y.counts(rows, 1)[0], True)
@@ -205,7 +205,7 @@ def undisturbed(loader: Any, seed: int) -> Iterator[None]:
 
 
 def batches(loader: Any, seed: int) -> Iterable[Any]:
-    """A DataLoader, or any iterable of batches, is iterated as it is; a dataset is shuffled with a seed of its own."""
+    """Iterate batches: of a DataLoader, or any iterable of batches, as they come; of a dataset shuffled by a seed of its own."""
     indexed = hasattr(loader, "__getitem__") and hasattr(loader, "__len__")
     in_batches = isinstance(loader, (list, tuple)) and len(loader) and _is_batch(loader[0])
     if isinstance(loader, torch.utils.data.DataLoader) or not indexed or not len(loader) or in_batches:
@@ -408,7 +408,7 @@ class Probe:
         return _each(self.x, lambda t, _: t.to(dtype) if t.is_floating_point() else t) if self._loose else self.x
 
     def kernel_rows(self) -> Tensor:
-        """Which examples enter kernels: all of a small probe, else class-balanced, always the same."""
+        """Numbers of the examples that enter kernels: all of a small probe, else class-balanced, always the same."""
         if self.kernel is None or self.n <= self.kernel:
             return torch.arange(self.n)
         if not _is_classes(self.y):
@@ -449,7 +449,7 @@ class Probe:
         return (y if keep is None else y * keep), keep
 
     def _real(self, y: Tensor, rest: torch.Size) -> Tensor:
-        """Where there is a label, of outputs [n, *rest]."""
+        """Mask of the labels that are there, for outputs [n, *rest]."""
         real = y != self.ignore_index
         if y.shape[1:] != rest[:-1]:
             raise ProbeError(f"y has shape {tuple(y.shape)} but the model's output has shape [n, {', '.join(map(str, rest))}]: "
@@ -469,7 +469,7 @@ class Probe:
         return self.mask.to(y.device) if self.mask is not None and self.mask.shape == y.shape else None
 
     def shifted(self) -> Probe:
-        """The same examples, each label beside the output before it."""
+        """Copy of the probe, each label beside the output before it."""
         other = copy.copy(self)
         object.__setattr__(other, "y", self._moved())
         object.__setattr__(other, "shift", False)
@@ -578,7 +578,7 @@ class Objective:
 
     @property
     def labels(self) -> Labels | None:
-        """What guessing would get right on the classes; None where the labels are none."""
+        """The class labels, and what guessing gets right; None where labels are no classes."""
         ids = self.classes
         if ids is None or not len(real := ids[ids >= 0]) or self.class_count < 2:
             return None
@@ -709,7 +709,7 @@ def _moves(network: Network, x: Inputs, probe: Probe) -> bool | None:
 
 
 def _own_loss(network: Network, x: Inputs, y: Tensor) -> float | None:
-    """What the model returns as its loss for ``labels=y``; None if it takes none."""
+    """The loss that the model returns for ``labels=y``; None if it takes no labels."""
     accepted = inspect.signature(network.model.forward).parameters
     if "labels" not in accepted:
         return None

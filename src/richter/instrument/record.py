@@ -1,4 +1,4 @@
-"""What an Observer keeps: scalars, snapshots and failures, in memory and in its run; and how a run is opened and resumed."""
+"""The record of an Observer (scalars, snapshots and failures, in memory and in its run), and how its run is opened."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def alike(reason: str) -> str:
 
 
 def passes_by(why: BaseException) -> bool:
-    """Is it of the moment (a run that diverged, a full disk, no memory left), and not of what was asked for?"""
+    """May an error pass by (a run that diverged, a full disk, no memory left)? Otherwise wrong arguments are to blame."""
     if isinstance(why, (DisturbedError, DivergedError, sqlite3.Error, torch.cuda.OutOfMemoryError)) or refused_by_disk(why):
         return True
     if isinstance(why, MemoryError):

@@ -1,4 +1,4 @@
-"""What one measurement returns: ``Snapshot``, a table of numbers with their error bars and remarks."""
+"""The result of one measurement: ``Snapshot``, a table of numbers with their error bars and remarks."""
 
 from __future__ import annotations
 

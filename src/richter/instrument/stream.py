@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import CaptureError, DivergedError, Mark, MemoryBudgetError, SelectionError, matches, show_bytes
+from richter.core import CaptureError, DivergedError, SelectionError
 from richter.core.modules import unwrapped_name
 from richter.core.progress import progress
-from richter.core.values import SMALL, trim
+from richter.core.values import trim
 from richter.instrument.capture import Call, Inputs, Pass, check_finite, count, select, to_device, weight_bytes
 from richter.instrument.survey import (
     Check,
@@ -38,9 +38,6 @@ from richter.instrument.survey import (
     with_siblings,
 )
 from richter.layers import Kind
-
-if TYPE_CHECKING:
-    from richter.instrument.subject import Subject
 
 # ------------------------------------------------------------------------------------------------------------ captures
 # What one batch says about each linear map: captures with the examples first.
@@ -467,35 +464,3 @@ def check_inputs(x: Any, name: str = "x") -> None:
             raise SelectionError(f"{name} has complex dtype {x.dtype}; give real and imaginary parts as two channels.")
         if x.is_floating_point() and not finite(x):
             raise SelectionError(f"{name} contains NaN or Inf: every kernel with that example would too. Remove it.")
-
-
-def check_selection(subject: Subject) -> None:
-    """Is something asked for, and is it there?"""
-    known = list(dict.fromkeys([*subject.survey.maps, *subject.modules]))
-    if not subject.survey.maps and not subject.modules:
-        raise SelectionError("no weight layer was found: the model has no parameter that a linear map, a norm or a plain "
-                             "operation of its forward pass uses. Is it an empty container, or are its weights buffers?")
-    if subject.layers is None or callable(subject.layers) or not len(subject.layers):
-        if not subject.maps and not subject.modules:
-            raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
-        return
-    for pattern in subject.layers:
-        idle = {k for k, remark in subject.survey.notes.items() if remark.mark is Mark.IDLE}
-        if any(matches(k, pattern) and k not in idle for k in [*subject.maps, *subject.modules]):
-            continue
-        for name, remark in subject.survey.notes.items():
-            if matches(name, pattern):
-                raise CaptureError(f"layer {name!r} cannot be measured: {remark.text}.")
-        raise SelectionError(f"layers={pattern!r} matches nothing. This model has: {', '.join(known)}. "
-                             f"Patterns like 'h.*.attn.*' work too.")
-
-
-def check_labels(subject: Subject) -> None:
-    """Labels of every output, and random combinations of them, are large arrays: a vocabulary times a text is not small."""
-    n, k = subject.probe.n, subject.survey.outputs
-    need = 8 * k * n if subject.probe.y is not None else 0
-    if need > max(subject.memory, SMALL):
-        raise MemoryBudgetError(
-            f"memory={show_bytes(subject.allowed)} cannot hold the labels of {k:,} outputs for {n} examples. The smallest that "
-            f"works here is above memory='{show_bytes(need)}'; pick fewer outputs, e.g. those of the last token: "
-            f"output=lambda out: out.logits[:, -1].")

@@ -69,7 +69,7 @@ class Loss:
 
 
 def loss_name(names: Iterable[str]) -> str | None:
-    """Which scalar is the training's loss: ``loss``, ``train_loss``, ``train/loss``, ``Loss/train``, ...; none of validation."""
+    """Name of the scalar that is the training's loss: ``loss``, ``train_loss``, ``train/loss``, ``Loss/train``, ..."""
     plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in names}
     return next((plain[name] for name in LOSSES if name in plain), None)
 
@@ -91,8 +91,8 @@ def summary(name: str, steps: Sequence[int], values: Sequence[float]) -> Loss | 
 
 
 def _late(finite: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """How much of its whole fall a loss fell from the third to the last quarter of the steps, and the standard error of that:
-    differences between neighbours say how much values scatter."""
+    """Fall of a loss from the third to the last quarter of the steps, as a share of its whole fall, and its standard error, from
+    the differences between neighbours."""
     if len(finite) < 2:
         return math.nan, math.nan
     begun, end = finite[0][0], finite[-1][0]
@@ -115,7 +115,7 @@ SPREAD, VANISHED = 1e-3, 1e-6
 
 @dataclass(frozen=True)
 class Margin:
-    """How far a number is from the nearest edge at which the verdict would be another."""
+    """Distance of a number from the nearest edge at which the verdict would be another."""
 
     number: str  # its name
     value: float
@@ -150,7 +150,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Course:
-    """What is known of a training: its first and last measurement (None: only one was made), its loss, and where it is now."""
+    """A training as far as it is known: its first and last measurement (None: only one was made), its loss and its last step."""
 
     first: Snapshot | None
     last: Snapshot
@@ -249,7 +249,7 @@ class Course:
 
     @property
     def risen(self) -> float:
-        """By how much the accuracy rose, in standard deviations."""
+        """Rise of the accuracy, in standard deviations."""
         before = self.labels.chance if self.begun_unsettled and self.labels else self.before("probe_accuracy")
         return (self.now("probe_accuracy") - before) / self.noise
 
@@ -271,7 +271,7 @@ class Course:
 
     @property
     def fallen(self) -> float:
-        """By how much the loss has fallen, relative to the first one: on the probe or as logged, whichever is more."""
+        """Fall of the loss relative to the first one: on the probe or as logged, whichever is more."""
         return max((1 - m.value for m in self.ratios), default=math.nan)
 
     @property
@@ -426,7 +426,7 @@ def value(snap: Snapshot, measure: str, layer: str = WHOLE) -> float:
 
 
 def _note(snap: Snapshot) -> str:
-    """What is said beside the network's outputs."""
+    """Note beside the network's outputs."""
     return next((row.note for m in ("output_rms", "probe_loss") if (row := snap.get(m)) is not None), "")
 
 
@@ -438,7 +438,7 @@ def unmoved(snap: Snapshot) -> bool:
 
 
 def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
-    """What is known of a Snapshot, an Observer or a Run."""
+    """Read the course of a training from a Snapshot, an Observer or a Run."""
     first, last = snapshots[0], snapshots[-1]
     at, lost = last.step or 0, ""
     for f in getattr(subject, "failures", ()):

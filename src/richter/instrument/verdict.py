@@ -157,18 +157,18 @@ class Diagnosis:
 
     @property
     def measured(self) -> str:
-        """When, and how sure, in a line."""
+        """Step and margin, in a line."""
         when = "a measurement without a step" if self.step is None else f"measured at step {self.step:,}"
         return when + (f"; {self.margin}" if self.margin else "")
 
     @property
     def lines(self) -> list[str]:
-        """What stands below the verdict, in the order in which it is read."""
+        """The lines below the verdict, in the order in which they are read."""
         sections = {"Remark:": self.remarks, "Cannot tell": self.unknown, "Evidence:": self.evidence, "Advice:": self.advice}
         return [f"{title} {line}" for title, lines in sections.items() for line in lines]
 
     def to_json(self) -> dict[str, Any]:
-        """For machines. ``magnitude`` and ``margin`` are None where there is none."""
+        """Return a record for machines. ``magnitude`` and ``margin`` are None where there is none."""
         m, edge = self.magnitude, self.margin
         return {"word": self.word, "verdict": self.verdict, "step": self.step, "measured": self.measured,
                 "magnitude": None if m is None else {"value": m.value, "error": m.error, "bound": m.bound, "text": str(m)},
@@ -248,7 +248,7 @@ def _unrecognised(snap: Snapshot) -> list[str]:
 
 
 def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
-    """What fits the case: a given start has no initial scale to turn, and a frozen layer none at all."""
+    """Advice that fits the case: a given start has no initial scale to turn, and a frozen layer none at all."""
     large = [LARGE_OUTPUTS] if c.large_outputs else []
     if word == "rich":
         return [*large, "nothing to turn for richness; to go lazier, scale the output up and the learning rate down."]
@@ -290,7 +290,7 @@ def _layer(snap: Snapshot, name: str, sound: bool) -> LayerVerdict:
 # --------------------------------------------------------------------------------------------- evidence, remarks, unknown
 
 def _evidence(c: Course, failure: Judgement | None) -> list[str]:
-    """What the rules have read, a line each; of a training that failed, also what its numbers would say: they do not count."""
+    """The numbers that the rules have read, a line each; of a training that failed, also the word that they would give."""
     lines, last = [], c.last
     guess = "" if c.labels is None else f" (guessing: {c.labels.chance:.3g})"
     for measure, name, beside in (("probe_loss", "loss of the probe", ""), ("probe_accuracy", "accuracy on the probe", guess)):
@@ -315,7 +315,7 @@ def _evidence(c: Course, failure: Judgement | None) -> list[str]:
 
 
 def _converged(last: Snapshot) -> list[str]:
-    """What features at convergence say, where they were measured, and whether there is convergence."""
+    """Features at convergence, where they were measured, and whether there is convergence."""
     rows = [r for r in last.rows if r.measure == "fact"]
     finite = [r for r in rows if math.isfinite(r.value)]
     if not finite:
@@ -329,7 +329,7 @@ def _converged(last: Snapshot) -> list[str]:
 
 
 def _counted(last: Snapshot) -> list[str]:
-    """How many features the last layer reads, where that was measured. Few is no praise."""
+    """The number of features that the last layer reads, where it was measured. Few features need not be good ones."""
     kappa, nc1 = value(last, "kappa_cka"), value(last, "nc1")
     numbers = [f"{v:.3g} {word}" for measure, word in (("deff_intensity", "strong"), ("deff_utilisation", "used"))
                if math.isfinite(v := value(last, measure))]
@@ -378,7 +378,7 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], j: Judgement) -> list[st
 
 
 def _unknown(c: Course, word: str) -> list[str]:
-    """What the verdict cannot tell, and what would."""
+    """Questions that the verdict cannot answer, and why."""
     unknown = []
     ended = word in ("untrained", "diverged", "stale")
     if not c.known and not ended:

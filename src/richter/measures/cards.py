@@ -67,8 +67,8 @@ OTHER, OTHER_WORDS = "Other measures", "Measures of your own, and those of other
 
 # By name, read from the text of the files of measures, so that torch is not needed. Within a panel, reports show them in this
 # order: those of the default set first.
-CARDS: dict[str, Card] = {name: facts["card"] for name, facts in sorted(CATALOGUE.shipped().items(),
-                                                                        key=lambda entry: entry[0] not in DEFAULT)}
+CARDS: dict[str, Card] = {name: CATALOGUE.facts()[name]["card"]
+                          for name in sorted(CATALOGUE.files(), key=lambda name: name not in DEFAULT)}
 # by figures and dashboard, until somebody chooses
 SHOWN_FIRST = ("magnitude", "nfc", "cnfc", "c_uc_ratio", "weight_change", "tangent_cka")
 

@@ -28,6 +28,7 @@ class Measure:
     remark: Callable[..., Remark] | None = None  # of the same statistics: what must be said beside the value
     card: Card = UNTITLED  # what people read about it: title (its name if there is none), sentence, reference, bounds
     arrays: Callable[..., Mapping[str, Tensor]] | None = None  # of the same statistics: matrices kept beside the number
+    batched: bool = False  # does ``compute`` also take statistics whose numbers have a leading axis of groups?
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cotangents", as_cotangents(self.cotangents))  # a plain function of (f, y) is some too

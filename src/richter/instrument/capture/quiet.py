@@ -16,7 +16,7 @@ import contextvars
 import random
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from richter.core import DisturbedError, SelectionError
-from richter.instrument.capture.attributes import BACKUP_BYTES, Original, finished, remembered, size_of
+from richter.instrument.capture.attributes import changed, finished, originals, remembered
 
 # --------------------------------------------------------------------------------------------------------------- guard
 # Nothing may write into weights, buffers and gradients of a model while it is measured; if something did, the measurement is an
@@ -72,14 +72,13 @@ class Guard:
         weights = {f"parameter {name!r}": p for name, p in model.named_parameters()}
         buffers = {f"buffer {name!r}": b for name, b in model.named_buffers()}
         self.grads = {label: (p, p.grad) for label, p in weights.items()}
-        self.weights = _originals({**weights, **buffers})
-        self.gradients = _originals({label: grad for label, (_, grad) in self.grads.items() if grad is not None})
+        self.weights = originals({**weights, **buffers})
+        self.gradients = originals({label: grad for label, (_, grad) in self.grads.items() if grad is not None})
 
     def finish(self) -> list[str]:
         """Put back what the model itself changed, and say so."""
-        written = [label for label, original in self.weights.items() if original.changed()]
-        graded = [label for label, (p, grad) in self.grads.items()
-                  if p.grad is not grad or (grad is not None and self.gradients[label].changed())]
+        written, added = changed(self.weights), changed(self.gradients)
+        graded = [label for label, (p, grad) in self.grads.items() if p.grad is not grad or label in added]
         if (written or graded) and not (self.alone and alone()):
             raise DisturbedError(f"{_names(written or graded)} changed while the model was measured, and other threads run. One "
                                  f"of them may train the model, so nothing was put back; the numbers would belong to no single "
@@ -93,7 +92,7 @@ class Guard:
                 f"{_outcome(lost)} Numbers would belong to no single set of weights. Write to it as an attribute of its module, "
                 f"or keep such a tensor as a plain attribute.")
         if graded:
-            lost = [label for label in graded if not self._graded_as_before(label)]
+            lost = [label for label in graded if not self._gradient_back(label)]
             sentences.append(
                 f"the .grad of {_names(graded)} changed while the model was measured: something in the model differentiates its "
                 f"own parameters, not those that it was called with (a backward() inside, an autograd.Function that recomputes). "
@@ -101,15 +100,10 @@ class Guard:
                 f"toward tensors that were handed to it.")
         return sentences
 
-    def _graded_as_before(self, label: str) -> bool:
+    def _gradient_back(self, label: str) -> bool:
         p, grad = self.grads[label]
         p.grad = grad
         return grad is None or not self.gradients[label].changed() or self.gradients[label].restore()
-
-
-def _originals(tensors: Mapping[str, Tensor]) -> dict[str, Original]:
-    copied = sum(map(size_of, tensors.values())) <= BACKUP_BYTES
-    return {label: Original(t, copied) for label, t in tensors.items()}
 
 
 def _names(labels: list[str]) -> str:
