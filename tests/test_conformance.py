@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import richter
-from richter.core import Interval, Ref
+from richter.core import Card, Interval, Ref
 from richter.instrument.statistics import AGOP, NFM, WEIGHT
 from richter.layers import _VIEWS, LinearMap, register
 from richter.layers.linear import positions
 from richter.measures import Measure, catalogue
 from richter.testing import check_layer, check_measure
+
+HERE = Card("a measure", ref=Ref("here"))
 
 DRAW = torch.Generator().manual_seed(0)
 
@@ -97,7 +99,7 @@ def test_a_shipped_measure_obeys_the_laws_by_itself(name: str) -> None:
 
 
 def test_a_measure_of_ones_own() -> None:
-    trace = Measure("trace", lambda A, B: A.diagonal().sum().item() + 0 * B.norm, (NFM, AGOP), ref=Ref("here"))
+    trace = Measure("trace", lambda A, B: A.diagonal().sum().item() + 0 * B.norm, (NFM, AGOP), card=HERE)
     check_measure(trace)
     model = richter.models.mlp([5, 4, 3], seed=0)
     snap = richter.measure(model, richter.Probe(normal(12, 5).float(), torch.arange(12) % 3), ["nfc", trace])
@@ -106,8 +108,8 @@ def test_a_measure_of_ones_own() -> None:
 
 @pytest.mark.parametrize(("broken", "sentence"), [
     (Measure("nowhere", lambda W: 1.0, (WEIGHT,)), "says where it comes from"),
-    (Measure("outside", lambda W: 2.0, (WEIGHT,), ref=Ref("here"), bounds=Interval(0, 1)), "outside its bounds"),
-    (Measure("nan", lambda W: float("nan"), (WEIGHT,), ref=Ref("here")), "every value is NaN"),
+    (Measure("outside", lambda W: 2.0, (WEIGHT,), card=Card("2", bounds=Interval(0, 1), ref=Ref("here"))), "outside its bounds"),
+    (Measure("nan", lambda W: float("nan"), (WEIGHT,), card=HERE), "every value is NaN"),
 ])
 def test_a_wrong_measure_is_caught(broken: Measure, sentence: str) -> None:
     for measures in ([broken], [catalogue()["nfc"], broken], [broken, catalogue()["nfc"]]):
@@ -123,4 +125,4 @@ def test_no_measure_is_no_check() -> None:
 def test_a_measure_that_depends_on_chunks_is_caught() -> None:
     calls = iter(range(10 ** 6))
     with pytest.raises(AssertionError, match="changes with the size of chunks"):
-        check_measure(Measure("drifting", lambda W: float(next(calls)), (WEIGHT,), ref=Ref("here")))
+        check_measure(Measure("drifting", lambda W: float(next(calls)), (WEIGHT,), card=HERE))

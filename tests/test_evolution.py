@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import oracles
 import richter
 from richter import kernels
-from richter.core import WHOLE, Mark, Ref, SelectionError
+from richter.core import WHOLE, Mark, SelectionError
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.statistics import MATRIX, Previous
 from richter.instrument.statistics import per_output as own
@@ -245,7 +245,7 @@ def test_the_velocity_is_per_step_since_the_last_snapshot(resume: bool, tmp_path
 
 def test_kernels_of_another_probe_are_not_compared(tmp_path: Path) -> None:
     """The same shape, other examples. What no example enters is compared all the same."""
-    moved = Measure("moved", lambda W, before: (W - before).norm().item(), (MATRIX, Previous(MATRIX)), ref=Ref("rapid", "Sec. 2"))
+    moved = Measure("moved", lambda W, before: (W - before).norm().item(), (MATRIX, Previous(MATRIX)))
     model, probe = example()
     measures = ["kernel_velocity", moved]
     with richter.Observer(model, probe, run=tmp_path / "run", when=1, measures=measures, budget=None) as watch:

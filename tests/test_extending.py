@@ -56,7 +56,7 @@ from richter.tasks.images import Split
 from richter.testing import check_experiment, check_kernel, check_layer, check_measure, check_theory
 from richter.theory import Theory
 
-REF = Ref("here", "Sec. 1")
+CARD = Card("a measure of one's own", ref=Ref("here", "Sec. 1"))
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -119,7 +119,7 @@ class Sensitivities(Gathering):
         return values if without is None else values[torch.arange(len(values)) % self.groups["examples"] != without[1]]
 
 
-SPREAD = Measure("sensitivity_spread", lambda s: (s.std() / s.mean()).item(), (Sensitivity(),), ref=REF)
+SPREAD = Measure("sensitivity_spread", lambda s: (s.std() / s.mean()).item(), (Sensitivity(),), card=CARD)
 
 
 def test_a_statistic_gathered_per_example() -> None:
@@ -157,7 +157,7 @@ def plain_cka(K: Tensor, labels: Any) -> float:
     return (y @ K @ y / ((C @ K @ C).norm() * (y @ y))).item()
 
 
-PLAIN = Measure("plain_cka", plain_cka, (TANGENT_KERNEL, LABELS), ref=REF)
+PLAIN = Measure("plain_cka", plain_cka, (TANGENT_KERNEL, LABELS))
 
 
 def test_the_kernel_itself_is_never_that_of_random_outputs() -> None:
@@ -183,8 +183,8 @@ def test_a_kernel_that_cannot_be_had_has_a_reason(options: dict[str, Any], words
 
 def test_measures_of_one_kernel_may_need_other_things_besides() -> None:
     """They are evaluated apart where their cotangents differ, and the kernel is there for each of them."""
-    mixed = Measure("mixed", lambda K, G: K.norm().item(), (TANGENT_KERNEL, Descent()), ref=REF)
-    alone = Measure("alone", lambda K: K.norm().item(), (TANGENT_KERNEL,), ref=REF)
+    mixed = Measure("mixed", lambda K, G: K.norm().item(), (TANGENT_KERNEL, Descent()))
+    alone = Measure("alone", lambda K: K.norm().item(), (TANGENT_KERNEL,))
     model, p = network(), probe()
     K = oracles.tangent_kernels(model, p.x)
     snap = richter.measure(model, p, [mixed, alone, PLAIN])
@@ -264,7 +264,7 @@ class Classes(Gathering):
 @pytest.mark.parametrize("chunk", [256, 7])
 def test_a_statistic_of_two_passes(chunk: int) -> None:
     model, p = network(), probe(chunk=chunk)
-    measure = Measure("within", lambda v: v, (Within(),), ref=REF)
+    measure = Measure("within", lambda v: v, (Within(),))
     snap = richter.measure(model, p, [measure, "nfc"])
     f, y = model(p.x).detach(), p.y
     means = torch.stack([f[y == c].mean(0) for c in range(3)])
@@ -278,8 +278,8 @@ def test_a_statistic_of_two_passes(chunk: int) -> None:
 
 def test_a_statistic_of_the_initial_network() -> None:
     """K of the initial network is what measuring the initial network gives, and it is gathered once."""
-    now = Measure("now", lambda K: K.trace().item(), (PTK_COVARIANCE,), ref=REF)
-    then = Measure("then", lambda K: K.trace().item(), (Initial(PTK_COVARIANCE),), ref=REF)
+    now = Measure("now", lambda K: K.trace().item(), (PTK_COVARIANCE,))
+    then = Measure("then", lambda K: K.trace().item(), (Initial(PTK_COVARIANCE),), card=CARD)
     check_measure(then)
     model, first, p = network(), network(seed=1), probe()
     snap = richter.measure(model, p, [now, then], initial=first.state_dict())
@@ -304,7 +304,7 @@ def test_a_kernel_of_the_initial_network() -> None:
     def overlap(K: Tensor, K0: Tensor) -> float:
         return ((K * K0).sum() / (K.norm() * K0.norm())).item()
 
-    turned = Measure("turned", overlap, (TANGENT_KERNEL, Initial(TANGENT_KERNEL)), ref=REF)
+    turned = Measure("turned", overlap, (TANGENT_KERNEL, Initial(TANGENT_KERNEL)))
     model, first, p = network(), network(seed=1), probe()
     snap = richter.measure(model, p, [turned], initial=first.state_dict())
     K, K0 = oracles.tangent_kernels(model, p.x), oracles.tangent_kernels(first, p.x)
@@ -314,7 +314,7 @@ def test_a_kernel_of_the_initial_network() -> None:
         assert 0 < snap.error("turned", layer) < 0.2
 
 
-STEP = Measure("step_size", lambda W, before: (W - before).norm().item(), (MATRIX, Previous(MATRIX)), ref=REF)
+STEP = Measure("step_size", lambda W, before: (W - before).norm().item(), (MATRIX, Previous(MATRIX)))
 
 
 def test_a_statistic_of_the_snapshot_before(tmp_path: Path) -> None:
@@ -346,12 +346,12 @@ def test_what_is_kept_is_kept_for_each_network_and_each_cotangents() -> None:
     p = probe(held_out=(draw(30, 5, seed=5), torch.arange(30) % 3))
     model, first = network(), network(seed=1)
     one = SomeOutputs((0,))
-    measures = [Measure("all", trace, (Previous(PTK_COVARIANCE),), ref=REF),
-                Measure("one", trace, (Previous(PTK_COVARIANCE),), one, ref=REF),
-                Measure("aside", trace, (HeldOut(Previous(PTK_COVARIANCE)),), ref=REF),
-                Measure("then", trace, (Initial(PTK_COVARIANCE),), ref=REF),
-                Measure("then_aside", trace, (HeldOut(Initial(PTK_COVARIANCE)),), ref=REF)]
-    now = [Measure("now", trace, (PTK_COVARIANCE,), ref=REF), Measure("now_one", trace, (PTK_COVARIANCE,), one, ref=REF)]
+    measures = [Measure("all", trace, (Previous(PTK_COVARIANCE),)),
+                Measure("one", trace, (Previous(PTK_COVARIANCE),), one),
+                Measure("aside", trace, (HeldOut(Previous(PTK_COVARIANCE)),)),
+                Measure("then", trace, (Initial(PTK_COVARIANCE),)),
+                Measure("then_aside", trace, (HeldOut(Initial(PTK_COVARIANCE)),))]
+    now = [Measure("now", trace, (PTK_COVARIANCE,)), Measure("now_one", trace, (PTK_COVARIANCE,), one)]
     expected = [richter.measure(m, q, now) for m, q in ((model, p), (model, p.held_out), (first, p), (first, p.held_out))]
     for order in (measures, measures[::-1]):
         watch = richter.Observer(model, p, measures=order, initial=first.state_dict(), when=1, budget=None)
@@ -367,14 +367,14 @@ def test_what_is_kept_is_kept_for_each_network_and_each_cotangents() -> None:
 
 def test_two_statistics_of_one_name_are_not_taken_for_each_other() -> None:
     one, two = (Moment("mine", lambda c, k=k: k * c.h.sum((0, 1))) for k in (1, 2))
-    measures = [Measure(f"m{i}", lambda v: v.sum().item(), (Previous(s),), ref=REF) for i, s in enumerate((one, two))]
+    measures = [Measure(f"m{i}", lambda v: v.sum().item(), (Previous(s),)) for i, s in enumerate((one, two))]
     with pytest.raises(SelectionError, match="two statistics are called 'mine'"):
         richter.measure(network(), probe(), measures)
 
 
 def test_the_initial_network_is_gathered_once_whatever_is_back_propagated() -> None:
     model, p = network(), probe()
-    m = Measure("then", lambda G: G.norm().item(), (Initial(WEIGHT_GRADIENT),), loss_gradient, ref=REF)
+    m = Measure("then", lambda G: G.norm().item(), (Initial(WEIGHT_GRADIENT),), loss_gradient)
     watch = richter.Observer(model, p, measures=[m], when=1, budget=None)
     for step in range(3):
         watch(step)
@@ -382,16 +382,16 @@ def test_the_initial_network_is_gathered_once_whatever_is_back_propagated() -> N
 
 
 def test_a_gradient_of_outputs_needs_no_labels() -> None:
-    m = Measure("gradient", lambda G: G.norm().item(), (WEIGHT_GRADIENT,), ref=REF)
+    m = Measure("gradient", lambda G: G.norm().item(), (WEIGHT_GRADIENT,))
     assert richter.measure(network(), richter.Probe(probe().x, None), [m]).value("gradient", "0") > 0
-    of_loss = Measure("gradient", m.compute, m.needs, loss_gradient, ref=REF)
+    of_loss = Measure("gradient", m.compute, m.needs, loss_gradient)
     assert "no labels" in richter.measure(network(), richter.Probe(probe().x, None), [of_loss]).note("gradient", "0")
 
 
 @pytest.mark.parametrize(("compute", "words"), [(lambda W: 1 / 0, "ZeroDivisionError"), (lambda W: None, "TypeError"),
                                                 (lambda W: W, "ValueError|RuntimeError")])
 def test_a_measure_that_fails_does_not_end_the_training(compute: Any, words: str) -> None:
-    snap = richter.measure(network(), probe(), [Measure("broken", compute, (MATRIX,), ref=REF), "nfc"])
+    snap = richter.measure(network(), probe(), [Measure("broken", compute, (MATRIX,)), "nfc"])
     row = snap.row("broken", "0")
     assert math.isnan(row.value)
     assert row.mark is Mark.FAILED
@@ -403,8 +403,8 @@ def test_what_is_of_the_whole_model_has_no_rows_at_layers() -> None:
     H = Operator("curvature", curvature)
     squared = Derived("squared", lambda A: float(A.size), (H,))
     snap = richter.measure(network(), probe(), [
-        Measure("size", lambda v: v, (squared,), ref=REF), Measure("then", lambda v: v, (Initial(squared),), ref=REF),
-        Measure("mixed", lambda W, A: 1.0, (MATRIX, H), ref=REF)], initial=network(seed=1).state_dict())
+        Measure("size", lambda v: v, (squared,)), Measure("then", lambda v: v, (Initial(squared),)),
+        Measure("mixed", lambda W, A: 1.0, (MATRIX, H))], initial=network(seed=1).state_dict())
     assert {r.layer for r in snap.rows if r.measure in ("size", "then")} == {WHOLE}
     assert all(math.isnan(r.value) and "one measure cannot use both" in r.note for r in snap.rows if r.measure == "mixed")
 
@@ -415,12 +415,12 @@ def test_uneven_groups_have_no_error_and_say_so(derived: bool) -> None:
     few, many = (Trace(Operator(f"curvature {v}", curvature), vectors=v) for v in (4, 7))
     needs: tuple[Statistic, ...] = (Derived("ratio", lambda a, b: a / b, (few, many)),) if derived else (few, many)
     compute = (lambda r: r) if derived else (lambda a, b: a / b)
-    row = richter.measure(network(), probe(), [Measure("ratio", compute, needs, ref=REF)]).row("ratio")
+    row = richter.measure(network(), probe(), [Measure("ratio", compute, needs)]).row("ratio")
     assert math.isfinite(row.value)
     assert math.isnan(row.error)
     assert "4 and 7 groups of vectors" in row.note
     assert row.mark is Mark.ESTIMATED
-    even = Measure("ratio", lambda a, b: a / b, (few, replace(few, seed=1, operator=many.operator)), ref=REF)
+    even = Measure("ratio", lambda a, b: a / b, (few, replace(few, seed=1, operator=many.operator)))
     assert math.isfinite(richter.measure(network(), probe(), [even]).error("ratio"))
 
 
@@ -430,7 +430,7 @@ def test_the_least_exact_mark_is_said() -> None:
 
 def test_a_statistic_of_held_out_examples() -> None:
     mean = Moment("read", lambda c: c.h.sum((0, 1)))
-    gap = Measure("gap", lambda a, b: (a - b).norm().item(), (mean, HeldOut(mean)), ref=REF)
+    gap = Measure("gap", lambda a, b: (a - b).norm().item(), (mean, HeldOut(mean)))
     model, p = network(), probe()
     x2, y2 = draw(30, 5, seed=5), torch.arange(30) % 3
     snap = richter.measure(model, probe(held_out=(x2, y2)), [gap, "nfc"])
@@ -458,9 +458,9 @@ def test_held_out_examples_that_do_not_fit(given: Any, sentence: str) -> None:
 
 
 def test_features_are_what_layers_read() -> None:
-    rank = Measure("rank", lambda Phi: float(torch.linalg.matrix_rank(Phi)), (FEATURES,), ref=REF)
+    rank = Measure("rank", lambda Phi: float(torch.linalg.matrix_rank(Phi)), (FEATURES,))
     model, p = network(), probe(chunk=6)
-    snap = richter.measure(model, p, [rank, Measure("first", lambda Phi: Phi[3, 2].item(), (FEATURES,), ref=REF)])
+    snap = richter.measure(model, p, [rank, Measure("first", lambda Phi: Phi[3, 2].item(), (FEATURES,))])
     hidden = model[1](model[0](p.x)).detach()
     assert snap.value("rank", "0") == 5
     assert snap.value("rank", "2") == torch.linalg.matrix_rank(hidden)
@@ -490,8 +490,8 @@ def test_an_operator_multiplies_by_the_hessian(chunk: int) -> None:
         v = draw(A.size, seed=3)
         return float(v @ A(v))
 
-    snap = richter.measure(model, p, [Measure("vHv", product, (H,), ref=REF),
-                                      Measure("trace", lambda t: t, (Trace(H, 400),), ref=REF)])
+    snap = richter.measure(model, p, [Measure("vHv", product, (H,)),
+                                      Measure("trace", lambda t: t, (Trace(H, 400),))])
     names = [name for name, _ in model.named_parameters()]
     flat = torch.cat([q.detach().reshape(-1) for q in model.parameters()])
 
@@ -542,7 +542,7 @@ def test_every_shipped_statistic_has_a_place_and_a_use() -> None:
 def test_a_measure_of_ones_own_has_its_title_in_a_report(tmp_path: Path) -> None:
     """Its card is kept with the run, and known where the measure is not."""
     card = Card("Spread of the sensitivity", "How much more some examples are heard than others.")
-    measure = Measure("own_spread", SPREAD.compute, SPREAD.needs, ref=REF, card=card)
+    measure = Measure("own_spread", SPREAD.compute, SPREAD.needs, card=card)
     with richter.Observer(network(), probe(), measures=[measure], run=tmp_path / "run") as watch:
         watch(0)
     page = report([richter.runs.open(tmp_path / "run")], tmp_path / "report.html").read_text()

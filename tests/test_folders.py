@@ -23,7 +23,7 @@ from richter.core.catalogue import Catalogue, modules, name_of, parts
 from richter.theory import Theory
 
 CATALOGUES = {p.CATALOGUE.kind: p.CATALOGUE for p in (commands, experiments, measures, tasks, theory)}
-READ = {"experiment": ("ref", "title", "data", "more_data"), "theory": ("ref", "title"), "measure": ("ref",),
+READ = {"experiment": ("ref", "title", "data", "more_data"), "theory": ("ref", "title"), "measure": ("card",),
         "command": (), "task": ()}  # what people are shown without an import
 
 
@@ -211,7 +211,7 @@ def test_a_measure_from_outside(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_people_read_about_measures() -> None:
     assert list(measures.facts()) == list(measures.catalogue())
-    assert all(facts["ref"] == measures.get(name).ref for name, facts in measures.facts().items())
+    assert all(facts["ref"] == measures.get(name).card.ref for name, facts in measures.facts().items())
 
 
 @pytest.mark.usefixtures("added")

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import richter
 from observing import CLASSES, MANY, SOURCES, draw, dropout, examples, heads, indices, lengths, mlp, probe, state
-from richter.core import CaptureError, MemoryBudgetError, Ref, RichterError
+from richter.core import CaptureError, MemoryBudgetError, RichterError
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.statistics import HeldOut, Moment
 from richter.measures import Measure
@@ -140,7 +140,7 @@ def token_value(**options: Any) -> float:
 
 
 READ = Moment("read", lambda c: c.h.sum((0, 1)))
-GAP = Measure("gap", lambda ours, theirs: (ours - theirs).norm().item(), (READ, HeldOut(READ)), ref=Ref("nfa", "a test"))
+GAP = Measure("gap", lambda ours, theirs: (ours - theirs).norm().item(), (READ, HeldOut(READ)))
 
 
 def apart(seed: int) -> float:

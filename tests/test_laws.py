@@ -301,7 +301,7 @@ def test_every_measure_is_within_its_bounds(kind: str, seed: int, gain: float, r
                    probe={"weight_decay": 0.1})
     known = catalogue()
     assert {measure for measure, _ in found} == set(known)
-    outside = {k: v for k, v in found.items() if not math.isnan(v) and v not in known[k[0]].bounds.widened(1e-9)}
+    outside = {k: v for k, v in found.items() if not math.isnan(v) and v not in known[k[0]].card.bounds.widened(1e-9)}
     assert not outside
     assert sum(map(math.isfinite, found.values())) > len(found) / 2
 

@@ -30,7 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
                            "instrument.stream", "instrument.survey", "instrument.tokens"),
     "instrument.statistics": ("core", "kernels", "linalg", "instrument.capture", "instrument.cotangents", "instrument.probe",
                               "instrument.statistics", "instrument.stream", "instrument.subject", "instrument.survey"),
-    "measures.cards": ("core",), "measures.profile": ("core",),
+    "measures.cards": ("core", "measures"), "measures.profile": ("core",),
     # an operator outlives the measurement it would be a statistic of, so it holds its subject; nothing below imports these
     **dict.fromkeys(("measures.hessian", "measures.curvature", "measures.feature_map"), (
         "core", "linalg", "measures", "instrument.capture", "instrument.probe", "instrument.statistics", "instrument.stream",

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 import oracles
 import richter
 from observing import draw, lengths
-from richter.core import Mark, Ref
+from richter.core import Mark
 from richter.instrument.statistics import FEATURES, Moment, Operator
 from richter.measures.measure import Measure
 
 N, T = 12, 4
 Build = Callable[[], nn.Module]
 MASK = lengths(N, T)
-REF = Ref("mine")
 READ = Moment("read", lambda c: c.h.sum((0, 1)))
 
 
@@ -301,8 +300,8 @@ class Ids(nn.Module):
 
 def test_what_is_read_at_masked_positions_enters_no_average() -> None:
     model, ids, y = built(Ids), torch.arange(N * T).reshape(N, T) * 5 % 7, data()[1]
-    at = Measure("read", lambda m: m.norm().item(), (READ,), ref=REF)
-    seen = Measure("ids", lambda m: m.item(), (Moment("ids", lambda c: (c.h >= 0).sum() + 0.0),), ref=REF)
+    at = Measure("read", lambda m: m.norm().item(), (READ,))
+    seen = Measure("ids", lambda m: m.item(), (Moment("ids", lambda c: (c.h >= 0).sum() + 0.0),))
     snap = richter.measure(model, richter.Probe(ids, y, mask=MASK), [at, seen])
     assert snap.value("read", "work") == pytest.approx(model.embed(ids)[MASK].mean(0).norm().item(), rel=1e-9)
     assert snap.value("ids", "embed") == 1  # of every position that counts, and of no other
@@ -311,7 +310,7 @@ def test_what_is_read_at_masked_positions_enters_no_average() -> None:
 def test_an_example_without_a_real_token_counts_nowhere() -> None:
     model, (x, y), mask = built(Latents), data(), MASK.clone()
     mask[5] = False
-    at = Measure("read", lambda m: m.norm().item(), (READ,), ref=REF)
+    at = Measure("read", lambda m: m.norm().item(), (READ,))
     some = torch.arange(N) != 5
     snap = richter.measure(model, richter.Probe(x, y, mask=mask), [at])
     cut = richter.measure(model, richter.Probe(x[some], y[some], mask=mask[some]), [at])
@@ -321,7 +320,7 @@ def test_an_example_without_a_real_token_counts_nowhere() -> None:
 
 def test_features_of_masked_positions_are_zero() -> None:
     model, (x, y) = built(Latents), data()
-    kernel = Measure("kernel", lambda Phi: Phi.norm().item(), (FEATURES,), ref=REF)
+    kernel = Measure("kernel", lambda Phi: Phi.norm().item(), (FEATURES,))
     snap = richter.measure(model, richter.Probe(x, y, mask=MASK), [kernel])
     assert snap.value("kernel", "embed") == pytest.approx((x * MASK[..., None]).norm().item(), rel=1e-9)
     latents = oracles.layer_io(model, x, "work")[1]
@@ -338,7 +337,7 @@ def test_operators_leave_out_what_does_not_count() -> None:
         g = torch.autograd.grad(((f - Y) ** 2 + f.exp()).sum(), places, create_graph=True)
         return torch.autograd.grad(sum((a * v).sum() for a, v in zip(g, vectors, strict=True)), places)
 
-    sharp = Measure("sharp", lambda H: float(along @ H(along)), (Operator("hessian", product),), ref=REF)
+    sharp = Measure("sharp", lambda H: float(along @ H(along)), (Operator("hessian", product),))
     snap = richter.measure(model, richter.Probe(ids, torch.where(MASK, y, -100), mask=MASK), [sharp])
 
     def loss(flat: Tensor) -> Tensor:

@@ -179,7 +179,8 @@ def check_measure(*measures: Measure) -> None:
     changes them; it has a reference. Several are measured together, which is faster."""
     _require(bool(measures), "check_measure() checks nothing: give it a measure.")
     for m in measures:
-        _require(m.ref is not None, f"{m.name}: a measure says where it comes from: ref=Ref('paper', 'Eq. 1').")
+        _require(m.card.ref is not None, f"{m.name}: a measure says where it comes from: card=Card('title', ref=Ref('paper', "
+                                         f"'Eq. 1')).")
     draw = torch.Generator().manual_seed(0)
     convolution = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), mlp([64, 3], seed=1))
     for model, shape in ((mlp([6, 8, 5, 3], seed=0), (6,)), (convolution, (2, 4, 4))):
@@ -195,8 +196,8 @@ def check_measure(*measures: Measure) -> None:
             _require(any(math.isfinite(r.value) for r in rows), f"{m.name}: every value is NaN ({rows[0].note}).")
             for r in rows:
                 _require(math.isfinite(r.value) or bool(r.note), f"{m.name} of {r.layer!r} is {r.value} without a note.")
-                _require(not math.isfinite(r.value) or r.value in m.bounds.widened(1e-9 * (1 + abs(r.value))),
-                         f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.bounds}.")
+                _require(not math.isfinite(r.value) or r.value in m.card.bounds.widened(1e-9 * (1 + abs(r.value))),
+                         f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.card.bounds}.")
         order = torch.randperm(EXAMPLES, generator=draw)
         options: dict[str, Any] = {"kernel": None, "weight_decay": 0.1, "held_out": aside}
         for what, other in (("the size of chunks", Probe(x, y, chunk=7, **options)),

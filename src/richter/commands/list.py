@@ -43,8 +43,8 @@ def _experiments() -> list[dict[str, Any]]:
 
 def _measures() -> list[dict[str, Any]]:
     from richter.measures import DEFAULT, facts
-    return [{"name": name, "ref": str(m["ref"] or ""), "default": name in DEFAULT, "title": m["card"].title if m["card"] else "",
-             "sentence": m["card"].sentence if m["card"] else ""} for name, m in facts().items()]
+    return [{"name": name, "ref": str(m["ref"] or ""), "default": name in DEFAULT, "title": m["card"].title,
+             "sentence": m["card"].sentence} for name, m in facts().items()]
 
 
 def _theories() -> list[dict[str, Any]]:

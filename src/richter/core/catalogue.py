@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -28,6 +29,7 @@ Facts = dict[str, Any]  # the name of an entry and those of its keyword argument
 VALUES: dict[str, Callable[..., Any]] = {"Card": Card, "Interval": Interval, "Ref": Ref}  # may be written inside an entry
 
 ASSIGNS = re.compile(r"[^=\n(]*=[^=]")  # what follows the name of an assignment, annotated or not
+IMPORTS = re.compile(r"^from ([\w.]+) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
 NEXT = re.compile(r"^[^\s)\]}#]", re.MULTILINE)  # a line of code that begins at the left margin and closes no bracket
 
 
@@ -176,18 +178,21 @@ def _facts(entry: ast.expr, text: str) -> Facts:
     return facts
 
 
-def _value(node: ast.expr, text: str) -> Any:
-    """Evaluate a literal, a tuple of values, a constant of the same file, or one of VALUES."""
+def _value(node: ast.expr, text: str, inside: bool = False) -> Any:
+    """Evaluate a literal, a tuple of values, a constant of the same file, or one of VALUES. ``inside`` of one, also a constant
+    that the file imports."""
     if isinstance(node, ast.Name):
-        assigned = _assigned(text, node.id)
-        if assigned is None:
-            raise ValueError(node.id)
-        return _value(assigned, text)
+        if (assigned := _assigned(text, node.id)) is not None:
+            return _value(assigned, text, inside)
+        for module, names in IMPORTS.findall(text) if inside else ():
+            if node.id in re.findall(r"\w+", names) and (spec := importlib.util.find_spec(module)) and spec.origin:
+                return _value(node, f"\n{Path(spec.origin).read_text(encoding='utf-8')}", inside)
+        raise ValueError(node.id)
     if isinstance(node, ast.Tuple):
-        return tuple(_value(part, text) for part in node.elts)
+        return tuple(_value(part, text, inside) for part in node.elts)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in VALUES:
-        return VALUES[node.func.id](*(_value(a, text) for a in node.args),
-                                    **{k.arg: _value(k.value, text) for k in node.keywords if k.arg})
+        return VALUES[node.func.id](*(_value(a, text, True) for a in node.args),
+                                    **{k.arg: _value(k.value, text, True) for k in node.keywords if k.arg})
     return ast.literal_eval(node)
 
 

@@ -173,7 +173,7 @@ class Card:
     rich: Literal["up", "down"] | None = None  # which way its values go when features are learned
     typical: Interval | None = None  # lazy training ends on one side of it, rich training on the other
     panel: str = ""  # the heading under which reports draw it
-    range: Interval = Interval()  # the values that are possible
+    bounds: Interval = Interval()  # the values that are possible
     whole: bool = False  # its axis shows the whole range, not only the part where the values lie
     ref: Ref | None = None
 
@@ -186,7 +186,7 @@ class Card:
         """Return the record that is kept with a run."""
         return {"title": self.title, "sentence": self.sentence, "unit": self.unit, "rich": self.rich,
                 "typical": None if self.typical is None else self.typical.to_json(), "panel": self.panel,
-                "range": self.range.to_json(), "whole": self.whole, "ref": self.ref and [self.ref.paper, self.ref.place]}
+                "bounds": self.bounds.to_json(), "whole": self.whole, "ref": self.ref and [self.ref.paper, self.ref.place]}
 
     @classmethod
     def from_json(cls, record: Any) -> Card:
@@ -203,7 +203,7 @@ class Card:
         if ref is not None and not (isinstance(ref, list) and len(ref) == 2 and all(isinstance(t, str) for t in ref)):
             raise ValueError(f"the card {record['title'][:80]!r} has a reference that is {str(ref)[:80]!r}")
         return cls(record["title"], **fields, rich=rich, typical=None if typical is None else Interval.from_json(typical),
-                   range=Interval.from_json(record.get("range", [None, None])), ref=None if ref is None else Ref(*ref))
+                   bounds=Interval.from_json(record.get("bounds", [None, None])), ref=None if ref is None else Ref(*ref))
 
 
 @dataclass(frozen=True)

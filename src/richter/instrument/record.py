@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from richter.core import DisturbedError, DivergedError, Failure, MemoryBudgetError, Row, SelectionError, StoreError
 from richter.instrument.evaluate import RichterWarning
 from richter.instrument.snapshot import Snapshot
-from richter.measures.cards import CARDS
 from richter.runs import Series, Writer, create
 from richter.runs.format import plain_text, whole_step
 from richter.runs.place import refused_by_disk
@@ -323,7 +322,7 @@ def _opened(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any
                 writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in watch.initial.items()}, path))
             writer.describe(model=type(watch.model).__name__, parameters=sum(p.numel() for p in watch.model.parameters()),
                             examples=watch.probe.n, budget=watch.budget, measures=[m.name for m in watch.measures],
-                            cards={m.name: card.to_json() for m in watch.measures if (card := m.card or CARDS.get(m.name))})
+                            cards={m.name: m.card.to_json() for m in watch.measures})
 
         if writer.begun:
             describe()

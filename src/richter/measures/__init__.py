@@ -1,4 +1,4 @@
-"""The measures: pure functions of statistics, each with its reference and its bounds. One file per family.
+"""The measures: pure functions of statistics, each with its card: title, reference, bounds. One file per family.
 
     MINE = Measure("mine", lambda A, B: (A - B).norm().item(), needs=(NFM, AGOP))
     richter.measure(model, probe, measures=["nfc", MINE])
@@ -33,12 +33,9 @@ def catalogue() -> dict[str, Measure]:
 
 
 def facts() -> dict[str, Facts]:
-    """What people read about every measure, in the same order: its card and its reference. No measure is imported."""
-    from richter.measures.cards import CARDS
+    """What people read about every measure, in the same order; above all its card. No measure is imported."""
     known = CATALOGUE.facts()
-    cards = {name: CARDS.get(name) or known[name].get("card") for name in {**dict.fromkeys(DEFAULT), **known}}
-    return {name: {**known[name], "card": card, "ref": known[name].get("ref") or getattr(card, "ref", None)}
-            for name, card in cards.items()}
+    return {name: {**known[name], "ref": known[name]["card"].ref} for name in {**dict.fromkeys(DEFAULT), **known}}
 
 
 __getattr__, __dir__, __all__ = lazy_names(

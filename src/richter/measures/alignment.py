@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import Interval, Mark, Ref, Remark
+from richter.core import Card, Mark, Ref, Remark
 from richter.instrument.statistics import CENTRED_KERNEL, CROSS_OUTPUT, SAME_OUTPUT, CrossOutput
 from richter.instrument.statistics.kernels import CentredKernel, SameOutput
+from richter.measures.cards import COUNT, POSITIVE, TANGENT, UNIT
 from richter.measures.measure import Measure
 
 
@@ -83,13 +84,25 @@ def matrix(c: CrossOutput) -> dict[str, Tensor]:
     return {"ksm": KSM} if len(KSM) > 1 and bool(torch.isfinite(KSM).all()) else {}
 
 
-UNIT = Interval(0.0, 1.0)
 MEASURES = (
-    Measure("tangent_alignment", tangent_alignment, (SAME_OUTPUT,), ref=Ref("rapid", "Sec. 2"), bounds=UNIT),
-    Measure("tangent_cka", tangent_cka, (CENTRED_KERNEL,), ref=Ref("signal", "Eq. 6"), bounds=UNIT),
-    Measure("tangent_stable_rank", tangent_stable_rank, (CENTRED_KERNEL,), ref=Ref("signal", "Sec. 4"),
-            bounds=Interval(low=1.0)),
-    Measure("tangent_correlation", tangent_correlation, (CENTRED_KERNEL,), ref=Ref("signal", "Sec. 4"), bounds=UNIT),
-    Measure("specialisation", specialisation, (CROSS_OUTPUT,), ref=Ref("rapid", "Eq. 16"), bounds=Interval(low=0.0),
-            remark=comparable, arrays=matrix),
+    Measure("tangent_cka", tangent_cka, (CENTRED_KERNEL,), card=Card(
+        "tangent kernel x labels (cka)",
+        "How far the tangent kernel points along the labels, all outputs at once and centred: grows several times over when "
+        "features are learned, interior layers most.",
+        rich="up", panel=TANGENT, bounds=UNIT, ref=Ref("signal", "Eq. 6"))),
+    Measure("tangent_alignment", tangent_alignment, (SAME_OUTPUT,), card=Card(
+        "tangent alignment",
+        "How far the large directions of the tangent kernel are the labels, output by output and not centred.",
+        rich="up", panel=TANGENT, bounds=UNIT, ref=Ref("rapid", "Sec. 2"))),
+    Measure("tangent_stable_rank", tangent_stable_rank, (CENTRED_KERNEL,), card=Card(
+        "tangent stable rank", "How many directions the tangent kernel has: falls as features specialise.",
+        rich="down", panel=TANGENT, bounds=COUNT, ref=Ref("signal", "Sec. 4"))),
+    Measure("tangent_correlation", tangent_correlation, (CENTRED_KERNEL,), card=Card(
+        "tangent correlation", "How much of the labels lies along the largest directions of the tangent kernel.",
+        panel=TANGENT, bounds=UNIT, ref=Ref("signal", "Sec. 4"))),
+    Measure("specialisation", specialisation, (CROSS_OUTPUT,), remark=comparable, arrays=matrix, card=Card(
+        "specialisation",
+        "Whether each output's kernel points along its own labels more than along those of others: 1 where outputs share one "
+        "kernel.",
+        rich="up", panel=TANGENT, bounds=POSITIVE, ref=Ref("rapid", "Eq. 16"))),
 )

@@ -27,10 +27,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import Interval, Ref, Remark, SelectionError
+from richter.core import Card, Interval, Ref, Remark, SelectionError
 from richter.core.arrays import ArrayLike
 from richter.instrument.statistics import CLASSES, Classes, OfLayer
 from richter.instrument.statistics.features import ROWS, About, Centres
+from richter.measures.cards import NEURAL_COLLAPSE, POSITIVE, UNIT
 from richter.measures.features import UNBALANCED, numbers
 from richter.measures.measure import Measure
 
@@ -145,13 +146,24 @@ def _said_of_last(c: Collapse) -> Remark:
 
 
 COLLAPSE = OfLayer("collapse", of_classes, (CLASSES,))
-POSITIVE = Interval(low=0.0)
 MEASURES = (
-    Measure("nc1", lambda c: c.nc1, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.6"), bounds=POSITIVE, remark=_said),
-    Measure("nc1_trace", lambda c: c.nc1_trace, (COLLAPSE,), ref=Ref("layerwise", "Prop. 2.5.1"), bounds=POSITIVE, remark=_said),
-    Measure("nc2_angle", lambda c: c.nc2_angle, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.7"), bounds=POSITIVE, remark=_said),
-    Measure("nc2_norm", lambda c: c.nc2_norm, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.7"), bounds=POSITIVE, remark=_said),
-    Measure("nc3", lambda c: c.nc3, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.8"), bounds=Interval(0.0, 2.0),
-            remark=_said_of_last),
-    Measure("nc4", lambda c: c.nc4, (COLLAPSE,), ref=Ref("layerwise", "Eq. D.9"), bounds=Interval(0.0, 1.0), remark=_said),
+    Measure("nc1", lambda c: c.nc1, (COLLAPSE,), remark=_said, card=Card(
+        "NC1: within / between classes", "How far examples of a class lie apart, relative to the distances of the classes.",
+        rich="down", panel=NEURAL_COLLAPSE, bounds=POSITIVE, ref=Ref("layerwise", "Eq. D.6"))),
+    Measure("nc1_trace", lambda c: c.nc1_trace, (COLLAPSE,), remark=_said, card=Card(
+        "NC1 as a product of covariances",
+        "The product of the covariances within and between classes: 0 where one of them vanishes along the other.",
+        panel=NEURAL_COLLAPSE, bounds=POSITIVE, ref=Ref("layerwise", "Prop. 2.5.1"))),
+    Measure("nc2_angle", lambda c: c.nc2_angle, (COLLAPSE,), remark=_said, card=Card(
+        "NC2: angles of class means", "How far the angles between class means are from those of a simplex.",
+        rich="down", panel=NEURAL_COLLAPSE, bounds=POSITIVE, ref=Ref("layerwise", "Eq. D.7"))),
+    Measure("nc2_norm", lambda c: c.nc2_norm, (COLLAPSE,), remark=_said, card=Card(
+        "NC2: lengths of class means", "How far class means are from lying equally far from their middle.",
+        rich="down", panel=NEURAL_COLLAPSE, bounds=POSITIVE, ref=Ref("layerwise", "Eq. D.7"))),
+    Measure("nc3", lambda c: c.nc3, (COLLAPSE,), remark=_said_of_last, card=Card(
+        "NC3: last layer and class means", "How far the rows of the last layer point away from the class means.",
+        rich="down", panel=NEURAL_COLLAPSE, bounds=Interval(0.0, 2.0), ref=Ref("layerwise", "Eq. D.8"))),
+    Measure("nc4", lambda c: c.nc4, (COLLAPSE,), remark=_said, card=Card(
+        "NC4: nearest class mean", "The share of examples whose nearest class mean is of another class than the network says.",
+        rich="down", panel=NEURAL_COLLAPSE, bounds=UNIT, ref=Ref("layerwise", "Eq. D.9"))),
 )

@@ -20,12 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import Interval, Ref, SelectionError
+from richter.core import Card, Ref, SelectionError
 from richter.instrument.capture import forward, quiet, to_device, unwrap
 from richter.instrument.probe import Probe
 from richter.instrument.statistics.frame import NO_LABELS, Missing
 from richter.instrument.statistics.outputs import OUTPUTS, Answers
 from richter.linalg import quotient
+from richter.measures.cards import ANSWERS, COSINE
 from richter.measures.hessian import Eigenpairs, Hessian, Moment, hessian
 from richter.measures.measure import Measure
 
@@ -59,8 +60,12 @@ def label_gradient_correlation(a: Answers) -> float:
     return cosine(centred(o.Y.to(w), o.counted), centred(w, o.counted))
 
 
-MEASURES = (Measure("label_gradient_correlation", label_gradient_correlation, (OUTPUTS,), ref=Ref("signal", "Approx. 1"),
-                    bounds=Interval(-1.0, 1.0)),)
+MEASURES = (
+    Measure("label_gradient_correlation", label_gradient_correlation, (OUTPUTS,), card=Card(
+        "labels and loss gradient",
+        "The correlation of the centred labels and the loss's gradient in the outputs: -1 while the network answers alike.",
+        panel=ANSWERS, bounds=COSINE, ref=Ref("signal", "Approx. 1"))),
+)
 
 
 # ----------------------------------------------------------------------------------------------------------- Theorem A

@@ -9,10 +9,11 @@ import math
 
 import torch
 
-from richter.core import Interval, Mark, Ref, Remark
+from richter.core import Card, Mark, Ref, Remark
 from richter.instrument.statistics import SAME_OUTPUT, SINCE_INITIAL, SINCE_PREVIOUS, STEP, Evolved, Initial, Previous
 from richter.instrument.statistics.kernels import SameOutput
 from richter.linalg import quotient
+from richter.measures.cards import EVOLUTION, POSITIVE, UNIT
 from richter.measures.measure import Measure
 
 ROUNDING = 1e-12  # an alignment that is nearer to 1 is 1
@@ -61,13 +62,22 @@ def reachable(now: SameOutput, then: SameOutput) -> Remark:
         and bool(((now.energy > 0) & (now.norm > 0)).any()) else Remark()
 
 
-POSITIVE = Interval(low=0.0)
 MEASURES = (
-    Measure("kernel_norm", norm, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=POSITIVE),
-    Measure("kernel_rotation", rotation, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=Interval(0.0, 1.0)),
-    Measure("kernel_distance", distance, (SINCE_INITIAL,), ref=Ref("rapid", "Fig. 1"), bounds=POSITIVE),
-    Measure("kernel_velocity", velocity, (SINCE_PREVIOUS, STEP, Previous(STEP)), ref=Ref("rapid", "Sec. 2"), bounds=POSITIVE,
-            remark=later),
-    Measure("effective_gamma", effective_gamma, (SAME_OUTPUT, Initial(SAME_OUTPUT)), ref=Ref("rapid", "Eq. 20"),
-            remark=reachable),
+    Measure("kernel_norm", norm, (SINCE_INITIAL,), card=Card(
+        "kernel norm |K|/|K0|", "How many times the tangent kernel has grown since initialisation.",
+        panel=EVOLUTION, bounds=POSITIVE, ref=Ref("rapid", "Fig. 1"))),
+    Measure("kernel_rotation", rotation, (SINCE_INITIAL,), card=Card(
+        "kernel rotation",
+        "How far the tangent kernel has turned since initialisation, whatever it has grown: 0 if it is frozen.",
+        rich="up", panel=EVOLUTION, bounds=UNIT, ref=Ref("rapid", "Fig. 1"))),
+    Measure("kernel_distance", distance, (SINCE_INITIAL,), card=Card(
+        "kernel distance |K-K0|/|K0|", "How far the tangent kernel is from the one it started as: 0 if it is frozen.",
+        rich="up", panel=EVOLUTION, bounds=POSITIVE, ref=Ref("rapid", "Fig. 1"))),
+    Measure("kernel_velocity", velocity, (SINCE_PREVIOUS, STEP, Previous(STEP)), remark=later, card=Card(
+        "kernel velocity per step", "How fast the tangent kernel changes: relative, and per step since the last snapshot.",
+        panel=EVOLUTION, bounds=POSITIVE, ref=Ref("rapid", "Sec. 2"))),
+    Measure("effective_gamma", effective_gamma, (SAME_OUTPUT, Initial(SAME_OUTPUT)), remark=reachable, card=Card(
+        "effective gamma",
+        "How strongly features were learned: the rate with which optimal feature evolution would have made this alignment.",
+        rich="up", panel=EVOLUTION, ref=Ref("rapid", "Eq. 20"))),
 )

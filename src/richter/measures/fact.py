@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import Card, Interval, Mark, Ref, Remark, SelectionError
+from richter.core import Card, Mark, Ref, Remark, SelectionError
 from richter.instrument.cotangents import loss_gradient
 from richter.instrument.statistics import AGOP, MATRIX, NFM, WEIGHT_DECAY, WEIGHT_GRADIENT, FeatureMatrix, OfWeight
 from richter.linalg import eigh, quotient
-from richter.measures.cards import CORRELATIONS
+from richter.measures.cards import CONVERGENCE, CORRELATIONS, COSINE, POSITIVE, UNIT
 from richter.measures.measure import Measure
 
 CONVERGED = 0.1  # |dL/dW + lambda W| / |lambda W| up to which nothing is said
@@ -104,9 +104,9 @@ def nfc_power(exponent: float) -> Measure:
         raise SelectionError(f"exponent={exponent!r}: a power of the AGOP above 0 is needed, e.g. 1/3 for three layers.")
     power = f"power {exponent:.3g} of the AGOP"
     card = Card(f"with the {power}", f"The feature correlation with the {power}.",
-                rich="up", panel=CORRELATIONS, range=Interval(0.0, 1.0), whole=True)
+                rich="up", panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("layerwise", "Sec. 3.5"))
     return Measure(f"nfc_power_{exponent:.6g}", functools.partial(power_correlation, exponent=float(exponent)), (NFM, AGOP),
-                   ref=Ref("layerwise", "Sec. 3.5"), bounds=Interval(0.0, 1.0), remark=sketched, card=card)
+                   remark=sketched, card=card)
 
 
 NO_DECAY = "weight_decay is 0, and FACT holds with weight decay only: say what the network was trained with, Probe(weight_decay=)"
@@ -137,20 +137,32 @@ def sketched(F: FeatureMatrix, G: FeatureMatrix) -> Remark:
 
 INNER = OfWeight("inner_side", lambda W, W0: side(W))
 OUTER = OfWeight("outer_side", lambda W, W0: side(W.T))
-COSINE, POSITIVE = Interval(-1.0, 1.0), Interval(low=0.0)
-REF = Ref("fact", "Theorem (FACT)")
-BACKWARD = Ref("fact", "Theorem (FACT), backward")
 MEASURES = (
-    Measure("fact", fact_correlation, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY),
-            loss_gradient, ref=REF, bounds=COSINE, remark=unconverged),
-    Measure("fact_backward", fact_backward, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=BACKWARD, bounds=COSINE,
-            remark=unconverged_backward),
-    Measure("fact_error", fact_error, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=REF, bounds=POSITIVE,
-            remark=needs_decay),
-    Measure("fact_backward_error", fact_backward_error, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=BACKWARD,
-            bounds=POSITIVE, remark=needs_decay),
-    Measure("fact_stationarity", fact_stationarity, (MATRIX, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, ref=REF,
-            bounds=POSITIVE, remark=needs_decay),
-    Measure("nfc_sqrt", nfc_sqrt, (NFM, AGOP), ref=Ref("fact", "the ansatz with s = 1/2"), bounds=Interval(0.0, 1.0),
-            remark=sketched),
+    Measure("fact", fact_correlation, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, remark=unconverged, card=Card(
+        "features at convergence (fact)",
+        "How far W'W has the direction that the examples and the loss ask for: 1 at convergence.",
+        panel=CONVERGENCE, bounds=COSINE, ref=Ref("fact", "Theorem (FACT)"))),
+    Measure("fact_backward", fact_backward, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient,
+            remark=unconverged_backward, card=Card(
+        "of the output side (fact_backward)",
+        "How far WW', the output side, has the direction that the examples and the loss ask for: 1 at convergence.",
+        panel=CONVERGENCE, bounds=COSINE, ref=Ref("fact", "Theorem (FACT), backward"))),
+    Measure("fact_error", fact_error, (INNER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient, remark=needs_decay, card=Card(
+        "|W'W - FACT| / |W'W|",
+        "How far W'W is from what the examples and the loss ask for, its scale included: 0 at convergence.",
+        panel=CONVERGENCE, bounds=POSITIVE, ref=Ref("fact", "Theorem (FACT)"))),
+    Measure("fact_backward_error", fact_backward_error, (OUTER, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient,
+            remark=needs_decay, card=Card(
+        "output side: |WW' - FACT| / |WW'|",
+        "How far WW', the output side, is from what the examples and the loss ask for, its scale included: 0 at convergence.",
+        panel=CONVERGENCE, bounds=POSITIVE, ref=Ref("fact", "Theorem (FACT), backward"))),
+    Measure("fact_stationarity", fact_stationarity, (MATRIX, WEIGHT_GRADIENT, WEIGHT_DECAY), loss_gradient,
+            remark=needs_decay, card=Card(
+        "gradient off the decay (0: converged)",
+        "How far the gradient is from balancing the weight decay: 0 at convergence, often 10 to 1000 before.",
+        panel=CONVERGENCE, bounds=POSITIVE, ref=Ref("fact", "Theorem (FACT)"))),
+    Measure("nfc_sqrt", nfc_sqrt, (NFM, AGOP), remark=sketched, card=Card(
+        "with the root of the AGOP (nfc_sqrt)",
+        "The feature correlation with the root of the AGOP, the other power of the ansatz, with which FACT is compared.",
+        rich="up", panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("fact", "the ansatz with s = 1/2"))),
 )

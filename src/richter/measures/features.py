@@ -32,11 +32,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import Interval, Mark, Ref, Remark, SelectionError
+from richter.core import Card, Mark, Ref, Remark, SelectionError
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
 from richter.instrument.statistics import SAMPLE, OfLayer, Rows, Sample
 from richter.instrument.statistics.features import one_hot, paired
-from richter.measures.cards import MINIMUM
+from richter.measures.cards import COUNT, FEATURE_COUNTS, MINIMUM, POSITIVE, UNIT
 from richter.measures.feature_map import FeatureMap as FeatureMap  # its public place is here
 from richter.measures.measure import Measure
 
@@ -298,12 +298,12 @@ def _said(name: str, notes: Iterable[Note], mark: Mark = Mark.EXACT) -> Remark:
     return Remark(mark, "; ".join(note.text for note in notes if name in note.about))
 
 
-def _measure(name: str, **options: Any) -> Measure:
+def _measure(name: str, card: Card) -> Measure:
     """A number of the diagonalised features, with what is to be said of it."""
     def said(d: Diagonal) -> Remark:
         trivial = d.whole.spanned and name in USED  # where the outputs are every function of the examples, each feature is used
         return _said(name, d.whole.remarks, Mark.TRIVIAL if trivial else Mark.EXACT)
-    return Measure(name, attrgetter(f"whole.{name}"), (ANALYSIS,), remark=said, **options)
+    return Measure(name, attrgetter(f"whole.{name}"), (ANALYSIS,), remark=said, card=card)
 
 
 def _kept(d: Diagonal) -> dict[str, Tensor]:
@@ -317,13 +317,28 @@ def _diagonal(sample: Rows | Sample, aside: Rows | Sample | None = None) -> Diag
 
 
 ANALYSIS = OfLayer("feature_analysis", _diagonal, (SAMPLE,), held_out=True)
-UNIT, COUNT, POSITIVE = Interval(0.0, 1.0), Interval(low=1.0), Interval(low=0.0)
 MEASURES = (
-    Measure("kappa_cka", attrgetter("kappa_cka"), (ANALYSIS,), ref=Ref("layerwise", "Def. 2"), bounds=UNIT, arrays=_kept,
-            remark=lambda d: _said("kappa_cka", _notes(d))),
-    _measure("deff_intensity", ref=Ref("layerwise", "Eq. 2.6"), bounds=COUNT),
-    _measure("deff_utilisation", ref=Ref("layerwise", "Eq. 2.5"), bounds=COUNT),
-    _measure("deff_quality", ref=Ref("layerwise", "Eq. 2.3"), bounds=COUNT),
-    _measure("quality_top", ref=Ref("layerwise", "Eq. 2.4"), bounds=POSITIVE),
-    _measure("utilisation_top", ref=Ref("layerwise", "Eq. 2.5"), bounds=POSITIVE),
+    Measure("kappa_cka", attrgetter("kappa_cka"), (ANALYSIS,), arrays=_kept,
+            remark=lambda d: _said("kappa_cka", _notes(d)), card=Card(
+        "distance from minimum features (kappa)",
+        "How far the features are from being the outputs and nothing else: below 0.1 the network has as few as it needs.",
+        rich="down", panel=FEATURE_COUNTS, bounds=UNIT, ref=Ref("layerwise", "Def. 2"))),
+    _measure("deff_intensity", card=Card(
+        "strong features (deff_intensity)",
+        "How many features are strong: near the number of classes where there are as few as can be.",
+        rich="down", panel=FEATURE_COUNTS, bounds=COUNT, ref=Ref("layerwise", "Eq. 2.6"))),
+    _measure("deff_utilisation", card=Card(
+        "used features (deff_utilisation)", "Over how many features the outputs are spread.",
+        rich="down", panel=FEATURE_COUNTS, bounds=COUNT, ref=Ref("layerwise", "Eq. 2.5"))),
+    _measure("deff_quality", card=Card(
+        "features of the target (deff_quality)", "Over how many features the targets are spread.",
+        rich="down", panel=FEATURE_COUNTS, bounds=COUNT, ref=Ref("layerwise", "Eq. 2.3"))),
+    _measure("quality_top", card=Card(
+        "targets in the first features",
+        "The share of the targets that the strongest features hold, as many as there are outputs.",
+        panel=FEATURE_COUNTS, bounds=POSITIVE, ref=Ref("layerwise", "Eq. 2.4"))),
+    _measure("utilisation_top", card=Card(
+        "outputs in the first features",
+        "The share of the outputs' space that the strongest features hold, as many as there are outputs.",
+        rich="up", panel=FEATURE_COUNTS, bounds=POSITIVE, ref=Ref("layerwise", "Eq. 2.5"))),
 )

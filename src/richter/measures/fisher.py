@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from richter.core import Interval, Ref
+from richter.core import Card, Ref
 from richter.instrument.statistics.fisher import FISHER, ROOT, FisherKernel
 from richter.linalg import quotient
+from richter.measures.cards import COUNT, TANGENT, UNIT
 from richter.measures.measure import Measure
 
 
@@ -20,6 +21,12 @@ def fisher_correlation(c: FisherKernel) -> float:
 
 
 MEASURES = (
-    Measure("fisher_stable_rank", fisher_stable_rank, (FISHER,), ROOT, ref=Ref("signal", "App. G.4"), bounds=Interval(low=1.0)),
-    Measure("fisher_correlation", fisher_correlation, (FISHER,), ROOT, ref=Ref("signal", "App. G.5"), bounds=Interval(0.0, 1.0)),
+    Measure("fisher_stable_rank", fisher_stable_rank, (FISHER,), ROOT, card=Card(
+        "stable rank of the Fisher information",
+        "How many directions of a layer's weights change the predicted probabilities: smaller where the network generalises.",
+        rich="down", panel=TANGENT, bounds=COUNT, ref=Ref("signal", "App. G.4"))),
+    Measure("fisher_correlation", fisher_correlation, (FISHER,), ROOT, card=Card(
+        "Fisher correlation",
+        "How much of the labels lies along the largest directions of the Fisher information: small even in trained networks.",
+        panel=TANGENT, bounds=UNIT, ref=Ref("signal", "App. G.5"))),
 )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from richter.core import Card, Interval, Ref, Remark, SelectionError
+from richter.core import Card, Remark, SelectionError
 from richter.instrument.cotangents import Cotangents, as_cotangents, every_output
 from richter.instrument.statistics import Statistic, leaves
 from richter.linalg import quotient as quotient
 from richter.measures import DEFAULT, catalogue
 
-ANYWHERE = Interval()
+UNTITLED = Card("")
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Measure:
     compute: Callable[..., float]  # of the statistics in `needs`, in their order
     needs: tuple[Statistic, ...]
     cotangents: Cotangents = every_output
-    ref: Ref | None = None
-    bounds: Interval = ANYWHERE
     remark: Callable[..., Remark] | None = None  # of the same statistics: what must be said beside the value
-    card: Card | None = None  # what people read about it; a shipped one's is in cards.py
+    card: Card = UNTITLED  # what people read about it: title (its name if there is none), sentence, reference, bounds
     arrays: Callable[..., Mapping[str, Tensor]] | None = None  # of the same statistics: matrices kept beside the number
     batched: bool = False  # does ``compute`` also take statistics whose numbers have a leading axis of groups?
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cotangents", as_cotangents(self.cotangents))  # a plain function of (f, y) is some too
+        if not self.card.title:
+            object.__setattr__(self, "card", replace(self.card, title=self.name))
 
     @property
     def of_kernels(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from richter.core import Interval, Mark, Ref, Remark
+from richter.core import Card, Interval, Mark, Ref, Remark
 from richter.core.values import ASSUMED_LOSS
 from richter.instrument.statistics import (
     FEATURE_CHANGE,
@@ -19,6 +19,7 @@ from richter.instrument.statistics import (
 )
 from richter.instrument.statistics.outputs import Sizes
 from richter.linalg import quotient
+from richter.measures.cards import ANSWERS, MOVEMENT, POSITIVE, UNIT
 from richter.measures.measure import Measure
 
 FARTHEST = 3.0  # of the magnitude, on both sides
@@ -97,16 +98,31 @@ def rms(s: Sizes) -> float:
     return math.sqrt(s.square)
 
 
-POSITIVE = Interval(low=0.0)
 MEASURES = (
-    Measure("linearisation_gap", gap, (LINEARISATION,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(0.0, 1.0), remark=rounded),
-    Measure("magnitude", magnitude, (LINEARISATION,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(-3.0, 3.0), remark=clipped),
-    Measure("feature_change_cka", largest, (FEATURE_CHANGE,), ref=Ref("cka", "Sec. 3"), bounds=Interval(0.0, 2.0),
-            remark=partial),
-    Measure("function_change", ratio, (FUNCTION_CHANGE,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE,
-            remark=rescaled),
-    Measure("probe_loss", loss, (OUTPUTS,), ref=Ref("lazy", "Sec. 1"), remark=assumed),
-    Measure("probe_accuracy", accuracy, (OUTPUTS,), ref=Ref("lazy", "Sec. 1"), bounds=Interval(0.0, 1.0)),
-    Measure("output_spread", spread, (SPREAD,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),
-    Measure("output_rms", rms, (SPREAD,), ref=Ref("lazy", "Sec. 1"), bounds=POSITIVE),
+    Measure("magnitude", magnitude, (LINEARISATION,), remark=clipped, card=Card(
+        "magnitude",
+        "log10(G / (1 - G)) of the linearisation gap G: positive when richer, negative when lazier, a unit for a factor of about "
+        "ten in the scale of the outputs.",
+        rich="up", panel=MOVEMENT, bounds=Interval(-3.0, 3.0), ref=Ref("lazy", "Sec. 1"))),
+    Measure("linearisation_gap", gap, (LINEARISATION,), remark=rounded, card=Card(
+        "linearisation gap (G)",
+        "The share of what the network did that is not in its linearisation: 0 exactly lazy, towards 1 rich.",
+        rich="up", panel=MOVEMENT, bounds=UNIT, whole=True, ref=Ref("lazy", "Sec. 1"))),
+    Measure("feature_change_cka", largest, (FEATURE_CHANGE,), remark=partial, card=Card(
+        "feature change (F)", "How far what the layers read has turned since initialisation, in the layer where it turned most.",
+        rich="up", panel=MOVEMENT, bounds=Interval(0.0, 2.0), ref=Ref("cka", "Sec. 3"))),
+    Measure("function_change", ratio, (FUNCTION_CHANGE,), remark=rescaled, card=Card(
+        "change of a layer's function",
+        "What the change of a layer's weights does to its output, relative to what its initial weights do: 0 if it is frozen.",
+        rich="up", typical=Interval(0.15, 1.0), panel=MOVEMENT, bounds=POSITIVE, ref=Ref("lazy", "Sec. 1"))),
+    Measure("probe_loss", loss, (OUTPUTS,), remark=assumed, card=Card(
+        "loss on the probe", "The loss of the probe's examples.", panel=ANSWERS, ref=Ref("lazy", "Sec. 1"))),
+    Measure("probe_accuracy", accuracy, (OUTPUTS,), card=Card(
+        "accuracy on the probe", "The share of the probe's labels that have the largest output.", panel=ANSWERS, bounds=UNIT,
+        whole=True, ref=Ref("lazy", "Sec. 1"))),
+    Measure("output_spread", spread, (SPREAD,), card=Card(
+        "spread of outputs", "How far outputs differ from example to example: near 0 the network has collapsed.", panel=ANSWERS,
+        bounds=POSITIVE, ref=Ref("lazy", "Sec. 1"))),
+    Measure("output_rms", rms, (SPREAD,), card=Card(
+        "size of outputs", "The root mean square of the outputs.", panel=ANSWERS, bounds=POSITIVE, ref=Ref("lazy", "Sec. 1"))),
 )

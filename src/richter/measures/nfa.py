@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from richter.core import Interval, Mark, Ref, Remark
+from richter.core import Card, Mark, Ref, Remark
 from richter.instrument.statistics import (
     AGOP,
     CENTRED_AGOP,
@@ -23,6 +23,7 @@ from richter.instrument.statistics import (
     Pair,
 )
 from richter.linalg import quotient
+from richter.measures.cards import CORRELATIONS, COSINE, LEARNED, POSITIVE, UNIT
 from richter.measures.measure import Measure
 
 
@@ -73,19 +74,43 @@ def both(p: Pair) -> dict[str, Tensor]:
     return {"nfm": p.F.dense(), "agop": p.G.dense()}
 
 
-UNIT = Interval(0.0, 1.0)
 MEASURES = (
-    Measure("nfc", correlation, (NFM_AND_AGOP,), ref=Ref("nfa", "Eq. (NFC)"), bounds=UNIT, remark=trivial, arrays=both),
-    Measure("cnfc", correlation, (CENTRED_PAIR,), ref=Ref("nfa", "Eq. (C-NFC)"), bounds=UNIT, remark=trivial),
-    Measure("double_centred_nfc", correlation, (DOUBLE_CENTRED_PAIR,), ref=Ref("nfa", "App. D"), bounds=UNIT),
-    Measure("ptk_centred_nfc", correlation, (PTK_CENTRED_PAIR,), ref=Ref("nfa", "App. D"), bounds=UNIT),
-    Measure("c_uc_ratio", energy_ratio, (CENTRED_PAIR, NFM_AND_AGOP), ref=Ref("nfa", "Fig. 4"), bounds=Interval(low=0.0)),
-    Measure("dc_c_ratio", energy_ratio, (DOUBLE_CENTRED_PAIR, CENTRED_PAIR), ref=Ref("nfa", "Fig. 5"),
-            bounds=Interval(low=0.0)),
-    Measure("weight_change", relative_change, (OWN_CHANGE, OWN_WEIGHT), ref=Ref("nfa", "Fig. 14"), bounds=Interval(low=0.0)),
-    Measure("nfc_pearson", pearson, (NFM, AGOP), ref=Ref("nfa", "App. L"), bounds=Interval(-1.0, 1.0)),
-    Measure("cnfc_pearson", pearson, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "App. L"), bounds=Interval(-1.0, 1.0)),
-    Measure("nfc_diagonal", diagonal_pearson, (NFM, AGOP), ref=Ref("nfa", "Fig. 16"), bounds=Interval(-1.0, 1.0)),
-    Measure("cnfc_diagonal", diagonal_pearson, (CENTRED_NFM, CENTRED_AGOP), ref=Ref("nfa", "Fig. 16"),
-            bounds=Interval(-1.0, 1.0)),
+    Measure("nfc", correlation, (NFM_AND_AGOP,), remark=trivial, arrays=both, card=Card(
+        "feature correlation (nfc)", "How far the weights amplify the directions that the outputs use; 1: exactly those.",
+        rich="up", panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("nfa", "Eq. (NFC)"))),
+    Measure("cnfc", correlation, (CENTRED_PAIR,), remark=trivial, card=Card(
+        "centred feature correlation (cnfc)", "How far what training added to the weights points where the outputs look.",
+        rich="up", panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("nfa", "Eq. (C-NFC)"))),
+    Measure("double_centred_nfc", correlation, (DOUBLE_CENTRED_PAIR,), card=Card(
+        "doubly centred (double_centred_nfc)",
+        "How far the change of the weights aligns with the change of what the outputs ask of the layer.",
+        panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("nfa", "App. D"))),
+    Measure("ptk_centred_nfc", correlation, (PTK_CENTRED_PAIR,), card=Card(
+        "gradient-centred (ptk_centred_nfc)", "How the initial weights stand to what the outputs newly ask of the layer.",
+        panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("nfa", "App. D"))),
+    Measure("c_uc_ratio", energy_ratio, (CENTRED_PAIR, NFM_AND_AGOP), card=Card(
+        "share learned (c_uc_ratio)",
+        "The share of the correlation that the learned part of the weights carries: near 0 it is that of the initial ones.",
+        rich="up", panel=LEARNED, bounds=POSITIVE, ref=Ref("nfa", "Fig. 4"))),
+    Measure("dc_c_ratio", energy_ratio, (DOUBLE_CENTRED_PAIR, CENTRED_PAIR), card=Card(
+        "doubly centred share (dc_c_ratio)",
+        "The share of the centred correlation that the change of what is asked carries: small early, relevant late.",
+        panel=LEARNED, bounds=POSITIVE, ref=Ref("nfa", "Fig. 5"))),
+    Measure("weight_change", relative_change, (OWN_CHANGE, OWN_WEIGHT), card=Card(
+        "weights moved |W-W0|/|W|", "How far the weights have moved, relative to their norm now.",
+        rich="up", panel=LEARNED, bounds=POSITIVE, ref=Ref("nfa", "Fig. 14"))),
+    Measure("nfc_pearson", pearson, (NFM, AGOP), card=Card(
+        "Pearson of entries (nfc_pearson)",
+        "The feature correlation after subtracting the mean of all entries, the convention of some published code.",
+        rich="up", panel=CORRELATIONS, bounds=COSINE, ref=Ref("nfa", "App. L"))),
+    Measure("cnfc_pearson", pearson, (CENTRED_NFM, CENTRED_AGOP), card=Card(
+        "centred, Pearson (cnfc_pearson)", "The centred feature correlation after subtracting the mean of all entries.",
+        rich="up", panel=CORRELATIONS, bounds=COSINE, ref=Ref("nfa", "App. L"))),
+    Measure("nfc_diagonal", diagonal_pearson, (NFM, AGOP), card=Card(
+        "correlation of diagonals (nfc_diagonal)", "Whether the weights and the outputs weigh the input coordinates alike.",
+        rich="up", panel=CORRELATIONS, bounds=COSINE, ref=Ref("nfa", "Fig. 16"))),
+    Measure("cnfc_diagonal", diagonal_pearson, (CENTRED_NFM, CENTRED_AGOP), card=Card(
+        "centred, diagonals (cnfc_diagonal)",
+        "Whether what training added to the weights and the outputs weigh the input coordinates alike.",
+        rich="up", panel=CORRELATIONS, bounds=COSINE, ref=Ref("nfa", "Fig. 16"))),
 )

@@ -19,9 +19,10 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from richter.core import Interval, Ref, SelectionError
+from richter.core import Card, Ref, SelectionError
 from richter.instrument.statistics import MATRIX, Derived
 from richter.linalg import quotient
+from richter.measures.cards import COUNT, RANKS
 from richter.measures.measure import Measure
 
 SHARE = 0.1  # of the largest singular value: a smaller one does not count
@@ -60,7 +61,12 @@ def rank_of_weights(s: Float[Tensor, " r"]) -> float:
 
 SINGULAR_VALUES = Derived("singular_values", singular_values, (MATRIX,))
 MEASURES = (
-    Measure("stable_rank_of_weights", stable_rank_of_weights, (SINGULAR_VALUES,), ref=Ref("escape", "Thm. 3.1"),
-            bounds=Interval(low=1.0)),
-    Measure("rank_of_weights", rank_of_weights, (SINGULAR_VALUES,), ref=Ref("escape", "Thm. 3.1"), bounds=Interval(low=1.0)),
+    Measure("stable_rank_of_weights", stable_rank_of_weights, (SINGULAR_VALUES,), card=Card(
+        "stable rank of the weights",
+        "Over how many directions the weights of a layer are spread, each counted by its square relative to the largest: 1 if "
+        "they have one.",
+        rich="down", panel=RANKS, bounds=COUNT, ref=Ref("escape", "Thm. 3.1"))),
+    Measure("rank_of_weights", rank_of_weights, (SINGULAR_VALUES,), card=Card(
+        "rank of the weights", "How many singular values of a layer's weights are at least a tenth of the largest.",
+        rich="down", panel=RANKS, bounds=COUNT, ref=Ref("escape", "Thm. 3.1"))),
 )

@@ -46,7 +46,7 @@ def say_why(ax: Axes, notes: Iterable[str]) -> None:
 
 def shows_whole_range(card: Card, low: float, high: float) -> bool:
     """Does the axis of a measure show its whole range? If its card says so, and values from ``low`` to ``high`` lie in it."""
-    return card.whole and math.isfinite(card.range.low + card.range.high) and low in card.range and high in card.range
+    return card.whole and math.isfinite(card.bounds.low + card.bounds.high) and low in card.bounds and high in card.bounds
 
 
 def same_height(axes: Sequence[Axes]) -> None:

@@ -30,7 +30,7 @@ def limits_of(grids: Iterable[Grid], card: Card) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
     if shows_whole_range(card, low, high):
-        return card.range.low, card.range.high
+        return card.bounds.low, card.bounds.high
     low = 0.0 if 0 <= low < 0.6 * high else low
     return (low, high) if high > low else (low - 0.5 * abs(low) - 1e-12, high + 0.5 * abs(high) + 1e-12)
 

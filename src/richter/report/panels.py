@@ -113,7 +113,7 @@ def _heights(ax: Axes, lines: Sequence[Line], card: Card) -> None:
     values, errors = (np.concatenate([getattr(line, c) for line in lines]) for c in ("value", "error"))
     low, high = float(values.min()), float(values.max())
     if shows_whole_range(card, low, high):
-        ax.set_ylim(card.range.low, card.range.high + 0.02 * (card.range.high - card.range.low))
+        ax.set_ylim(card.bounds.low, card.bounds.high + 0.02 * (card.bounds.high - card.bounds.low))
         return
     typical = float(np.quantile(errors[np.isfinite(errors)], 0.8)) if np.isfinite(errors).any() else 0.0
     band = min(typical, high - low) if high > low else 1.5 * typical
