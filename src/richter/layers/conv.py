@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from richter.layers import LinearMap, View, register
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
@@ -33,20 +36,9 @@ def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: 
     return unfolded.view(n, math.prod(space), channels * math.prod(size))
 
 
-def patches(m: nn.Module, x: Tensor) -> Tensor:
-    """What each output position of the convolution reads, [n, positions, channels * prod(size)]."""
-    assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    if x.dim() == len(m.kernel_size) + 1:
-        x = x.unsqueeze(0)
-    pad = m._reversed_padding_repeated_twice
-    if any(pad):  # also what padding="same" comes to
-        x = F.pad(x, pad, mode="constant" if m.padding_mode == "zeros" else m.padding_mode)
-    return unfold(x, m.kernel_size, m.stride, m.dilation)
-
-
 def convolved(m: nn.Module, x: Tensor, w: Tensor) -> Tensor:
     """The convolution of what the layer read with another matrix."""
-    assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    assert isinstance(m, CONVOLUTIONS)
     return m._conv_forward(x, w.reshape(-1, m.in_channels // m.groups, *m.kernel_size), None)
 
 
@@ -57,8 +49,9 @@ def pixels(z: Tensor, axes: int) -> Tensor:
     return z.flatten(2).transpose(1, 2)
 
 
-def convolution(size: tuple[int, ...], stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> LinearMap:
-    """The map of a call of F.conv1d, F.conv2d or F.conv3d with these arguments."""
+def convolution(size: tuple[int, ...], stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+                mode: str = "constant", apply: Callable[..., Tensor] | None = None) -> LinearMap:
+    """The map of a call of F.conv1d, F.conv2d or F.conv3d with these arguments. Each patch is one input."""
     axes = len(size)
     stride, dilation = _each(stride, axes), _each(dilation, axes)
     if isinstance(padding, str):
@@ -70,7 +63,7 @@ def convolution(size: tuple[int, ...], stride: Any = 1, padding: Any = 0, dilati
 
     def inputs(m: nn.Module, x: Tensor) -> Tensor:
         x = x.unsqueeze(0) if x.dim() == axes + 1 else x
-        u = unfold(F.pad(x, pad) if any(pad) else x, size, stride, dilation)
+        u = unfold(F.pad(x, pad, mode=mode) if any(pad) else x, size, stride, dilation)
         return u if groups == 1 else u.unflatten(2, (groups, -1))
 
     def outputs(m: nn.Module, z: Tensor) -> Tensor:
@@ -78,7 +71,7 @@ def convolution(size: tuple[int, ...], stride: Any = 1, padding: Any = 0, dilati
         return u if groups == 1 else u.unflatten(2, (groups, -1))
 
     return LinearMap(lambda m, w: w.flatten(1) if groups == 1 else w.reshape(groups, len(w) // groups, -1), inputs, outputs,
-                     "dense" if groups == 1 else "grouped")
+                     "dense" if groups == 1 else "grouped", apply=apply)
 
 
 def _each(number: Any, axes: int) -> tuple[int, ...]:
@@ -88,17 +81,10 @@ def _each(number: Any, axes: int) -> tuple[int, ...]:
 
 
 def view(name: str, m: nn.Module) -> View:
-    assert isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    axes, r = len(m.kernel_size), m.groups
-    if r == 1:
-        return {"": LinearMap(matrix=lambda m, w: w.flatten(1), inputs=patches, outputs=lambda m, z: pixels(z, axes),
-                              apply=convolved)}
-    return {"": LinearMap(
-        matrix=lambda m, w: w.reshape(r, w.shape[0] // r, -1),
-        inputs=lambda m, x: patches(m, x).unflatten(2, (r, -1)),
-        outputs=lambda m, z: pixels(z, axes).unflatten(2, (r, -1)),
-        kind="grouped", apply=convolved)}
+    assert isinstance(m, CONVOLUTIONS)
+    mode = "constant" if m.padding_mode == "zeros" else m.padding_mode
+    return {"": convolution(m.kernel_size, m.stride, m.padding, m.dilation, m.groups, mode, convolved)}
 
 
-for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+for kind in CONVOLUTIONS:
     register(kind, view)

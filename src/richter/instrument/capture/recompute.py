@@ -253,8 +253,8 @@ def _never(_: Any) -> Tensor:
 
 
 class Blocks:
-    """Around a forward pass: what the modules of these names compute is not kept but computed again. ``recorded()`` is called
-    when a block begins, and its result when the block has ended: that gives what stands around the block when it runs again."""
+    """Around a forward pass: what modules of these names compute is not kept but computed again. ``recorded()`` is called when
+    a block begins, and its result when the block has ended: that gives what stands around the block when it runs again."""
 
     def __init__(self, state: State, names: Collection[str], recorded: Callable[[], Callable[[], Again]] | None) -> None:
         self.state, self.names = state, names
@@ -346,18 +346,20 @@ class Weight(NamedTuple):
     light: int = 0
 
 
-@dataclass
-class _Call:
-    """Of a module that has parts."""
+@dataclass(eq=False)
+class ModuleCall:
+    """One call of a module that has parts."""
 
     name: str
-    outer: int  # the call that it is part of; -1: of the model
+    outer: tuple[ModuleCall, ...]  # the calls that it is part of, the innermost last
     given: set[Place]
     versions: list[tuple[weakref.ref[Tensor], int]]  # of what it is given
     written: bool = False  # was that changed in place? Then it cannot run again
+    inside: set[Place] = field(default_factory=set)  # that it keeps
+    size: int = 0  # of these, in bytes
 
     def look(self) -> None:
-        """At what it is given, as long as that is there."""
+        """Look at what it is given, as long as that is there."""
         given = [(ref, version, t) for ref, version in self.versions if (t := ref()) is not None]
         self.written |= any(t._version != version for _, version, t in given)
         self.versions = [(ref, version) for ref, version, _ in given]
@@ -371,10 +373,10 @@ class Scale:
         self.model, self.hold = model, hold
         self._weights = {StorageWeakRef(t.untyped_storage()) for t in state.values() if t.layout is torch.strided}
         self._sizes: dict[Place, int] = {}
-        self._saved: list[tuple[Place, int]] = []  # and the innermost call that keeps it
-        self._calls: list[_Call] = []
-        self._running: list[int] = []
-        self._given: list[_Call] = []  # those of which something that they were given is still there
+        self._saved: list[tuple[Place, tuple[ModuleCall, ...]]] = []  # and the calls that keep it
+        self._calls: list[ModuleCall] = []
+        self._running: tuple[ModuleCall, ...] = ()
+        self._given: list[ModuleCall] = []  # those of which something that they were given is still there
         self._open = True
         self._stack = contextlib.ExitStack()
 
@@ -397,23 +399,24 @@ class Scale:
 
     def _begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        self._calls.append(_Call(name, self._running[-1] if self._running else -1, set(self._placed(given)),
-                                 [(weakref.ref(t), t._version) for t in given]))
-        self._running.append(len(self._calls) - 1)
-        self._given.append(self._calls[-1])
+        call = ModuleCall(name, self._running, set(self._placed(given)), [(weakref.ref(t), t._version) for t in given])
+        self._running += (call,)
+        self._calls.append(call)
+        self._given.append(call)
 
     def _end(self, name: str | None, *_: Any) -> None:
         """A module has ended, by an error too, which the model may catch. ``name``: of one that has parts."""
         for call in self._given:
             call.look()
         self._given = [call for call in self._given if call.versions]
-        if any(self._calls[i].name == name for i in self._running):
-            while self._calls[self._running.pop()].name != name:
-                pass
+        for call in reversed(self._running):
+            if call.name == name:
+                self._running = call.outer
+                break
 
     def _save(self, t: Tensor) -> Tensor | None:
         for place in self._placed([t]):
-            self._saved.append((place, self._running[-1] if self._running else -1))
+            self._saved.append((place, self._running))
         return t.detach() if self.hold else None  # kept as it is by the operation that made it, it would never be let go
 
     def _look(self, t: Tensor | None) -> Tensor:
@@ -435,42 +438,24 @@ class Scale:
         return sum(self._sizes[place] for place in places)
 
     def weight(self, reads: Iterable[Tensor]) -> Weight:
-        """Of the pass, in which maps have read these, which are kept in any case."""
-        held = set(self._placed(reads))
-        total = self._size({place for place, _ in self._saved})
-        inside: dict[int, set[Place]] = {i: set() for i in range(len(self._calls))}
-        for place, call in self._saved:
-            while call >= 0:
-                inside[call].add(place)
-                call = self._calls[call].outer
-        sizes = {call: self._size(places) for call, places in inside.items()}
+        """The weight of the pass, in which maps have read these, which are kept in any case."""
+        held, total = set(self._placed(reads)), self._size({place for place, _ in self._saved})
+        for place, running in self._saved:
+            for call in running:
+                call.inside.add(place)
+        for call in self._calls:
+            call.size = self._size(call.inside)
         best, least = Weight(total), PAYS * total
         written = {call.name for call in self._calls if call.written}
         for limit in (total / 2 ** k for k in range(HALVINGS)):
-            names = {self._calls[i].name for i in sizes if sizes[i] <= limit and self._outermost(i, sizes, limit)}
-            names -= written
-            light = self._light(names, held, sizes)
+            names = {c.name for c in self._calls if c.size <= limit and not (c.outer and c.outer[-1].size <= limit)} - written
+            light = self._light(names, held)
             if light < least:
                 least, best = light, Weight(total, tuple(sorted(names)), light)
         return best
 
-    def _outermost(self, call: int, sizes: dict[int, int], limit: float) -> bool:
-        outer = self._calls[call].outer
-        return outer < 0 or sizes[outer] > limit
-
-    def _light(self, names: Collection[str], held: Collection[Place], sizes: dict[int, int]) -> int:
-        """Bytes of a pass in which these blocks are computed anew."""
-        kept = set(held)
-        for place, call in self._saved:
-            if not any(self._calls[i].name in names for i in self._upwards(call)):
-                kept.add(place)
-        blocks = [i for i, c in enumerate(self._calls)
-                  if c.name in names and not any(self._calls[k].name in names for k in self._upwards(c.outer))]
-        for i in blocks:
-            kept |= self._calls[i].given
-        return self._size(kept) + max((sizes[i] for i in blocks), default=0)
-
-    def _upwards(self, call: int) -> Iterator[int]:
-        while call >= 0:
-            yield call
-            call = self._calls[call].outer
+    def _light(self, names: Collection[str], held: Collection[Place]) -> int:
+        """Bytes of a pass in which these blocks are computed anew, with the insides of the largest one."""
+        blocks = [call for call in self._calls if call.name in names and not any(c.name in names for c in call.outer)]
+        outside = (place for place, running in self._saved if not any(call.name in names for call in running))
+        return self._size({*held, *outside}.union(*(block.given for block in blocks))) + max((b.size for b in blocks), default=0)

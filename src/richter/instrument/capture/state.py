@@ -197,15 +197,22 @@ def arguments(model: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def pick(returned: Any, output: Output | None = None) -> Tensor:
-    """The tensor that counts as the model's output, from what its forward returned."""
+    """The tensor that counts as the model's output, from what its forward returned; ``output`` is the user's own function."""
     if output is not None:
-        return _chosen(returned, output)
+        if not callable(output):
+            raise SelectionError(f"output={output!r}: a function that picks the tensor is needed, e.g. output=lambda out: "
+                                 f"out['logits'].")
+        f = output(returned)
+        if not isinstance(f, Tensor):
+            raise SelectionError(f"output= returned {type(f).__name__}, not a tensor. "
+                                 f"Return one floating point tensor with the examples first.")
+        return f
     if isinstance(returned, Tensor):
         return returned
     if isinstance(returned, Mapping):
+        tensors = [v for v in returned.values() if isinstance(v, Tensor)]
         if isinstance(returned.get("logits"), Tensor):
             return returned["logits"]
-        tensors = [v for v in returned.values() if isinstance(v, Tensor)]
         if len(tensors) == 1:
             return tensors[0]
         raise SelectionError(f"the model returned a dict with {sorted(map(str, returned))}, and which of them is the output "
@@ -221,18 +228,6 @@ def outputs_of(model: nn.Module, x: Inputs, output: Output | None = None) -> Ten
     args, kwargs = arguments(model, x)
     with torch.no_grad():
         return pick(model(*args, **kwargs), output)
-
-
-def _chosen(returned: Any, output: Output) -> Tensor:
-    """What the user's own function picks."""
-    if not callable(output):
-        raise SelectionError(f"output={output!r}: a function that picks the tensor is needed, e.g. output=lambda out: "
-                             f"out['logits'].")
-    f = output(returned)
-    if not isinstance(f, Tensor):
-        raise SelectionError(f"output= returned {type(f).__name__}, not a tensor. "
-                             f"Return one floating point tensor with the examples first.")
-    return f
 
 
 def check_finite(f: Tensor) -> None:
