@@ -46,8 +46,8 @@ Layers = str | Sequence[str] | Callable[[str], bool] | None  # names or patterns
 
 class Measurement:
     """A model on a probe, to be measured again and again; options are those of ``measure``. The survey and the plan, which depend
-    on the architecture alone, are made once. ``errors=False`` leaves out standard errors, multiplies in the model's own precision,
-    and does not survey a plain model again while its modules are the same."""
+    on the architecture alone, are made once. ``errors=False`` leaves out standard errors, multiplies in the model's own
+    precision, and does not survey a plain model again while its modules are the same."""
 
     def __init__(self, model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, *,
                  initial: Mapping[str, Tensor] | None = None, cotangents: Cotangents | Function | None = None,
@@ -547,6 +547,8 @@ class Observer:
         if self.writer is not None:
             snap = replace(snap, arrays={})  # they are on disk
         others = [s for s in self.snapshots if s.step != snap.step]  # a step that is measured again replaces
+        if len(others) < len(self.snapshots):
+            self._record.look_back(snap.step, self.snapshots[-1].step)
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
 
