@@ -37,11 +37,10 @@ def _unchecked(*names: str) -> list[ModuleType]:
         sys.modules.update(checked)
 
 
-core, snapshot, runs, arrays, sql, formats, contents, sums, lock, writing, proving = _unchecked(
-    "core", "instrument.snapshot", "runs", "runs.format", "runs.sql", "runs.sql_formats", "runs.sqlite", "runs.blocks",
-    "runs.place", "runs.writer", "runs.format")
+core, snapshot, runs, arrays, sqlite, lock, writing = _unchecked(
+    "core", "instrument.snapshot", "runs", "runs.format", "runs.sqlite", "runs.place", "runs.writer")
 Mark, Row, SelectionError, StoreError, Snapshot = core.Mark, core.Row, core.SelectionError, core.StoreError, snapshot.Snapshot
-proving.revision = lambda: None  # no look at git for each of a thousand runs
+arrays.revision = lambda: None  # no look at git for each of a thousand runs
 NAN = math.nan
 DATA = Path(__file__).parent / "data"
 
@@ -79,34 +78,33 @@ def sealed(db: Path) -> None:
     with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as connection:
         connection.text_factory = plain
         tallies = {}
-        for table in ("chunks", *contents.COLUMNS):
-            names = contents.CHUNK if table == "chunks" else contents.COLUMNS[table][0]
+        for table in ("chunks", *sqlite.COLUMNS):
+            names = sqlite.CHUNK if table == "chunks" else sqlite.COLUMNS[table][0]
             if ", body" in names:
                 blob = "data" if table == "chunks" else "bytes"
                 for number, data in connection.execute(f"SELECT id, {blob} FROM {table}").fetchall():
-                    body = sums.data_sum(data) if isinstance(data, bytes) else None if table == "arrays" else 0
+                    body = sqlite.data_sum(data) if isinstance(data, bytes) else None if table == "arrays" else 0
                     connection.execute(f"UPDATE {table} SET body = ? WHERE id = ?", (body, number))
             rows = connection.execute(f"SELECT {names} FROM {table} ORDER BY id").fetchall()
             if table == "chunks":
-                tips = {number: sum(sums.row_sum(table, *row) for row in rows if row[0] >> 32 == number)
+                tips = {number: sum(sqlite.row_sum(table, *row) for row in rows if row[0] >> 32 == number)
                         for number in {row[0] >> 32 for row in rows}}
                 for number, tip in tips.items():
                     signed = (tip + 2 ** 63) % 2 ** 64 - 2 ** 63
                     connection.execute("UPDATE series SET tip = ? WHERE id = ?", (signed, number))
                 continue
-            tallies[table] = sums.Tally()
-            for row in rows:
-                total = sums.row_sum(table, *row)
+            totals = [sqlite.row_sum(table, *row) for row in rows]
+            for row, total in zip(rows, totals, strict=True):
                 connection.execute(f"UPDATE {table} SET sum = ? WHERE id = ?", (total, row[0]))
-                tallies[table] = tallies[table].plus(total)
+            tallies[table] = len(rows), sum(totals) % 2 ** 64
         with contextlib.suppress(TypeError, ValueError, StoreError):
             bodies = [data for _, data in connection.execute("SELECT id, data FROM recent ORDER BY id").fetchall()][:-1]
-            ((end,),) = connection.execute(f"SELECT data FROM recent WHERE id = {contents.TAIL}").fetchall()
-            tail = sums.Tail.empty(sums.Tail.unpacked(end).base)
+            ((end,),) = connection.execute(f"SELECT data FROM recent WHERE id = {sqlite.TAIL}").fetchall()
+            tail = sqlite.Tail.empty(sqlite.Tail.unpacked(end).base)
             for body in bodies:
                 tail = tail.after(body)
-            connection.execute(f"UPDATE recent SET data = ? WHERE id = {contents.TAIL}", (tail.packed(),))
-        connection.execute("UPDATE ledger SET data = ?", (sums.Ledger(tallies, 0).packed(),))
+            connection.execute(f"UPDATE recent SET data = ? WHERE id = {sqlite.TAIL}", (tail.packed(),))
+        connection.execute("UPDATE ledger SET data = ?", (sqlite.Ledger(tallies, 0).packed(),))
 
 
 def answer(db: Path, question: str) -> list[Any]:

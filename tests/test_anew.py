@@ -187,7 +187,7 @@ def test_a_graph_without_room_takes_less(monkeypatch: pytest.MonkeyPatch, measur
     for a, b in zip(found[0].rows, usual.rows, strict=True):
         assert a.value == pytest.approx(b.value, rel=1e-5, nan_ok=True)  # in other chunks, single precision
     plans = [richter.plan(model, probe, measures, initial=initial, memory=memory) for memory in (least, "1GiB")]
-    assert [plan.anew for plan in plans] == [12, 0]
+    assert [plan.checkpoints for plan in plans] == [12, 0]
     assert ["12 blocks of the model are computed again for every backward pass" in str(plan) for plan in plans] == [True, False]
     assert (plans[0].passes > plans[1].passes) == (measures in (["nfc"], ["linearisation_gap"]))  # kernels are had otherwise
     monkeypatch.setattr(anew, "PAYS", 0.0)

@@ -16,6 +16,7 @@ from scipy.optimize import brentq
 
 from richter import kernels
 from richter.core import SelectionError
+from richter.linalg import power_law_interval
 
 with install_import_hook("richter.kernels.dynamics", "checker.typechecked"):
     from richter.kernels import dynamics
@@ -177,7 +178,7 @@ def test_the_interval_of_an_exponent_covers() -> None:
     for _ in range(100):
         noise = np.convolve(draw.standard_normal(320), np.ones(21) / 21, "valid") * 0.5
         values = k**-1.3 * np.exp(noise)
-        law = kernels.spectra.power_law_interval(values, first=1, last=300)
+        law = power_law_interval(values, first=1, last=300)
         covered += law.low <= 1.3 <= law.high
         fit, cov = np.polyfit(np.log(k), np.log(np.sort(values)[::-1]), 1, cov=True)
         naive += abs(fit[0] + 1.3) < 1.96 * math.sqrt(cov[0, 0])

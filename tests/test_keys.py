@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -293,3 +294,13 @@ def test_other_code_is_another_result(tmp_path: Path, monkeypatch: pytest.Monkey
     running.start(other, tmp_path)
     running.start(other, tmp_path)  # whether it starts is seen each time
     assert worked() == 8
+
+
+def test_what_has_moved_is_named_as_before() -> None:
+    """Each new name leads to something, and a digest names its first place."""
+    for now, before in keys.MOVED.items():
+        module, _, name = now.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), now
+        codes = [keys._read(f"from {path.rpartition('.')[0]} import {name}\nX = {name}()\n".encode()).statements[0].code
+                 for path in (now, before)]
+        assert codes[0] == codes[1]

@@ -23,8 +23,8 @@ from richter.instrument.capture import quiet, state_of
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.statistics import Factor, FeatureMatrix, egop
 from richter.instrument.statistics import moments as bases
-from richter.instrument.stream import LayerCapture, covariance, record
-from richter.instrument.survey import Bench, survey
+from richter.instrument.stream import Chunk, LayerCapture, covariance
+from richter.instrument.survey import Network, survey
 from richter.measures import catalogue
 from richter.measures.nfa import diagonal_pearson, pearson
 from test_linalg import with_spectrum
@@ -346,8 +346,8 @@ def captured(model: nn.Module, x: Tensor, name: str) -> LayerCapture:
         state = state_of(model)
         found = survey(model, x, state)
         asked = lambda f, rows: every_output(f)  # noqa: E731
-        recording = record(Bench(model, x, state), slice(0, len(x)), found, [name])
-        return recording.captures(asked(recording.f, slice(0, len(x))))[name]
+        chunk = Chunk(Network(model, state, found), x, slice(0, len(x)), [name])
+        return chunk.ask(asked(chunk.f, slice(0, len(x))))[name]
 
 
 LAYERS = {"mlp": ["0", "2", "4"], "tall": ["0", "2", "4"], "conv": ["0", "3", "6"], "tokens": ["embed", "readout"]}

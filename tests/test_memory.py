@@ -29,7 +29,7 @@ from richter.instrument.observe import Measurement
 from richter.instrument.statistics import feature_matrices as weights
 from richter.instrument.statistics import frame as passes
 from richter.instrument.statistics import frame as sizes
-from richter.instrument.statistics import journey, moments, outputs
+from richter.instrument.statistics import moments, movement, outputs
 from richter.instrument.statistics import moments as bases
 from richter.instrument.survey import audit, examine
 from richter.kernels import contract as planning
@@ -43,9 +43,9 @@ KEPT = 1.1  # of the bound
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every array counts, as those of a large model do, of which some entries at a time are nothing."""
-    for module in (freed, subjects, examine, journey, moments, outputs, sizes, stages, weights):
+    for module in (freed, subjects, examine, movement, moments, outputs, sizes, stages, weights):
         monkeypatch.setattr(module, "SMALL", 0)
-    for module in (bases, journey, captured_state):
+    for module in (bases, movement, captured_state):
         monkeypatch.setattr(module, "TILE", 2 ** 12)
     monkeypatch.setattr(subjects, "KEPT", 0)
 
@@ -226,11 +226,11 @@ def test_nothing_of_a_chunk_is_held_when_the_next_one_begins(monkeypatch: pytest
     probe = richter.Probe(probe.x, probe.y, chunk=2)
     graphs: list[weakref.ref[Tensor]] = []
     held: list[int] = []
-    real_pass, real_step = passes.Pass._add, journey.Journey._step
+    real_pass, real_step = passes.Pass._add, movement.Journey._step
 
     def add(self: Any, chunk: Any, *rest: Any) -> None:
         held.append(sum(f() is not None for f in graphs))
-        graphs.append(weakref.ref(chunk.recording.run.f))
+        graphs.append(weakref.ref(chunk.run.f))
         real_pass(self, chunk, *rest)
 
     def step(self: Any, *rest: Any) -> None:
@@ -242,10 +242,10 @@ def test_nothing_of_a_chunk_is_held_when_the_next_one_begins(monkeypatch: pytest
         if options.get("record", True):
             graphs.append(weakref.ref(made.f))
         return made
-    real_run = journey.Journey.run
+    real_run = movement.Journey.run
     monkeypatch.setattr(passes.Pass, "_add", add)
-    monkeypatch.setattr(journey.Journey, "_step", step)
-    monkeypatch.setattr(journey.Journey, "run", run)
+    monkeypatch.setattr(movement.Journey, "_step", step)
+    monkeypatch.setattr(movement.Journey, "run", run)
     richter.measure(model, probe, [measure], initial=initial)
     assert held[-4:] == [0] * 4
     assert len(graphs) >= 4

@@ -18,8 +18,7 @@ import richter
 import zoo
 from richter.core import WHOLE, Mark, Row
 from richter.instrument.observe import Measurement
-from richter.instrument.statistics import journey
-from richter.instrument.statistics import movement as pushing
+from richter.instrument.statistics import movement
 from richter.linalg import Rows, debiased_cka
 from richter.measures import MOVEMENT
 
@@ -504,12 +503,12 @@ def test_one_combination_is_enough_where_every_scale_has_an_effect(make: Callabl
     x, y = data(80)
     model, then = trained(make(), 1.0, x, y)
     calls: list[Tensor] = []
-    real = journey.Journey.inner
-    monkeypatch.setattr(journey.Journey, "inner", lambda self, a, b: (calls.append(a), real(self, a, b))[1])
+    real = movement.Journey.inner
+    monkeypatch.setattr(movement.Journey, "inner", lambda self, a, b: (calls.append(a), real(self, a, b))[1])
     values, asked = [], []
-    for clearly in (journey.CLEARLY, math.inf):
+    for clearly in (movement.CLEARLY, math.inf):
         calls.clear()
-        monkeypatch.setattr(journey, "CLEARLY", clearly)
+        monkeypatch.setattr(movement, "CLEARLY", clearly)
         snap = richter.measure(model, richter.Probe(x, y), [LAYER, TURNED], initial=then)
         values.append([r.value for r in snap.rows])
         asked.append(len(calls))
@@ -597,10 +596,30 @@ def test_a_product_that_disagrees_with_the_backward_pass_is_not_used(monkeypatch
     right = richter.measure(model, probe, [GAP], initial=then).value(GAP)
 
     def wrong(*args: Any) -> tuple[Any, Tensor]:
-        run, tangent = pushing.pushed_forward(*args)
+        run, tangent = movement.pushed_forward(*args)
         return run, 1.01 * tangent
-    monkeypatch.setitem(pushing.WAYS, "forward mode", wrong)
+    monkeypatch.setitem(movement.WAYS, "forward mode", wrong)
     assert richter.measure(model, probe, [GAP], initial=then).value(GAP) == pytest.approx(right, rel=1e-9)
+
+
+def test_a_product_that_fails_on_later_examples_costs_no_other_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The change of features was one of the examples before the failure, and nothing said so."""
+    x, y = data(130)
+    model, then = trained(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double(), 0.1, x, y)
+    right = richter.measure(model, richter.Probe(x, y), [TURNED], initial=then).value(TURNED)
+    calls: list[int] = []
+
+    def wrong(*args: Any) -> tuple[Any, Tensor]:
+        run, tangent = movement.pushed_forward(*args)
+        calls.append(len(calls))
+        return run, (1.0 if len(calls) == 1 else 1.01) * tangent
+    monkeypatch.setitem(movement.WAYS, "forward mode", wrong)
+    for _ in range(2):  # one of two blocks is compared in one measurement, the other one in the next
+        calls.clear()
+        snap = richter.measure(model, richter.Probe(x, y), [GAP, TURNED], initial=then)
+        assert math.isnan(snap.value(GAP))
+        assert "on some examples of the probe, forward mode is not" in snap.row(GAP).note
+        assert snap.value(TURNED) == right
 
 
 # ------------------------------------------------------------------------------------------------------- precision, errors

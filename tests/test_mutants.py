@@ -25,8 +25,7 @@ from richter import kernels
 from richter.core import CaptureError, Mark, MixingError
 from richter.instrument import stream, tokens
 from richter.instrument.capture import quiet, state_of
-from richter.instrument.stream import example_gradients
-from richter.instrument.survey import Bench, Survey, SurveyMemo, audit, survey, surveyed
+from richter.instrument.survey import Network, Survey, SurveyMemo, audit, survey, surveyed
 from richter.instrument.survey.memo import Amendments, amended
 from richter.layers.recurrent import recurrent_in_parts, weights_of
 from richter.testing import check_layer
@@ -371,8 +370,7 @@ def amended_survey(model: nn.Module, singly: bool) -> Survey:
         known = survey(model, MANY[:8], state)
         if singly:
             known.maps["a"] = dataclasses.replace(known.maps["a"], layouts=(), rows=())
-        bench, doubt = Bench(model, MANY, state), audit.Doubt(["a"], MANY, 11, "of a test")
-        return amended(known, bench, doubt, Amendments())
+        return amended(Network(model, state, known), audit.Doubt(["a"], MANY, 11, "of a test"), Amendments())
 
 
 def test_what_is_in_doubt_is_looked_at_alone() -> None:
@@ -544,8 +542,8 @@ def test_examples_that_are_differentiated_alone_draw_what_is_their_own() -> None
 
     def gradients(first: int, stop: int) -> Tensor:
         rows = slice(first, stop)
-        bench = Bench(model, X[rows], state)
-        return example_gradients(bench, rows, lambda f, _: f.new_ones(1, *f.shape), ["0.weight"])["0.weight"]
+        chunk = stream.Chunk(Network(model, state), X[rows], rows, (), lambda f, _: f.new_ones(1, *f.shape), ["0.weight"])
+        return chunk.gradients["0.weight"]
 
     with quiet(model, "train"):
         state = state_of(model, copied=())
@@ -556,8 +554,8 @@ def test_all_passes_of_a_chunk_draw_the_same() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double()
     with quiet(model, "train"):
         _, state, known = surveyed(model, X[:8])
-        for chunk in stream.chunks(stream.Source(model, state, known), X, 1, maps=["0"]):
-            assert torch.equal(chunk.outputs, chunk.recording.f)
+        for chunk in stream.chunks(Network(model, state, known), X, 1, maps=["0"]):
+            assert torch.equal(chunk.outputs, chunk.f)
 
 
 # ---------------------------------------------------------------------------------------------------------------- tokens

@@ -226,7 +226,7 @@ def test_the_rare_example_is_named() -> None:
     x[130, 0] = 6.0
     with mock.patch("richter.kernels.ntk.amended", side_effect=amended) as amend:
         richter.kernels.ntk(Rare(0), x)
-    assert [(call.args[2].maps, call.args[2].example) for call in amend.call_args_list] == [(("b",), 130)]
+    assert [(call.args[1].maps, call.args[1].example) for call in amend.call_args_list] == [(("b",), 130)]
 
 
 class Divided(nn.Module):

@@ -22,7 +22,7 @@ import pytest
 
 from richter.core import Failure
 from richter.runs import format as provenance
-from runs_helpers import Row, StoreError, answer, child, ended, known, runs, same, sql, writing
+from runs_helpers import Row, StoreError, answer, child, ended, known, runs, same, sqlite, writing
 
 
 def write_for_ever(folder: str, step: int) -> None:
@@ -35,12 +35,12 @@ def write_for_ever(folder: str, step: int) -> None:
     from richter.core import Row
     from richter.instrument.snapshot import Snapshot
     from richter.runs import format as provenance
-    from richter.runs import sql
+    from richter.runs import sqlite
 
     def acknowledge(what: str) -> None:
         os.write(1, f"{what} {step}\n".encode())
 
-    sql.RECENT, provenance.revision = 40, lambda: None  # rows are moved often
+    sqlite.RECENT, provenance.revision = 40, lambda: None  # rows are moved often
     acknowledge("ready")
     while True:
         with runs.create(folder, resume=True) as run:
@@ -156,9 +156,9 @@ def die_at_each_call(folder: str, begin: int, stride: int) -> None:
     from richter import runs
     from richter.core import Row
     from richter.runs import format as provenance
-    from richter.runs import sql
+    from richter.runs import sqlite
 
-    sql.RECENT, provenance.revision = 20, lambda: None
+    sqlite.RECENT, provenance.revision = 20, lambda: None
     large = np.random.default_rng(0).normal(size=140_000)
 
     def work(pipe: int) -> None:
@@ -303,7 +303,7 @@ def interrupted_at(event: int, work: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_an_interrupt_at_any_call_leaves_the_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     """A cell of a notebook that is stopped and started again: what is written next is kept, by this thread and another."""
-    monkeypatch.setattr(sql, "RECENT", 20)
+    monkeypatch.setattr(sqlite, "RECENT", 20)
     event, came, events = 1, True, []
     with runs.create(tmp_path / "run") as run:
         while came:
@@ -402,7 +402,7 @@ def all_of(run: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("what", WRITES)
 def test_an_interrupt_at_any_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, after: bool) -> None:
     """The write is whole or absent, and all that is acknowledged later is kept."""
-    monkeypatch.setattr(sql, "RECENT", 6)
+    monkeypatch.setattr(sqlite, "RECENT", 6)
     monkeypatch.setattr(provenance, "revision", lambda: None)
     seen: dict[str, tuple[Any, ...]] = {}
 
@@ -471,8 +471,8 @@ def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
     from richter.core import Row
     from richter.instrument.snapshot import Snapshot
     from richter.runs import format as provenance
-    from richter.runs import sql
-    sql.RECENT, provenance.revision = 60, lambda: None
+    from richter.runs import sqlite
+    sqlite.RECENT, provenance.revision = 60, lambda: None
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell has put in the background does not hear it
     draw, acknowledged, heard = random.Random(seed), {k: set() for k in range(3)}, [0, 0, 0]
     numbers: dict[int, int] = {0: threading.get_ident()}
@@ -615,8 +615,8 @@ def write_many(folder: str, rows: int, own: int) -> None:
 
     from richter import runs
     from richter.core import Row
-    from richter.runs import sql
-    sql.RECENT = 500
+    from richter.runs import sqlite
+    sqlite.RECENT = 500
     with runs.create(folder) as run:
         for step in range(rows // 50):
             if step == rows // 100:
@@ -745,7 +745,7 @@ def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
 
 
 def test_a_move_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql, "RECENT", 10)
+    monkeypatch.setattr(sqlite, "RECENT", 10)
     run = runs.create(tmp_path / "run")
     run.rows([Row(0, str(i), "m", i) for i in range(9)])
     with monkeypatch.context() as patch:
@@ -809,8 +809,8 @@ def end_while_another_writes(folder: str) -> None:
 
     from richter import runs
     from richter.core import Row
-    from richter.runs import sql
-    sql.RECENT = 50
+    from richter.runs import sqlite
+    sqlite.RECENT = 50
     run, step = runs.create(folder), [0]
 
     def work() -> None:

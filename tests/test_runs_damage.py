@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runs_helpers import DATA, StoreError, attempted, child, ended, runs, small
+from runs_helpers import StoreError, attempted, child, ended, runs, small
 
 
 def answers(run: Any) -> dict[str, str]:
@@ -30,7 +30,7 @@ def answers(run: Any) -> dict[str, str]:
         return repr([shown(v) for v in value]) if type(value) in (list, tuple) or hasattr(value, "_fields") else repr(value)
 
     asked = {name: partial(getattr, run, name) for name in (
-        "settings", "seeds", "about", "sessions", "failures", "checked", "measures", "layers", "names", "steps", "last", "frame",
+        "settings", "seeds", "about", "sessions", "failures", "measures", "layers", "names", "steps", "last", "frame",
         "scalars", "table", "snapshots", "ends", "arrays", "claims", "figures")}
     asked["curves"] = lambda: run.curves(run.measures, run.layers)
     asked["each array"] = lambda: {(k, n, s): run.array(n, k, s) for k, n, s in run.arrays}
@@ -59,9 +59,8 @@ def write_much(folder: str, part: int) -> None:
     from richter.core import Row
     from richter.instrument.snapshot import Snapshot
     from richter.runs import format as provenance
-    from richter.runs import sql
-    from richter.runs import sqlite as sql_packing
-    sql.RECENT, sql_packing.FEW, provenance.revision = 50, 3, lambda: None
+    from richter.runs import sqlite
+    sqlite.RECENT, sqlite.FEW, provenance.revision = 50, 3, lambda: None
     with runs.create(folder, {"lr": 0.1, "text": "x" * 3000}, seeds={"data": 1}, resume=True) as run:
         for step in range(20 * part, 20 * part + 20):
             rows = [Row(step, f"layer {i}", f"measure {j}", step + i / 8 + j, 0.5 if j else float("nan"), f"note {step % 7}" * i)
@@ -303,9 +302,3 @@ def test_a_damaged_run_is_not_written_on(tmp_path: Path) -> None:
             refused += 1
             assert "damaged" in sentence or "not a database" in sentence or "never begun" in sentence, sentence
     assert refused > len(whole) // 4096 - 3
-
-
-def test_an_old_run_is_not_changed_by_its_sums(tmp_path: Path) -> None:
-    for form in (1, 2):
-        run = runs.open(shutil.copytree(DATA / f"run_format_{form}", tmp_path / str(form)))
-        assert "refused" not in answers(run).values()

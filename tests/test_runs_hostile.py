@@ -22,16 +22,17 @@ from runs_helpers import (
     child,
     ended,
     everything,
-    formats,
     leave_behind,
     runs,
     same,
     say,
     sealed,
     small,
-    sql,
+    sqlite,
     survived,
 )
+
+FROZEN = DATA / f"run_format_{sqlite.FORMAT}"
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +82,16 @@ def test_a_database_with_more_than_we_write_is_not_read(copy: Path, what: str) -
 
 @pytest.mark.parametrize(("pragma", "sentence"), [
     ("application_id=7", "is a database, but not one of Richter's. Nothing in it was read or changed"),
-    ("user_version=4", "has format 4, and this version of Richter knows formats up to 3. Update Richter"),
-    ("user_version=2", "has other tables, views or triggers than Richter writes"),
-    ("user_version=1", "has other tables, views or triggers than Richter writes"),
+    ("user_version=4", "has format 4, and this version of Richter reads format 3. Update Richter"),
+    ("user_version=2", "has format 2, which only unreleased versions wrote"),
+    ("user_version=1", "has format 1, which only unreleased versions wrote"),
     ("user_version=0", "says it has format 0, which never existed: it is damaged"),
     ("user_version=-2147483648", "which never existed")])
 def test_a_database_that_is_not_of_a_known_format(copy: Path, pragma: str, sentence: str) -> None:
     say(copy / "run.db", f"PRAGMA {pragma}")
     before = (copy / "run.db").read_bytes()
     for ask in (lambda: runs.open(copy), lambda: runs.create(copy, resume=True), lambda: runs.create(copy),
-                lambda: sql.Appender(copy)):
+                lambda: sqlite.Appender(copy)):
         with pytest.raises(StoreError, match=sentence):
             ask()
     assert (copy / "run.db").read_bytes() == before
@@ -123,7 +124,7 @@ def test_a_schema_that_is_no_text(copy: Path) -> None:
 
 def columns() -> list[tuple[str, str]]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(formats.SCHEMA)
+        db.executescript(sqlite.SCHEMA)
         tables = [t for (t,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return [(t, c[1]) for t in tables for c in db.execute(f"PRAGMA table_info({t})") if c[1] != "id"]  # always a number
 
@@ -216,20 +217,14 @@ def test_arrays_that_say_they_are_larger_than_they_are(copy: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 ** 15  # KiB
 
 
-@pytest.mark.parametrize("form", [1, formats.FORMAT])
-def test_pages_that_lead_to_each_other_do_not_keep_a_reader_busy(tmp_path: Path, form: int) -> None:
-    """A tree of four levels, each page of which has the same page below it many times: 10^9 rows in a small file. One of an old
-    format is not even opened: its rows would have to be brought up to date."""
-    db = Path(shutil.copytree(DATA / f"run_format_{form}", tmp_path / "run")) / "run.db"
+def test_pages_that_lead_to_each_other_do_not_keep_a_reader_busy(tmp_path: Path) -> None:
+    """A tree of four levels, each page of which has the same page below it many times: 10^9 rows in a small file."""
+    db = Path(shutil.copytree(FROZEN, tmp_path / "run")) / "run.db"
     with contextlib.closing(sqlite3.connect(db)) as connection, connection:
-        if form < 3:
-            connection.executemany("INSERT INTO recent (series, step, value) VALUES (1, ?, 0.5)", [(s,) for s in range(8_000)])
-        else:
-            connection.executemany("INSERT INTO recent (data) VALUES (x'0102030405060708')", [() for _ in range(8_000)])
+        connection.executemany("INSERT INTO recent (data) VALUES (x'0102030405060708')", [() for _ in range(8_000)])
     repeated(db, "recent")
     start = time.process_time()
-    questions = [lambda: runs.open(tmp_path / "run").series("nfc", "0"), lambda: runs.open(tmp_path / "run").frame]
-    for ask in [*questions, lambda: runs.create(tmp_path / "run", resume=True)] if form < formats.FORMAT else questions:
+    for ask in (lambda: runs.open(tmp_path / "run").series("nfc", "0"), lambda: runs.open(tmp_path / "run").frame):
         with pytest.raises(StoreError, match="asks for more work than a file of its size can"):
             ask()
     assert time.process_time() - start < 20
@@ -249,17 +244,12 @@ def ask_with_little_memory(folder: str) -> None:
             ask()
 
 
-@pytest.mark.parametrize("form", [2, formats.FORMAT])
-def test_rows_that_are_there_many_times_do_not_fill_the_memory(tmp_path: Path, form: int) -> None:
+def test_rows_that_are_there_many_times_do_not_fill_the_memory(tmp_path: Path) -> None:
     """A tree whose pages lead to the same leaf again and again: gigabytes of rows in a file of a megabyte."""
-    db = Path(shutil.copytree(DATA / f"run_format_{form}", tmp_path / "run")) / "run.db"
-    table = "notes" if form < 3 else "recent"
+    db = Path(shutil.copytree(FROZEN, tmp_path / "run")) / "run.db"
     with contextlib.closing(sqlite3.connect(db)) as connection, connection:
-        if form < 3:
-            connection.executemany("INSERT INTO notes (text) VALUES (? || hex(zeroblob(400)))", [(str(i),) for i in range(1200)])
-        else:
-            connection.executemany("INSERT INTO recent (data) VALUES (zeroblob(800))", [() for _ in range(1200)])
-    repeated(db, table)
+        connection.executemany("INSERT INTO recent (data) VALUES (zeroblob(800))", [() for _ in range(1200)])
+    repeated(db, "recent")
     ended(child(ask_with_little_memory, str(tmp_path / "run")))
 
 
@@ -432,11 +422,6 @@ def fuzz(folder: str, times: int, seed: int) -> None:
 
 def test_flipped_bytes_give_no_other_error(copy: Path) -> None:
     assert int(ended(child(fuzz, str(copy), 200, 0, needs=(everything,)))) > 50
-
-
-def test_flipped_bytes_of_an_old_run_give_no_other_error(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "run_format_1", tmp_path / "run")
-    assert int(ended(child(fuzz, str(tmp_path / "run"), 100, 0, needs=(everything,)))) > 25
 
 
 def test_flipped_bytes_of_a_log_give_no_other_error(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def write_and_sync(folder: str) -> None:
     from richter import runs
     from richter.core import Row
     from richter.runs import format as provenance
-    from richter.runs import sql, writer
-    sql.RECENT, writer.SYNC, provenance.revision = 60, 1e9, lambda: None  # rows are moved often
+    from richter.runs import sqlite, writer
+    sqlite.RECENT, writer.SYNC, provenance.revision = 60, 1e9, lambda: None  # rows are moved often
     step, said = 0, os.open(os.path.join(os.path.dirname(folder), "said"), os.O_WRONLY | os.O_CREAT)
 
     def durable() -> None:

@@ -38,7 +38,7 @@ from runs_helpers import (
     small,
     somewhere,
     spd,
-    sql,
+    sqlite,
 )
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -59,7 +59,7 @@ def test_all_ways_to_read_agree_with_what_was_written(rows: list[Any], scalars: 
     mine = {(r.step, r.layer, r.measure): (r.value, r.error, r.note, r.mark.value) for r in rows}
     theirs = {(step, "", name): (v, NAN, "", "exact") for step, values in scalars for name, v in values.items()}
     with somewhere() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sql, "RECENT", recent)
+        patch.setattr(sqlite, "RECENT", recent)
         with runs.create(folder / "run") as run:
             run.rows(rows[:len(rows) // 2])
             run.rows(iter(rows[len(rows) // 2:]))
@@ -126,7 +126,8 @@ def test_arrays_come_back(a: np.ndarray, fortran: bool, swapped: bool) -> None:
     """Of every numeric dtype, shape and order of bytes and axes; small ones and those that do not shrink."""
     given = np.asfortranarray(a) if fortran and a.ndim else a
     given = given.astype(a.dtype.newbyteorder(">")) if swapped else given
-    for e in (arrays.encode(given), arrays.Encoded("plain", *arrays.encode(given)[1:3], arrays._bytes(given))):
+    raw = given.astype(given.dtype.newbyteorder("<")).tobytes()
+    for e in (arrays.encode(given), arrays.Encoded("plain", *arrays.encode(given)[1:3], raw)):
         back = arrays.decode(*e)
         assert (back.dtype, back.shape) == (a.dtype, a.shape)
         np.testing.assert_array_equal(back, a)

@@ -21,7 +21,7 @@ import pytest
 from richter import cli
 from richter.core.values import visible
 from richter.engine import sweep
-from richter.runs import format as files
+from richter.runs import place as files
 from runs_helpers import NAN, Row, StoreError, arrays, child, ended, runs, say, sealed, small
 
 
@@ -168,9 +168,9 @@ def write_in_turns(folder: str, resume: bool) -> None:
     from richter import runs
     from richter.core import Row
     from richter.runs import format as provenance
-    from richter.runs import sql
+    from richter.runs import sqlite
 
-    provenance.revision, sql.RECENT = lambda: None, 20
+    provenance.revision, sqlite.RECENT = lambda: None, 20
     name, run = f"resumed {resume}", runs.create(folder, resume=resume)
     print("begun", flush=True)
     for line in sys.stdin:

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from runs_helpers import StoreError, attempted, child, formats, known, runs
+from runs_helpers import StoreError, attempted, child, known, runs, sqlite
 
-LIBRARY = str(Path(formats.__file__).parent)
+LIBRARY = str(Path(sqlite.__file__).parent)
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps open files where they are")
 
 

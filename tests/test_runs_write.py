@@ -33,7 +33,7 @@ from runs_helpers import (
     runs,
     same,
     small,
-    sql,
+    sqlite,
     writing,
 )
 
@@ -175,7 +175,7 @@ def test_cleared_runs_hold_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recent", [1, 30_000])
 def test_later_steps_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int) -> None:
     """Moved or not, and what is written for them again is there."""
-    monkeypatch.setattr(sql, "RECENT", recent)
+    monkeypatch.setattr(sqlite, "RECENT", recent)
     with runs.create(tmp_path / "run") as run:
         for step in (-2, 5, 6):
             run.snapshot(known(step))

@@ -64,7 +64,7 @@ def _runs(given: argparse.Namespace) -> tuple[dict[str, Any], list[str], Compari
     from richter.report import beside
     from richter.report.comparison import about, between, steps_of
     from richter.runs import Run
-    from richter.runs.format import DATABASE
+    from richter.runs.place import DATABASE
     for path in filter(None, (given.a, given.b)):
         if not (path / DATABASE).exists():
             raise StoreError(f"{path} is no run. Of checkpoints the model is needed too: richter compare A B --model "

@@ -1,10 +1,12 @@
-"""The user's own module inside what wraps it; nothing but torch."""
+"""The user's own module inside what wraps it, and its buffers; nothing but torch."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrize import ParametrizationList
 
 from richter.core.values import SelectionError
 
@@ -29,3 +31,17 @@ def unwrapped_name(name: str, known: Container[str]) -> str:
     while name not in known and name.startswith(WRAPPERS):
         name = name.partition(".")[2]
     return name
+
+
+def running_norms(model: nn.Module) -> list[tuple[_NormBase, list[str]]]:
+    """Norms that keep running statistics, each with the names of its buffers."""
+    return [(m, [f"{name}.{k}" if name else k for k, _ in m.named_buffers(recurse=False)]) for name, m in model.named_modules()
+            if isinstance(m, _NormBase) and m.track_running_stats and m.running_mean is not None]
+
+
+def understood(model: nn.Module) -> set[str]:
+    """Names of buffers whose initial values are those of the initial network: running statistics of norms, which use those of
+    batches where they have moved, and buffers of parametrisations, which make a weight."""
+    parts = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, ParametrizationList))
+    return {k for _, buffers in running_norms(model) for k in buffers} | {
+        k for k, _ in model.named_buffers(remove_duplicate=False) if k.startswith(parts)}

@@ -265,7 +265,7 @@ class CaptureError(RichterError, RuntimeError):
 
 
 class DisturbedError(CaptureError):
-    """Another thread has worked with the model while it was measured."""
+    """Weights, buffers or gradients changed while the model was measured, perhaps by another thread that trains it."""
 
 
 class MixingError(CaptureError):

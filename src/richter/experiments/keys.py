@@ -28,6 +28,8 @@ FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/running
 SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", *JUDGING}  # no result is theirs
 GUARDS = {"verified"}  # functions that return what they are called with first, or refuse it: no number is theirs
 WHOLE = "*"  # in the place of a name: everything
+# what has moved to another file of the instrument since records were made: digests go on naming the first place
+MOVED = {"richter.instrument.observe.Measurement": "richter.instrument.measurement.Measurement"}
 BY_TEXT = {"globals", "vars", "locals", "eval", "exec", "__import__"}  # who calls these may use any name of the file
 
 
@@ -132,7 +134,7 @@ def _statement(node: ast.stmt, bound: Mapping[str, set[str]], ours: Mapping[str,
     chains = {*_chains(node), *((WHOLE, ()) for _ in ours.get(WHOLE, ()))}  # `import *`: any name may come from there
     reads = frozenset(name for name, _ in chains)
     uses = frozenset(".".join((dotted, *attributes, WHOLE)) for name, attributes in chains for dotted in ours.get(name, ()))
-    imports = sorted(f"{name}={dotted}" for name in reads for dotted in bound.get(name, ()))
+    imports = sorted(f"{name}={MOVED.get(dotted, dotted)}" for name in reads for dotted in bound.get(name, ()))
     defines = _defines(node)
     return Statement(defines, "\n".join((_code(node), *imports)), reads, uses, not defines or _registers(node, bound))
 

@@ -51,15 +51,13 @@ def summary(values: Sequence[float], by: By, expect: Interval | None = None) -> 
 
 
 def wilson(inside: int, n: int) -> Interval:
-    """Of a share: the shares p with |inside/n - p| <= z (p (1 - p) / n)^(1/2)."""
-    from scipy.special import ndtri
-    z, share = float(ndtri((1 + LEVEL) / 2)), inside / n
-    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Interval(max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n)))
+    """Wilson's interval of a share."""
+    from scipy.stats import binomtest  # loaded here, because it takes half a second
+    return Interval(*map(float, binomtest(inside, n).proportion_ci(LEVEL, method="wilson")))
 
 
 def _of_median(x: list[float]) -> tuple[Interval, float]:
-    """Below the r-th smallest of n lie fewer than r values with the probability that a fair coin falls so."""
+    """The interval between two order statistics and its coverage, by the binomial distribution of a fair coin."""
     from scipy.special import bdtr
     n = len(x)
     rank = max([r for r in range(1, n // 2 + 1) if 2 * bdtr(r - 1, n, 0.5) <= 1 - LEVEL], default=1)
@@ -67,6 +65,6 @@ def _of_median(x: list[float]) -> tuple[Interval, float]:
 
 
 def _of_mean(x: list[float]) -> tuple[Interval, float]:
-    from scipy.special import stdtrit
-    half = float(stdtrit(len(x) - 1, (1 + LEVEL) / 2)) * statistics.stdev(x) / math.sqrt(len(x))
+    from scipy.stats import t
+    half = float(t.ppf((1 + LEVEL) / 2, len(x) - 1)) * statistics.stdev(x) / math.sqrt(len(x))
     return Interval(statistics.fmean(x) - half, statistics.fmean(x) + half), LEVEL

@@ -33,6 +33,7 @@ from richter.instrument.statistics.frame import (
     NoError,
     OutOfRange,
     Pass,
+    Stack,
     Wants,
     check_memory,
     due_of,
@@ -48,6 +49,7 @@ from richter.instrument.statistics.frame import (
     wants_of,
 )
 from richter.instrument.subject import Subject
+from richter.instrument.survey import Noise, rounding_errors
 from richter.measures.measure import Measure
 
 BESIDE = 16  # the sums of a large model may hold 1/16 of memory= beside work that takes all of it
@@ -78,6 +80,7 @@ class MeasurePlan:
     zero: str = UNDEFINED  # what 0/0 means
     passes: bool = False  # does it rest on passes through the network?
     gradients: bool = False  # does it rest on gradients of the outputs?
+    of_kernels: bool = False
 
     @property
     def place(self) -> str:
@@ -132,8 +135,9 @@ def _planned(subject: Subject, m: Measure, given: Cotangents | None) -> MeasureP
         if not reason:
             keys = tuple((s, c) for s, c in plans if not isinstance(s, str))
             wants = wants_of(subject, keys).values()
-            return MeasurePlan(m, keys, "", zero, m.of_kernels or any(w.takes_part or w.passes for w in wants),
-                               m.of_kernels or any(w.maps and w.backward for w in wants))
+            kernels = m.of_kernels
+            return MeasurePlan(m, keys, "", zero, kernels or any(w.takes_part or w.passes for w in wants),
+                               kernels or any(w.maps and w.backward for w in wants), kernels)
     return MeasurePlan(m, reason=reason, zero=zero)
 
 
@@ -231,6 +235,7 @@ class Evaluation:
     matrices: int = 0  # keep the arrays of layers with at most so many inputs
     notes: dict[str, str] = field(default_factory=dict)
     arrays: dict[tuple[str, str], NDArray[np.float32]] = field(default_factory=dict)
+    _rounded: tuple[list[str], Noise] | None = None  # of these faint maps
 
     def rows(self) -> list[Row]:
         rows = [row for stage in self.plan.stages for row in self._stage(stage)]
@@ -243,21 +248,31 @@ class Evaluation:
         statistics = gather(subject, stage.wants, stage.due)
         rows: list[Row] = []
         for i, (places, plans) in enumerate(stage.families):
-            rows += [self._row(p, place, [statistics[key] for key in p.keys]) for place in places for p in plans]
+            rows += [row for place in places for row in self._at(place, plans, statistics)]
             later = {c for _, others in stage.families[i + 1:] for p in others for _, c in p.keys}
             statistics = {key: g for key, g in statistics.items() if key[1] in later}  # the others are let go
         subject.let_go()
         return rows
 
-    def _row(self, p: MeasurePlan, place: str, statistics: Sequence[Gathering]) -> Row:
+    def _at(self, place: str, plans: Sequence[MeasurePlan], statistics: Mapping[Key, Gathering]) -> list[Row]:
+        """Rows of one place."""
+        gatherings = [[statistics[key] for key in p.keys] for p in plans]
+        values = [_values(p, place, of_measure) for p, of_measure in zip(plans, gatherings, strict=True)]
+        noise = self._noise([] if self.subject.audit is None else self.subject.audit.faint)
+        rounded = (place in noise.maps, place in noise.modules)
+        return [self._row(p, place, of_measure, arguments, rounded[p.of_kernels] and p.gradients)
+                for p, of_measure, arguments in zip(plans, gatherings, values, strict=True)]
+
+    def _row(self, p: MeasurePlan, place: str, statistics: Sequence[Gathering], arguments: Sequence[Any] | Missing,
+             rounded: bool) -> Row:
+        """``arguments``: the values of the statistics, or why there are none; ``rounded``: gradients are rounding errors here."""
         m = p.measure
         try:
-            if p.reason:
-                raise Missing(p.reason)
-            arguments = every([partial(s.value, place) for s in statistics])
-            if p.gradients and place in (self.subject.noise.modules if m.of_kernels else self.subject.noise.maps):
+            if isinstance(arguments, Missing):
+                raise arguments
+            if rounded:
                 raise Missing(ROUNDING)
-            value, remark = self._computed(m, place, arguments)
+            value, remark = self._computed(p, place, arguments)
         except Missing as why:
             if isinstance(why, Beyond) and self.subject.single:
                 raise OutOfRange from why
@@ -279,6 +294,12 @@ class Evaluation:
         remark = joined(remarks) if remarks else Remark()
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 
+    def _noise(self, faint: list[str]) -> Noise:
+        """Maps and modules whose gradients are nothing but rounding errors, on a few examples."""
+        if self._rounded is None or self._rounded[0] != faint:
+            self._rounded = faint, rounding_errors(self.subject.source, self.subject.few, faint)
+        return self._rounded[1]
+
     @cached_property
     def _precision(self) -> Remark:
         """Remark on numbers from a network that computes in a coarser precision than its weights have."""
@@ -295,11 +316,12 @@ class Evaluation:
         modules = {self.subject.survey.maps[k].module for k in undefined}
         return place in undefined | modules or (place == WHOLE and bool(undefined))
 
-    def _computed(self, m: Measure, place: str, arguments: Sequence[Any]) -> tuple[float, Remark]:
+    def _computed(self, p: MeasurePlan, place: str, arguments: Sequence[Any]) -> tuple[float, Remark]:
         """Compute a measure, its remark and its arrays; a measure that fails gives a row that says so."""
+        m = p.measure
         try:
             value, remark = float(m.compute(*arguments)), m.remark(*arguments) if m.remark else Remark()
-            if m.arrays is not None and self._keeps(m, place):
+            if m.arrays is not None and self._keeps(p, place):
                 for name, M in m.arrays(*arguments).items():
                     if max(M.shape) <= self.matrices:
                         self.arrays[place, name] = _symmetric(M).float().cpu().numpy()
@@ -309,10 +331,10 @@ class Evaluation:
             raise Missing(f"the measure failed ({type(why).__name__}: {why})", Mark.FAILED) from why
         return value, remark
 
-    def _keeps(self, m: Measure, place: str) -> bool:
+    def _keeps(self, p: MeasurePlan, place: str) -> bool:
         """Are its arrays kept? Those of a map are as wide as its inputs, and are not made where that is too wide."""
         W = self.subject.survey.matrices.get(place)
-        return self.matrices > 0 and (m.of_kernels or W is None or W.shape[-1] <= self.matrices)
+        return self.matrices > 0 and (p.of_kernels or W is None or W.shape[-1] <= self.matrices)
 
     def _remark(self) -> None:
         """Note what a user should know of layers without rows, or with half of them."""
@@ -326,6 +348,16 @@ class Evaluation:
         blind = [remark.text for remark in notes.values() if remark.mark is Mark.REFUSED]
         if blind:
             warnings.warn(blind[0] + (f" ({len(blind)} layers in all.)" if len(blind) > 1 else ""), RichterWarning, stacklevel=5)
+
+
+def _values(p: MeasurePlan, place: str, statistics: Sequence[Gathering]) -> list[Any] | Missing:
+    """Values of the statistics of a measure, or why there are none."""
+    try:
+        if p.reason:
+            return Missing(p.reason)
+        return every([partial(s.value, place) for s in statistics])
+    except Missing as why:
+        return why.with_traceback(None)  # which would hold what was gathered
 
 
 def _symmetric(M: Tensor) -> Tensor:
@@ -354,11 +386,15 @@ def _errors(m: Measure, place: str, statistics: Sequence[Gathering], values: Seq
 
 
 def _error(m: Measure, kind: str, left_out: Sequence[Sequence[Any]]) -> float:
-    """Jackknife error over one kind of group, from each statistic with one group left out."""
-    cases = together(left_out, kind)
-    values = [float(m.compute(*arguments)) for arguments in cases]
+    """Jackknife error over one kind of group, from each statistic with one group left out: one call of the measure for all groups
+    if it takes numbers with a leading axis, else one for each."""
+    if m.batched and all(isinstance(s, Stack) and len(s) == len(left_out[0]) for s in left_out):
+        values = m.compute(*(statistic.whole for statistic in left_out)).tolist()  # type: ignore[attr-defined]
+    else:
+        values = [float(m.compute(*arguments)) for arguments in together(left_out, kind)]
     if any(map(math.isnan, values)):
-        why = m.remark(*cases[[*map(math.isnan, values)].index(True)]).text if m.remark else ""
+        arguments = tuple(statistic[[*map(math.isnan, values)].index(True)] for statistic in left_out)
+        why = m.remark(*arguments).text if m.remark else ""
         raise NoError(f"no standard error: without one of {len(values)} groups of {kind} it is 0/0{why and f' ({why})'}")
     return jackknife(values)
 

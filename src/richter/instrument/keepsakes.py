@@ -143,9 +143,9 @@ class Reader:
         return [length] * self.subject.probe.n if mask is None else [int(k) for k in mask.sum(1)]
 
     def _pass(self, x: Any, seed: int) -> Pass:
-        bench = replace(self.subject.source, state=self.state).bench(x)
-        run = passed(bench, self.subject.survey, seed, None)
-        check_calls(self.subject.survey, x, run.calls, bench.n)
+        network = replace(self.subject.source, state=self.state)
+        run = passed(network, x, seed, None)
+        check_calls(network, x, run.calls)
         check_finite(run.f)
         return run
 

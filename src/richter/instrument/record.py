@@ -32,7 +32,8 @@ from richter.instrument.evaluate import RichterWarning
 from richter.instrument.snapshot import Snapshot
 from richter.measures.cards import CARDS
 from richter.runs import Series, Writer, create
-from richter.runs.format import plain_text, refused_by_disk, whole_step
+from richter.runs.format import plain_text, whole_step
+from richter.runs.place import refused_by_disk
 
 if TYPE_CHECKING:
     import pandas

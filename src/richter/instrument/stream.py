@@ -12,38 +12,24 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import CaptureError, DivergedError, Mark, MemoryBudgetError, SelectionError, matches, show_bytes
+from richter.core import CaptureError, DivergedError, SelectionError
 from richter.core.modules import unwrapped_name
 from richter.core.progress import progress
-from richter.core.values import SMALL, trim
-from richter.instrument.capture import (
-    Call,
-    Inputs,
-    Output,
-    Pass,
-    State,
-    check_finite,
-    count,
-    device_of,
-    select,
-    to_device,
-    weight_bytes,
-)
+from richter.core.values import trim
+from richter.instrument.capture import Call, Inputs, Pass, check_finite, count, select, to_device, weight_bytes
 from richter.instrument.survey import (
-    Audit,
-    Bench,
     Check,
     Layout,
     MapInfo,
-    Survey,
+    Network,
     by_example,
     check_calls,
     grouped,
@@ -52,9 +38,6 @@ from richter.instrument.survey import (
     with_siblings,
 )
 from richter.layers import Kind
-
-if TYPE_CHECKING:
-    from richter.instrument.subject import Subject
 
 # ------------------------------------------------------------------------------------------------------------ captures
 # What one batch says about each linear map: captures with the examples first.
@@ -80,137 +63,6 @@ class LayerCapture:
 
 
 RowCotangents = Callable[[Tensor, slice], Tensor]  # f "n k" of the examples `rows` of a probe -> V "v n k"
-
-
-@dataclass
-class Recording:
-    """One forward pass of some examples: ``g`` for any cotangents, any number of times, and ``h`` once."""
-
-    survey: Survey
-    n: int
-    f: Float[Tensor, "n k"]  # detached
-    run: Pass  # with the calls of the chosen maps alone
-    where: dict[str, list[tuple[int, Layout]]]  # for each map, its calls among run.calls and where their examples are
-    seconds: float  # that its forward pass took
-    check: Check | None = None  # of the first captures
-    _reads: dict[str, Tensor] = field(default_factory=dict)
-    _live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = field(default_factory=dict)  # live, silent, what the live ones read
-
-    def gradients(self, V: Float[Tensor, "n k"]) -> dict[str, Tensor]:
-        """d <V, f> / dz of each map, "n s d_out", by one backward pass; views where the layout allows."""
-        g, calls = self.run.backward(V)[0], self.run.calls
-        return {name: _joined([by_example(calls[i].map.outputs(calls[i].module, g[i]), self.n, k) for i, k in own], 1)
-                for name, own in self.where.items()}
-
-    def reads(self, name: str) -> Tensor:
-        """What a map read, "n s d_in"; computed once."""
-        if name not in self._reads:
-            self._reads[name] = _joined([by_example(self.run.calls[i].inputs(), self.n, k) for i, k in self.where[name]], 1)
-        return self._reads[name]
-
-    def reads_of(self, name: str, rows: Tensor) -> Tensor:
-        """The same of some examples; only their patches are unfolded where the layout allows."""
-        calls = [self.run.calls[i] for i, _ in self.where[name]]
-        if len(calls) > 1 or name in self._reads or self.where[name][0][1] != "major" or len(calls[0].read) != self.n:
-            return self.reads(name)[rows]
-        return calls[0].inputs(rows).flatten(0, 1).unflatten(0, (len(rows), -1))
-
-    def captures(self, V: Float[Tensor, "v n k"], reads: bool = True, more: bool = False) -> dict[str, LayerCapture]:
-        """The gradients for a stack of cotangents, with what was read and the matrices. ``more``: other cotangents follow, and
-        what was captured is looked at when the last have come."""
-        stacked: dict[str, Tensor] = {}
-        for v in range(len(V)):
-            for name, g in self.gradients(V[v]).items():
-                if len(V) == 1:
-                    stacked[name] = g[None]
-                    continue
-                if v == 0:
-                    stacked[name] = room_for(g, len(V))
-                stacked[name][v] = g
-        if self.check is not None:
-            self.check.add(V, stacked)
-            if not more:
-                self._finish(self.check)
-        return {name: self._capture(name, stacked[name], reads) for name in self.where}
-
-    def look(self) -> None:
-        """Check by one backward pass, of random cotangents, that the maps read what they should; where nothing is asked of
-        them."""
-        if self.check is not None:
-            draw = torch.Generator().manual_seed(0)
-            self.captures(torch.randn(self.f.shape, generator=draw, dtype=torch.float64).to(self.f)[None], reads=False)
-
-    def _finish(self, check: Check) -> None:
-        """Compare all that was captured with autograd's gradients; a Doubt if it differs."""
-        self.check = None
-        trim(weight_bytes(check.bench.model))  # what the backward passes left
-        check.finish(self.gradients)
-
-    def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
-        first = self.run.calls[self.where[name][0][0]]
-        return LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()),
-                            self.reads(name) if reads else self.f[:, :0], g, f=self.f)
-
-    def trimmed(self, name: str, c: LayerCapture) -> LayerCapture:
-        """Without the positions from which no output can be reached (those before the last token, say). They are found in
-        the first cotangents and looked at again in all others: what is dropped is zero."""
-        if c.g.shape[2] < 2:
-            return c
-        if name not in self._live:
-            reached = c.g[0].flatten(2).abs().sum((0, 2)) > 0
-            live, silent = reached.nonzero()[:, 0], (~reached).nonzero()[:, 0]
-            self._live[name] = (live, silent, c.h[:, live]) if 0 < len(live) <= len(silent) else None
-        known = self._live[name]
-        if known is None:
-            return c
-        live, silent, h = known
-        if c.g.index_select(2, silent).any():
-            self._live[name] = None
-            return c
-        return replace(c, g=c.g.index_select(2, live), h=h)
-
-
-def record(bench: Bench, rows: slice, survey: Survey, names: Sequence[str], audit: Audit | None = None) -> Recording:
-    """One forward pass of the examples ``rows`` of a probe, remembering the maps ``names``. A map that is not batched can
-    only be read from a single example, whose every call it then is; it is left out if it is not called. What ``audit`` says is
-    looked at: a Doubt, if this is not what the survey says."""
-    n = bench.n
-    examined = audit is not None and bool(names) and audit.due(bench.state, rows, names)
-    with timed(device_of(bench.model)) as seconds:
-        run = passed(bench, survey, rows.start, survey.silent)
-    if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped
-        survey.differentiates = True
-        run = passed(bench, survey, rows.start, None)
-    check_calls(survey, bench.x, run.calls, n)
-    note_called(bench, survey, run)
-    groups = grouped(run.calls)
-    where: dict[str, list[tuple[int, Layout]]] = {}
-    calls: list[Call] = []
-    for name in with_siblings(survey.maps, names) if examined else names:
-        own = groups.get(name, [])
-        if n == 1 and not own:
-            continue
-        alone: list[Layout] = ["major"] * len(own)  # a single example: everything is its own
-        where[name] = list(enumerate(tuple(alone) if n == 1 else survey.maps[name].layouts, len(calls)))
-        calls += own
-    f = run.f.detach().reshape(n, -1)
-    check_finite(f)
-    recording = Recording(survey, n, f, replace(run, calls=calls), where, seconds())
-    if examined and audit is not None:
-        recording.check = Check(bench, survey, recording.run, where, with_siblings(survey.maps, names), audit, rows.start,
-                                audit.turns(bench.state, rows))
-    return recording
-
-
-@dataclass
-class Forwards:
-    """Forward passes that were made: of how many examples, and in how many seconds."""
-
-    examples: int = 0
-    seconds: float = 0.0
-
-    def add(self, examples: int, seconds: float) -> None:
-        self.examples, self.seconds = self.examples + examples, self.seconds + seconds
 
 
 @contextlib.contextmanager
@@ -249,23 +101,9 @@ def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
-def example_gradients(bench: Bench, rows: slice, cotangents: RowCotangents, names: Sequence[str]) -> dict[str, Tensor]:
-    """d <V_v, f(x_n)> / d parameter, "v n p", by plain autograd on one example after another: always right."""
-    gathered: dict[str, list[Tensor]] = {name: [] for name in names}
-    for i in range(bench.n):
-        run = bench.alone(i, record=False, seed=rows.start + i)
-        check_finite(run.f)
-        V = cotangents(run.f.detach().reshape(1, -1), slice(rows.start + i, rows.start + i + 1))
-        places = [bench.state[name] for name in names]
-        gradients = [run.backward(V[v], places)[1] for v in range(len(V))]
-        for j, name in enumerate(names):
-            gathered[name].append(torch.stack([d[j].reshape(-1) for d in gradients]))
-    return {name: torch.stack(r, 1) for name, r in gathered.items()}
-
-
-def widened(c: LayerCapture) -> LayerCapture:
-    """Half precision is read as it is and summed in float32; h and g have one precision."""
-    dtype = c.g.dtype if c.g.dtype in (torch.float32, torch.float64) else torch.float32
+def ready(c: LayerCapture, wide: bool = False) -> LayerCapture:
+    """Give h and g one precision in which to compute: float32 for half precision, float64 if ``wide``."""
+    dtype = torch.float64 if wide or c.g.dtype == torch.float64 else torch.float32
     h = c.h.to(dtype) if c.h.is_floating_point() else c.h
     return c if c.g.dtype == dtype and h is c.h else replace(c, W=c.W.to(dtype), h=h, g=c.g.to(dtype))
 
@@ -281,52 +119,6 @@ def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:
 
 # -------------------------------------------------------------------------------------------------------------- stream
 
-@dataclass(frozen=True)
-class Source:
-    """A network as it is measured: what a pass needs besides the examples."""
-
-    model: nn.Module
-    state: State
-    survey: Survey
-    output: Output | None = None
-    audit: Audit | None = None  # what is looked at again in this measurement
-    wide: bool = False  # compute in float64 with what it reads and asks: products of single precision leave its range
-    forwards: Forwards = field(default_factory=Forwards)  # that were made
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Half precision is read as it is and computed with in float32."""
-        kind = next((t.dtype for t in self.state.values() if t.is_floating_point()), torch.float32)
-        return torch.float64 if self.wide or kind == torch.float64 else torch.float32
-
-    def ready(self, c: LayerCapture) -> LayerCapture:
-        """A capture in the precision in which it is computed with."""
-        c = widened(c)
-        if not self.wide or c.g.dtype == torch.float64:
-            return c
-        return replace(c, W=c.W.double(), h=c.h.double() if c.h.is_floating_point() else c.h, g=c.g.double())
-
-    def bench(self, x: Inputs) -> Bench:
-        """The network with these examples, as a survey looks at them."""
-        return Bench(self.model, x, self.state, self.output, self.survey.splits, self.survey.anew)
-
-    def record(self, x: Inputs, rows: slice, maps: Sequence[str]) -> Recording:
-        recording = record(self.bench(x), rows, self.survey, maps, self.audit)
-        self.forwards.add(recording.n, recording.seconds)
-        return recording
-
-    def run(self, x: Inputs, seed: int) -> Pass:
-        """A forward pass with its graph, remembering no map."""
-        with timed(self.device) as seconds:
-            run = self.bench(x).run(record=False, seed=seed)
-        self.forwards.add(count(x), seconds())
-        return run
-
-
 class Share(NamedTuple):
     """Of several processes that measure together each takes whole chunks, so that their number changes only the order of sums."""
 
@@ -340,24 +132,64 @@ class Share(NamedTuple):
 ALONE = Share()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Chunk:
-    """Some examples of those streamed over, on the model's device."""
+    """Some of the examples streamed over, on the model's device. Their forward pass is made when it is first asked for; then
+    ``g`` for any cotangents, any number of times, and ``h`` once."""
 
-    source: Source
+    network: Network
     x: Inputs
     rows: slice  # where they stand
     maps: Sequence[str] = ()
     cotangents: RowCotangents | None = None
-    parameters: Sequence[str] = ()  # that have no map: differentiated one example at a time
+    parameters: Sequence[str] = ()  # those without a map: differentiated one example at a time
+
+    def __post_init__(self) -> None:
+        self._calls: dict[str, list[tuple[int, Layout]]] = {}  # calls of each map in ``run``, and their layouts
+        self._check: Check | None = None  # of the first captures
+        self._reads: dict[str, Tensor] = {}
+        self._live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = {}  # live positions, silent ones, what live ones read
 
     @property
     def n(self) -> int:
         return self.rows.stop - self.rows.start
 
     @cached_property
-    def recording(self) -> Recording:
-        return self.source.record(self.x, self.rows, self.maps)
+    def run(self) -> Pass:
+        """Make the forward pass that remembers the maps. A map that is not batched can only be read from a single example, whose
+        every call it then is; it is left out if it is not called. A Doubt, if this is not what the survey says."""
+        network, survey, audit, n = self.network, self.network.survey, self.network.audit, self.n
+        examined = audit is not None and bool(self.maps) and audit.due(network.state, self.rows, self.maps)
+        with timed(network.device) as seconds:
+            run = passed(network, self.x, self.rows.start, survey.silent)
+        if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped
+            survey.differentiates = True
+            run = passed(network, self.x, self.rows.start, None)
+        check_calls(network, self.x, run.calls)
+        note_called(network, self.x, run)
+        groups, calls = grouped(run.calls), list[Call]()
+        names = with_siblings(survey.maps, self.maps) if examined else self.maps
+        for name in names:
+            group = groups.get(name, [])
+            if n == 1 and not group:
+                continue
+            alone: list[Layout] = ["major"] * len(group)  # a single example: everything is its own
+            self._calls[name] = list(enumerate(alone if n == 1 else survey.maps[name].layouts, len(calls)))
+            calls += group
+        check_finite(run.f)
+        run = replace(run, calls=calls)
+        if examined:
+            self._check = Check(network, self.x, self.rows, run, self._calls, names)
+        network.forwards.add(n, seconds())
+        return run
+
+    @cached_property
+    def graph(self) -> Pass:
+        """A pass that remembers no map, from which anything can be differentiated in the weights."""
+        with timed(self.network.device) as seconds:
+            run = self.network.run(self.x, record=False, seed=self.rows.start)
+        self.network.forwards.add(self.n, seconds())
+        return run
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -367,44 +199,125 @@ class Chunk:
         return f
 
     @cached_property
-    def graph(self) -> Pass:
-        """A pass from which anything can be differentiated in the weights."""
-        return self.source.run(self.x, self.rows.start)
+    def f(self) -> Float[Tensor, "n k"]:
+        """The outputs of ``run``, without a graph."""
+        return self.run.f.detach().reshape(self.n, -1)
 
     @cached_property
     def V(self) -> Tensor:
         assert self.cotangents is not None
-        return self.cotangents(self.recording.f, self.rows)
+        return self.cotangents(self.f, self.rows)
 
-    @cached_property
-    def gradients(self) -> dict[str, Tensor]:
-        """Of the parameters without a map, "v n p"."""
-        if not self.parameters:
-            return {}
-        assert self.cotangents is not None
-        gradients = example_gradients(self.source.bench(self.x), self.rows, self.cotangents, self.parameters)
-        return {k: J.to(self.source.dtype) for k, J in gradients.items()}
+    def reaches(self, name: str) -> bool:
+        """Is this map called for these examples?"""
+        return any(call.name == name for call in self.run.calls)
+
+    def backward(self, V: Float[Tensor, "n k"]) -> dict[str, Tensor]:
+        """d <V, f> / dz of each map, "n s d_out", by one backward pass; views where the layout allows."""
+        g, calls = self.run.backward(V)[0], self.run.calls
+        return {name: _joined([by_example(calls[i].map.outputs(calls[i].module, g[i]), self.n, k) for i, k in where], 1)
+                for name, where in self._calls.items()}
+
+    def reads(self, name: str) -> Tensor:
+        """What a map read, "n s d_in"; computed once."""
+        if name not in self._reads:
+            calls = self.run.calls
+            self._reads[name] = _joined([by_example(calls[i].inputs(), self.n, k) for i, k in self._calls[name]], 1)
+        return self._reads[name]
+
+    def reads_of(self, name: str, rows: Tensor) -> Tensor:
+        """What a map read of some examples; only their patches are unfolded where the layout allows."""
+        calls, layouts = zip(*((self.run.calls[i], layout) for i, layout in self._calls[name]), strict=True)
+        if len(calls) > 1 or name in self._reads or layouts[0] != "major" or len(calls[0].read) != self.n:
+            return self.reads(name)[rows]
+        return calls[0].inputs(rows).flatten(0, 1).unflatten(0, (len(rows), -1))
+
+    def ask(self, V: Float[Tensor, "v n k"], reads: bool = True, more: bool = False) -> dict[str, LayerCapture]:
+        """Captures of all maps for a stack of cotangents. ``more``: other cotangents follow; with the last ones the captures are
+        checked."""
+        stacked: dict[str, Tensor] = {}
+        for v, row in enumerate(V):
+            for name, g in self.backward(row).items():
+                if len(V) == 1:
+                    stacked[name] = g[None]
+                    continue
+                if v == 0:
+                    stacked[name] = room_for(g, len(V))
+                stacked[name][v] = g
+        if self._check is not None:
+            self._check.add(V, stacked)
+            if not more:
+                check, self._check = self._check, None
+                trim(weight_bytes(self.network.model))  # what the backward passes left
+                check.finish(self.backward)
+        return {name: self._capture(name, stacked[name], reads) for name in self._calls}
+
+    def look(self) -> None:
+        """Check by one backward pass, of random cotangents, that the maps read what they should; where no statistic asks for
+        gradients."""
+        R = torch.randn(self.f.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(self.f)
+        if self._check is not None:
+            self.ask(R[None], reads=False)
 
     def captures(self, block: slice) -> dict[str, LayerCapture]:
-        """What every map read, and what some of the cotangents ask of it; without positions of which nothing is asked. Blocks
-        come in order, and all of them: with the last one they are looked at."""
+        """Captures of all maps for a block of the cotangents, without positions from which no output is reached. Blocks come in
+        order, and all of them: with the last one the captures are checked."""
         if not self.maps:
             return {}
         if self._alone:
             return beside([chunk._whole(block) for chunk in self._alone])
-        return {k: self.recording.trimmed(k, c) for k, c in self._whole(block).items()}
+        return {k: self.trimmed(k, c) for k, c in self._whole(block).items()}
+
+    def trimmed(self, name: str, c: LayerCapture) -> LayerCapture:
+        """Drop the positions from which no output is reached (those before the last token, say). They are found in the first
+        cotangents and looked at again in all others: what is dropped is zero."""
+        if c.g.shape[2] < 2:
+            return c
+        if name not in self._live:
+            reached = c.g[0].flatten(2).abs().sum((0, 2)) > 0
+            live, silent = reached.nonzero()[:, 0], (~reached).nonzero()[:, 0]
+            self._live[name] = (live, silent, c.h[:, live]) if 0 < len(live) <= len(silent) else None
+        parts = self._live[name]
+        if parts is None:
+            return c
+        live, silent, h = parts
+        if c.g.index_select(2, silent).any():
+            self._live[name] = None
+            return c
+        return replace(c, g=c.g.index_select(2, live), h=h)
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """d <V_v, f(x_n)> / d parameter, "v n p", of the parameters without a map: plain autograd, one example after another."""
+        gathered: dict[str, list[Tensor]] = {name: [] for name in self.parameters}
+        for i in range(self.n if self.parameters else 0):
+            run = self.network.alone(self.x, i, record=False, seed=self.rows.start + i)
+            check_finite(run.f)
+            assert self.cotangents is not None
+            V = self.cotangents(run.f.detach().reshape(1, -1), slice(self.rows.start + i, self.rows.start + i + 1))
+            places = [self.network.state[name] for name in self.parameters]
+            gradients = [run.backward(v, places)[1] for v in V]
+            for j, name in enumerate(self.parameters):
+                gathered[name].append(torch.stack([d[j].reshape(-1) for d in gradients]))
+        return {name: torch.stack(J, 1).to(self.network.dtype) for name, J in gathered.items()}
+
+    def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
+        first = self.run.calls[self._calls[name][0][0]]
+        return LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()),
+                            self.reads(name) if reads else self.f[:, :0], g, f=self.f)
 
     def _whole(self, block: slice) -> dict[str, LayerCapture]:
-        more = block.stop < len(self.V)
-        return {k: self.source.ready(c) for k, c in self.recording.captures(self.V[block], more=more).items()}
+        captures = self.ask(self.V[block], more=block.stop < len(self.V))
+        return {k: ready(c, self.network.wide) for k, c in captures.items()}
 
     @cached_property
     def _alone(self) -> list[Chunk]:
         """Its examples one by one, where the model draws: each has a seed of its own. Every one goes through it once."""
-        if not self.source.survey.drawn or self.n == 1:
+        if not self.network.survey.drawn or self.n == 1:
             return []
         first = self.rows.start
-        return [replace(self, x=select(self.x, r), rows=slice(first + r.start, first + r.stop)) for r in steps(self.n, 1)]
+        return [Chunk(self.network, select(self.x, r), slice(first + r.start, first + r.stop), self.maps, self.cotangents,
+                      self.parameters) for r in steps(self.n, 1)]
 
 
 def beside(parts: Sequence[Mapping[str, LayerCapture]]) -> dict[str, LayerCapture]:
@@ -440,26 +353,26 @@ def fitting(room: int, each: int, most: int, drawn: bool = False) -> int:
     return 1 if drawn else int(max(1, min(most, room // max(1, each))))
 
 
-def chunks(source: Source, x: Inputs, size: int, *, maps: Sequence[str] = (), cotangents: RowCotangents | None = None,
+def chunks(network: Network, x: Inputs, size: int, *, maps: Sequence[str] = (), cotangents: RowCotangents | None = None,
            parameters: Sequence[str] = (), share: Share = ALONE, title: str = "") -> Iterator[Chunk]:
     """All examples of ``x``, some at a time."""
     rows = steps(count(x), size)
     with _bar(title, sum(share.has(i) for i in range(len(rows)))) as bar:
         for i, r in enumerate(rows):
             if share.has(i):
-                yield Chunk(source, to_device(select(x, r), source.device), r, maps, cotangents, parameters)
+                yield Chunk(network, to_device(select(x, r), network.device), r, maps, cotangents, parameters)
                 bar.update()
 
 
-def pairs(source: Source, x: Inputs, x2: Inputs | None, size: int, *, maps: Sequence[str] = (),
+def pairs(network: Network, x: Inputs, x2: Inputs | None, size: int, *, maps: Sequence[str] = (),
           cotangents: RowCotangents | None = None, parameters: Sequence[str] = (), title: str = ""
           ) -> Iterator[tuple[Chunk, Chunk]]:
     """All pairs of chunks of ``x`` and ``x2``; of ``x`` with itself (None) those on and below the diagonal, where both are one
     object."""
-    other = source if x2 is None else replace(source, audit=source.audit and source.audit.part("x2"))
+    other = network if x2 is None else replace(network, audit=network.audit and network.audit.part("x2"))
 
     def chunk(y: Inputs, r: slice) -> Chunk:
-        return Chunk(other if y is x2 else source, to_device(select(y, r), source.device), r, maps, cotangents, parameters)
+        return Chunk(other if y is x2 else network, to_device(select(y, r), network.device), r, maps, cotangents, parameters)
 
     rows, columns = steps(count(x), size), steps(count(x if x2 is None else x2), size)
     with _bar(title, len(rows) * (len(rows) + 1) // 2 if x2 is None else len(rows) * len(columns)) as bar:
@@ -551,35 +464,3 @@ def check_inputs(x: Any, name: str = "x") -> None:
             raise SelectionError(f"{name} has complex dtype {x.dtype}; give real and imaginary parts as two channels.")
         if x.is_floating_point() and not finite(x):
             raise SelectionError(f"{name} contains NaN or Inf: every kernel with that example would too. Remove it.")
-
-
-def check_selection(subject: Subject) -> None:
-    """Is something asked for, and is it there?"""
-    known = list(dict.fromkeys([*subject.survey.maps, *subject.modules]))
-    if not subject.survey.maps and not subject.modules:
-        raise SelectionError("no weight layer was found: the model has no parameter that a linear map, a norm or a plain "
-                             "operation of its forward pass uses. Is it an empty container, or are its weights buffers?")
-    if subject.layers is None or callable(subject.layers) or not len(subject.layers):
-        if not subject.maps and not subject.modules:
-            raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
-        return
-    for pattern in subject.layers:
-        idle = {k for k, remark in subject.survey.notes.items() if remark.mark is Mark.IDLE}
-        if any(matches(k, pattern) and k not in idle for k in [*subject.maps, *subject.modules]):
-            continue
-        for name, remark in subject.survey.notes.items():
-            if matches(name, pattern):
-                raise CaptureError(f"layer {name!r} cannot be measured: {remark.text}.")
-        raise SelectionError(f"layers={pattern!r} matches nothing. This model has: {', '.join(known)}. "
-                             f"Patterns like 'h.*.attn.*' work too.")
-
-
-def check_labels(subject: Subject) -> None:
-    """Labels of every output, and random combinations of them, are large arrays: a vocabulary times a text is not small."""
-    n, k = subject.probe.n, subject.survey.outputs
-    need = 8 * k * n if subject.probe.y is not None else 0
-    if need > max(subject.memory, SMALL):
-        raise MemoryBudgetError(
-            f"memory={show_bytes(subject.allowed)} cannot hold the labels of {k:,} outputs for {n} examples. The smallest that "
-            f"works here is above memory='{show_bytes(need)}'; pick fewer outputs, e.g. those of the last token: "
-            f"output=lambda out: out.logits[:, -1].")

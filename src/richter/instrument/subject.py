@@ -13,32 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from richter.core import WHOLE, CaptureError, Remark, SelectionError, matches
+from richter.core import WHOLE, CaptureError, Mark, MemoryBudgetError, Remark, SelectionError, matches, show_bytes
 from richter.core.arrays import fingerprint
+from richter.core.modules import understood
 from richter.core.values import MOVED_BUFFERS, SMALL, few_of, give_back
-from richter.instrument.capture import Output, State, device_of, outputs_of, same_bits, state_of, to_device, weight_bytes
+from richter.instrument.capture import (
+    BACKUP_BYTES,
+    Output,
+    State,
+    device_of,
+    outputs_of,
+    same_bits,
+    state_of,
+    to_device,
+    weight_bytes,
+)
 from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.probe import Objective, Probe, aligned
-from richter.instrument.statistics.frame import GROUPS, copied_bytes, fixed_bytes
-from richter.instrument.statistics.journey import Journey, understood
-from richter.instrument.statistics.moments import Bases
-from richter.instrument.stream import Forwards, RowCotangents, Source, check_labels, check_selection, chunks, fitting, select
-from richter.instrument.survey import (
-    FEWEST,
-    SURVEYED,
-    UNTRUSTED,
-    Audit,
-    Doubt,
-    Noise,
-    SurveyMemo,
-    rounding_errors,
-    settings,
-    surveyed,
-)
+from richter.instrument.stream import RowCotangents, chunks, fitting, select
+from richter.instrument.survey import FEWEST, SURVEYED, UNTRUSTED, Audit, Doubt, Forwards, Network, SurveyMemo, settings, surveyed
 from richter.instrument.tokens import Positions, positions_of
 from richter.kernels.contract import Unit, units_of
 
 ARRAYS = 12  # of outputs that a survey holds
+GROUPS = 8  # of examples, for the jackknife
 KEPT = 2 ** 22  # entries of all matrices that are kept in double precision
 MAP_KINDS = ("dense", "grouped", "lookup")
 Layers = Sequence[str] | Callable[[str], bool] | None
@@ -54,29 +52,29 @@ class Subject:
         self.counted: Tensor | None = None  # "n k", False at outputs that do not count; None: all do
         self.frugal = False  # are sums kept as what they are made of, where that takes less room?
         self.wide = False  # its products leave the range of single precision: they are computed in double
-        self._find_device()
+        self._read_model()
         self.memo = SurveyMemo()
         self._known: Any = None  # what a plan rests on besides the architecture
         self._initial_outputs: Tensor | None = None  # of the initial network on the examples of the survey
         self._around: Any = None  # what it has besides its weights
         self.measured = 0  # how often
         self.audit: Audit | None = None  # what is looked at again in this measurement
-        self._noise: tuple[list[str], Noise] | None = None  # of which faint maps it was found
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
+        self.shared: dict[Any, Any] = {}  # what statistics compute once in a measurement, by its owner
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
         self.carried: dict[str, Any] = {}  # and those of now, for the next one
         self.step: int | None = None  # of training, at which it is measured
         self.moved = ""  # what is to be said of token labels
         self.forwards = Forwards()  # that were made anyway
 
-    @cached_property
-    def _copied_bytes(self) -> int:
-        return copied_bytes(self.model)
-
     @property
     def fixed(self) -> int:
-        return fixed_bytes(self._copied_bytes, [self.counted, self.__dict__.get("Y"), self._initial_outputs])
+        """Bytes that any measurement of a large model takes: copies of weights and gradients, by which one sees
+        that nothing was disturbed, and arrays of the probe."""
+        held = [t for t in (self.counted, self.__dict__.get("Y"), self._initial_outputs) if isinstance(t, Tensor)]
+        need = self._copied_bytes + sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+        return need if need > SMALL else 0
 
     @property
     def memory(self) -> int:
@@ -87,11 +85,11 @@ class Subject:
         """The model as it is now. Is anything but its numbers other than the last time? A survey of a plain model is taken as it
         was, because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by
         itself."""
-        self._forget("_copied_bytes", "bases", "drift", "drifted", "journey", "loss_gradient", "then")  # computed once
-        self.forwards, self.carried = Forwards(), {}
+        self._forget("drift", "drifted", "loss_gradient", "then")  # computed once
+        self.forwards, self.carried, self.shared = Forwards(), {}, {}
         self.measured += 1
-        self.audit, self._noise = Audit(), None
-        self._find_device()
+        self.audit = Audit()
+        self._read_model()
         self.few = self._first_inputs()
         before, self._known = self._known, None  # until all is well
         self.copied, self.state, self.survey = surveyed(self.model, self.few, self.output, self.memo,
@@ -109,7 +107,7 @@ class Subject:
     def amend(self, doubt: Doubt) -> None:
         """What was captured is not what single examples say: do without it."""
         self._known = None
-        self.survey = self.memo.amend(self.survey, self.source.bench(doubt.x), doubt)
+        self.survey = self.memo.amend(self.source, doubt)
         self._begin_again()
         self._prepare()
         self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
@@ -127,14 +125,14 @@ class Subject:
 
     def _begin_again(self) -> None:
         """A measurement that was given up has left nothing behind."""
-        self.audit, self._noise = Audit(), None
-        self.forwards, self.carried = Forwards(), {}
-        self._forget("bases", "journey", "loss_gradient")
+        self.audit = Audit()
+        self.forwards, self.carried, self.shared = Forwards(), {}, {}
+        self._forget("loss_gradient")
         self._read_matrices()
 
     def _read_matrices(self) -> None:
-        self.W = Widened(self.survey.matrices, self._wide)
-        self.W0 = Widened({} if self.initial is None else self._matrices_then(), self._wide)
+        self.W = Widened(self.survey.matrices, self.widened)
+        self.W0 = Widened({} if self.initial is None else self._matrices_then(), self.widened)
 
     def _prepare(self) -> None:
         """What depends on the architecture alone."""
@@ -168,24 +166,11 @@ class Subject:
         """What is to be said of these buffers, if they do anything."""
         if not self.drifted or self._initial_outputs is None:
             return Remark()
-        given = replace(self.source, state=state_of(self.model, self.initial, self.copied)).run(self.few, 0)
+        given = replace(self.source, state=state_of(self.model, self.initial, self.copied)).run(self.few, record=False)
         if given.f.shape == self._initial_outputs.shape and torch.equal(given.f, self._initial_outputs):
             return Remark()
         return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
                            f"they did is not in this number")
-
-    @cached_property
-    def journey(self) -> Journey:
-        """From the initial network to this one, once in a measurement."""
-        return Journey(self)
-
-    @property
-    def noise(self) -> Noise:
-        """Maps and modules whose gradients are nothing but rounding errors, on a few examples."""
-        faint = self.audit.faint if self.audit is not None else []
-        if self._noise is None or self._noise[0] != faint:
-            self._noise = faint, rounding_errors(self.source.bench(self.few), self.survey, faint)
-        return self._noise[1]
 
     @property
     def groups(self) -> int:
@@ -211,7 +196,7 @@ class Subject:
 
     def let_go(self) -> None:
         """Of what was computed once: a stage of a measurement is over."""
-        self._forget("bases", "journey")
+        self.shared = {}
         give_back(weight_bytes(self.model))
 
     def narrowed(self, maps: Sequence[str]) -> Subject:
@@ -223,8 +208,8 @@ class Subject:
     def _changed(self, *how: str) -> Subject:
         other = copy.copy(self)
         other.origin = (*self.origin, *how)
-        other._forget("bases", "journey", "loss_gradient", "kernel_rows")  # what is computed once of what changes
-        other.numbers = {}
+        other._forget("loss_gradient", "kernel_rows")  # what is computed once of what changes
+        other.numbers, other.shared = {}, {}
         return other
 
     @cached_property
@@ -233,7 +218,7 @@ class Subject:
         mask = self.probe.mask
         if mask is None or bool(mask.all()):
             return {}
-        return positions_of(self.source.bench(self.few), self.survey, self.maps, mask.shape[1])
+        return positions_of(self.source, self.few, self.maps, mask.shape[1])
 
     @cached_property
     def refused(self) -> dict[str, str]:
@@ -264,20 +249,15 @@ class Subject:
             self.__dict__.pop(name, None)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Network:
         """The network now."""
-        return Source(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
+        return Network(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
 
     @property
-    def initial_source(self) -> Source:
+    def initial_source(self) -> Network:
         """The network at initialisation."""
         assert self.then is not None
-        return Source(self.model, self.then, self.survey, self.output, self.audit, self.wide, self.forwards)
-
-    @cached_property
-    def bases(self) -> Bases:
-        """Through which matrices what is asked of each map is kept."""
-        return Bases(self, self._wide)
+        return replace(self.source, state=self.then)
 
     def plain(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The same as ``pair``, where they lie."""
@@ -349,7 +329,11 @@ class Subject:
         """What a forward-backward pass of the probe takes: three times its forward pass; NaN if none was made."""
         return 3 * self.probe.n * self.forwards.seconds / self.forwards.examples if self.forwards.examples else math.nan
 
-    def _find_device(self) -> None:
+    def _read_model(self) -> None:
+        """Find the device of the model, and the bytes of the copies by which one sees that nothing was disturbed."""
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        sizes = weight_bytes(self.model), sum(g.numel() * g.element_size() for g in grads)
+        self._copied_bytes = sum(size for size in sizes if size <= BACKUP_BYTES)
         self.device = device_of(self.model)
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
 
@@ -373,7 +357,7 @@ class Subject:
         self.x = self._inputs()
         check_labels(self)
         shape = torch.Size((self.probe.n, *self.survey.shape))
-        self.probe, note = aligned(self.source.bench(self._first_inputs()), self.probe, shape)
+        self.probe, note = aligned(self.source, self._first_inputs(), self.probe, shape)
         self.moved = note or self.moved
         self.Y, self.counted = self.probe.targets(shape)
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
@@ -381,7 +365,7 @@ class Subject:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def _matrices_then(self) -> dict[str, Tensor]:
-        seen = (source := self.initial_source).bench(self.few).run()
+        seen = (source := self.initial_source).run(self.few)
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")
@@ -396,7 +380,7 @@ class Subject:
         matrices |= {k: source.state[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
         return matrices
 
-    def _wide(self, W: Tensor) -> Tensor:
+    def widened(self, W: Tensor) -> Tensor:
         """Errors are differences of near numbers: they take float64."""
         return W.double() if self.errors or self.wide else W.to(torch.promote_types(W.dtype, torch.float32))
 
@@ -431,3 +415,37 @@ class Widened(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.matrices)
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+def check_selection(subject: Subject) -> None:
+    """Is something asked for, and is it there?"""
+    known = list(dict.fromkeys([*subject.survey.maps, *subject.modules]))
+    if not subject.survey.maps and not subject.modules:
+        raise SelectionError("no weight layer was found: the model has no parameter that a linear map, a norm or a plain "
+                             "operation of its forward pass uses. Is it an empty container, or are its weights buffers?")
+    if subject.layers is None or callable(subject.layers) or not len(subject.layers):
+        if not subject.maps and not subject.modules:
+            raise SelectionError(f"layers= selects none of: {', '.join(known)}.")
+        return
+    for pattern in subject.layers:
+        idle = {k for k, remark in subject.survey.notes.items() if remark.mark is Mark.IDLE}
+        if any(matches(k, pattern) and k not in idle for k in [*subject.maps, *subject.modules]):
+            continue
+        for name, remark in subject.survey.notes.items():
+            if matches(name, pattern):
+                raise CaptureError(f"layer {name!r} cannot be measured: {remark.text}.")
+        raise SelectionError(f"layers={pattern!r} matches nothing. This model has: {', '.join(known)}. "
+                             f"Patterns like 'h.*.attn.*' work too.")
+
+
+def check_labels(subject: Subject) -> None:
+    """Labels of every output, and random combinations of them, are large arrays: a vocabulary times a text is not small."""
+    n, k = subject.probe.n, subject.survey.outputs
+    need = 8 * k * n if subject.probe.y is not None else 0
+    if need > max(subject.memory, SMALL):
+        raise MemoryBudgetError(
+            f"memory={show_bytes(subject.allowed)} cannot hold the labels of {k:,} outputs for {n} examples. The smallest that "
+            f"works here is above memory='{show_bytes(need)}'; pick fewer outputs, e.g. those of the last token: "
+            f"output=lambda out: out.logits[:, -1].")

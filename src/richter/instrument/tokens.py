@@ -9,15 +9,15 @@ with where the tokens would be. Where neither decides, nothing is claimed, and t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from richter.instrument.capture import Call, Inputs
-from richter.instrument.survey import Bench, Layout, Survey, by_example, grouped, tolerance
+from richter.instrument.capture import Call, Inputs, count
+from richter.instrument.survey import Layout, Network, by_example, grouped, tolerance
 
 # -------------------------------------------------------------------------------------------------------------- varied
 # Passes of a few examples with fewer tokens, or with other contents of some, and what the calls of maps look like in them.
@@ -83,17 +83,17 @@ class Seen:
 class Look:
     """Passes of a few examples, and the calls of some maps in them."""
 
-    bench: Bench
-    survey: Survey
+    network: Network
+    x: Inputs
     maps: Sequence[str]
     T: int
 
     def seen(self, x: Inputs, tokens: int | None = None) -> dict[str, list[Seen]] | None:
         """Of each map, the calls in a pass of all examples, or in one for each where only single ones can be read. None if the
         outputs are not of so many ``tokens``."""
-        infos, n = self.survey.maps, self.bench.n
-        bench = replace(self.bench, x=x)
-        run = bench.run(expand=dict.fromkeys(self.survey.expand, n))
+        survey, n = self.network.survey, count(self.x)
+        infos = survey.maps
+        run = self.network.run(x, expand=dict.fromkeys(survey.expand, n))
         if tokens is not None and (run.f.dim() < 2 or run.f.shape[1] != tokens):
             return None
         calls = grouped(run.calls)
@@ -102,7 +102,7 @@ class Look:
             seen = {k: [Seen(n, s.calls, _stretched(s)) for s in own] for k, own in seen.items()}
         alone = [k for k in self.maps if not infos[k].layouts]
         for i in range(n if alone else 0):
-            calls = grouped(bench.alone(i, expand=dict.fromkeys(self.survey.expand, 1)).calls)
+            calls = grouped(self.network.alone(x, i, expand=dict.fromkeys(survey.expand, 1)).calls)
             for k in alone:
                 mine = calls.get(k, [])
                 seen.setdefault(k, []).append(Seen(1, mine, ["major"] * len(mine)))
@@ -110,7 +110,7 @@ class Look:
 
     def shortened(self) -> tuple[Sequence[Any], list[tuple[int, dict[str, list[Seen]]]]]:
         """The same with fewer tokens: of which inputs, and (how many, calls); nothing if the model takes T only."""
-        for names, cut in _cuts(self.bench.x, self.T):
+        for names, cut in _cuts(self.x, self.T):
             try:
                 shorter = [(t, self.seen(cut(t), t)) for t in dict.fromkeys((self.T - 1, max(1, self.T // 2)))]
             except Exception:  # a model may refuse a length in whatever way it likes
@@ -121,23 +121,23 @@ class Look:
 
     def texts(self) -> Sequence[Any]:
         """Of several inputs of T tokens, those whose last token is seen by the last outputs alone: the others are other texts."""
-        x, T = self.bench.x, self.T
+        x, T = self.x, self.T
         names = contents(x, T)
         if len(names) < 2:
             return names
-        f = self.bench.run(record=False).f
+        f = self._outputs(x)
         moved = {k: (self._outputs(_with_others(x, [k], T - 1, T)) != f).transpose(0, 1).flatten(1).any(1) for k in names}
         return [k for k in names if not bool(moved[k][:-1].any())]
 
     def _outputs(self, x: Inputs) -> Tensor:
-        return replace(self.bench, x=x).run(record=False).f
+        return self.network.run(x, record=False).f
 
     def changed(self, names: Sequence[Any], alone: bool = False) -> Iterator[tuple[int, dict[str, list[Seen]]]]:
         """The same with other contents of these inputs at the tokens from the k-th on, or at the k-th ``alone``: (k, calls)."""
         first = 0 if alone else 1
         for k in sorted({first + i * (self.T - first) // SUFFIXES for i in range(SUFFIXES)} | {self.T - 1}) if names else ():
             try:
-                seen = self.seen(_with_others(self.bench.x, names, k, k + 1 if alone else self.T))
+                seen = self.seen(_with_others(self.x, names, k, k + 1 if alone else self.T))
             except Exception:
                 continue
             if seen is not None:
@@ -231,19 +231,19 @@ class Irregular(Exception):
     """Positions that are neither tokens nor independent of them: windows, strides, routed tokens."""
 
 
-def positions_of(bench: Bench, survey: Survey, maps: Sequence[str], T: int) -> dict[str, Positions]:
+def positions_of(network: Network, x: Inputs, maps: Sequence[str], T: int) -> dict[str, Positions]:
     """What the positions of these maps are, for a mask of T tokens."""
     if T == 1:  # an example is real or it is not
         return {name: Positions() for name in maps}
-    look = Look(bench, survey, maps, T)
-    whole = look.seen(bench.x)
+    look = Look(network, x, maps, T)
+    whole = look.seen(x)
     assert whole is not None
     names, shorter = look.shortened()
     known: dict[str, Positions | None] = {}  # None: nothing is known of it yet
     for name in maps:
         known[name] = _by_length(whole[name], [(t, cut[name]) for t, cut in shorter], T) if shorter else None
     fixed = [name for name in maps if (known[name] is None or known[name] == Positions()) and _divides(whole[name], T)]
-    names = [k for k in contents(bench.x, T) if k in (names if shorter else look.texts())]
+    names = [k for k in contents(x, T) if k in (names if shorter else look.texts())]
     answers = _by_content(look, whole, fixed, names) if fixed else {}
     tells = any(p.tokens is not None for p in answers.values())  # tokens, in layers that have as many positions for fewer of them
     for name, answer in answers.items():

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from richter.core import MemoryBudgetError, show_bytes
 from richter.core.values import table
 from richter.instrument.capture import State
-from richter.instrument.stream import LayerCapture, MapInfo, Survey, steps
+from richter.instrument.stream import LayerCapture, steps
+from richter.instrument.survey import MapInfo, Survey
 
 # ---------------------------------------------------------------------------------------------------------- operations
 # How many operations each contraction of a kernel takes, and how large its tiles are; the cheapest one is chosen by counting.

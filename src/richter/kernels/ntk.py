@@ -23,17 +23,16 @@ from richter.instrument.stream import (
     Chunk,
     LayerCapture,
     RowCotangents,
-    Source,
     check_inputs,
     check_weights,
     count,
     covariance,
     pairs,
+    ready,
     select,
     steps,
-    widened,
 )
-from richter.instrument.survey import MOST_DOUBTS, SURVEYED, Amendments, Audit, Doubt, amended, surveyed
+from richter.instrument.survey import MOST_DOUBTS, SURVEYED, Amendments, Audit, Doubt, Network, amended, surveyed
 from richter.kernels.contract import (
     OUTPUTS,
     Outputs,
@@ -59,7 +58,7 @@ T = TypeVar("T")
 class Job:
     """Everything a kernel computation needs besides the data."""
 
-    source: Source
+    source: Network
     units: Sequence[Unit]
     cotangents: RowCotangents
     v: int  # cotangents for each example
@@ -213,7 +212,7 @@ def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
             if not left:
                 raise
             s = job.source
-            survey = amended(s.survey, s.bench(doubt.x), doubt, amendments)
+            survey = amended(s, doubt, amendments)
             job = replace(job, source=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
     raise AssertionError("the last doubt is raised")
 
@@ -265,7 +264,7 @@ def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, outp
     def V(f: Tensor, rows: slice) -> Tensor:
         return chosen.rows(f, None, range(rows.start, rows.stop), slice(None), "kernel")
 
-    source = Source(model, state, survey, output, Audit())
+    source = Network(model, state, survey, output, Audit())
     return Job(source, units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs)
 
 
@@ -291,7 +290,7 @@ def _capture(job: Job, x: Inputs, layer: str) -> LayerCapture:
     if layer not in known:
         raise SelectionError(f"layer {layer!r} is not one of the linear maps of this model: {', '.join(known)}.")
     chunk = Chunk(job.source, x, slice(0, count(x)), [layer], job.cotangents)
-    return widened(chunk.recording.captures(chunk.V)[layer])
+    return ready(chunk.ask(chunk.V)[layer])
 
 
 def ptk(model: nn.Module, x: Any, layer: str, *, output: Output | None = None, mode: str = "eval") -> Array:

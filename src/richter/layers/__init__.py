@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -77,7 +77,19 @@ def _parametrised_forward(module: nn.Module, kind: type[nn.Module]) -> bool:
     return getattr(type(module).forward, "__qualname__", "") == getattr(kind.forward, "__qualname__", None)
 
 
+TAKEN_APART: dict[Any, Callable[..., Any]] = {}  # functions of torch that multiply several matrices, and what is called instead
+
+
+def takes_apart(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what is called instead of some functions of torch, with the recorder of a forward pass (instrument/capture), the
+    function and its arguments. It returns what the function returns, and tells the recorder of every product of a matrix."""
+    def registered(instead: Callable[..., Any]) -> Callable[..., Any]:
+        TAKEN_APART.update(dict.fromkeys(functions, instead))
+        return instead
+    return registered
+
+
 for _file in modules(__name__):
     importlib.import_module(_file)  # registers its types
 
-__all__ = ["Kind", "LinearMap", "View", "register", "view_of"]
+__all__ = ["TAKEN_APART", "Kind", "LinearMap", "View", "register", "takes_apart", "view_of"]

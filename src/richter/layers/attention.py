@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from richter.layers import LinearMap
+from richter.layers import LinearMap, takes_apart
 from richter.layers.linear import positions
 
 Apply = Callable[[str, Tensor, Tensor, Tensor | None], Tensor]  # (which, input, weight, bias) -> output
@@ -52,3 +52,11 @@ def attention_in_parts(apply: Apply, query: Tensor, key: Tensor, value: Tensor, 
         training=training, key_padding_mask=key_padding_mask, need_weights=need_weights, attn_mask=attn_mask,
         use_separate_proj_weight=True, q_proj_weight=same, k_proj_weight=same, v_proj_weight=same, **rest)
     return apply("out_proj", mixed, out_proj_weight, out_proj_bias), attention
+
+
+@takes_apart(F.multi_head_attention_forward)
+def attend(recorder: Any, func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """nn.MultiheadAttention. Where its weights are wanted, torch computes it without a fused kernel."""
+    if not recorder.plain or kwargs.get("need_weights", True):
+        return attention_in_parts(recorder.projected, *args, **kwargs)
+    return attention_in_parts(recorder.projected, *args, **{**kwargs, "need_weights": True})[0], None

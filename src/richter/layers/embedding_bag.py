@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from richter.layers import takes_apart
 
 Lookup = Callable[[Tensor, Tensor], Tensor]  # F.embedding of indices "n s" in a weight
 
@@ -35,3 +38,11 @@ def bag_in_parts(lookup: Lookup, bag: dict[str, Any]) -> Tensor:
         rows = rows * bag["per_sample_weights"].unsqueeze(-1)
     z = rows.masked_fill(~keep, 0).sum(1)
     return z / keep.sum(1).clamp(min=1) if bag["mode"] == "mean" else z
+
+
+@takes_apart(F.embedding_bag)
+def look_up(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    bag = bag_of(args, kwargs)
+    if bag is None:
+        return recorder.called(func, args, kwargs)
+    return bag_in_parts(lambda *lookup: recorder.handled(F.embedding, lookup, {}), bag)

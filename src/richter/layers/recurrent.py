@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from richter.layers import LinearMap, View
+from richter.layers import LinearMap, View, takes_apart
 from richter.layers.linear import positions
 
 State = tuple[Tensor, ...]  # (h,), or (h, c) of an LSTM
@@ -82,6 +82,15 @@ def recurrent_in_parts(remember: Remember, func: Any, args: Sequence[Any]) -> An
     state = tuple(given) if func is torch.lstm_cell else (given,)
     _, state = _Parts(remember, CELLS[func], weights).along(x[None], state, "", biases)
     return state if func is torch.lstm_cell else state[0]
+
+
+@takes_apart(*LAYERS, *CELLS)
+def step(recorder: Any, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """A recurrent layer or cell, if all its matrices are known to be weights."""
+    weights = weights_of(func, args, kwargs) if torch.is_grad_enabled() else {}
+    if weights and all(recorder.owner(f"weight_{which}", weight) for which, weight in weights.items()):
+        return recurrent_in_parts(recorder.gated, func, args)
+    return recorder.called(func, args, kwargs)
 
 
 def _layers_in_parts(parts: _Parts, func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -222,11 +222,10 @@ def _read(subject: Subject, name: str) -> Iterator[tuple[Float[Tensor, "n s p"],
     each = item * (survey.graph + survey.maps[name].unfolded) + 8 * survey.maps[name].positions * survey.maps[name].shape[-1]
     size = fitting(subject.memory, each, min(subject.probe.chunk, subject.probe.n), survey.drawn) if name in survey.batched else 1
     for chunk in chunks(subject.source, subject.x, size, maps=[name], title="reading features"):
-        recording = chunk.recording
-        if name not in recording.where:
+        if not chunk.reaches(name):
             raise SelectionError(f"not every example reaches layer {name!r}, so that it has no features of the others.")
-        h = recording.reads(name).detach().flatten(2).to(subject.home, torch.float64)
-        recording.look()
+        h = chunk.reads(name).detach().flatten(2).to(subject.home, torch.float64)
+        chunk.look()
         if not torch.isfinite(h).all():
             raise SelectionError(f"layer {name!r}: {NOT_FINITE}. Has the training diverged?")
         real = subject.real(name, chunk.rows, h.shape[1])

@@ -30,6 +30,7 @@ class Measure:
     remark: Callable[..., Remark] | None = None  # of the same statistics: what must be said beside the value
     card: Card | None = None  # what people read about it; a shipped one's is in cards.py
     arrays: Callable[..., Mapping[str, Tensor]] | None = None  # of the same statistics: matrices kept beside the number
+    batched: bool = False  # does ``compute`` also take statistics whose numbers have a leading axis of groups?
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cotangents", as_cotangents(self.cotangents))  # a plain function of (f, y) is some too

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from richter.core import RichterError, StoreError
 from richter.instrument.verdict import diagnose
-from richter.runs.format import DATABASE, LOCK, Stamp, is_lasting, stamp
-from richter.runs.place import held
+from richter.runs.place import DATABASE, LOCK, Stamp, held, is_lasting, stamp
 from richter.runs.reader import paths
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ def serve(store: str | os.PathLike[str] = "runs", host: str = "127.0.0.1", port:
     _need_the_extra()
     import uvicorn
 
-    from richter.report.connections import Patient
+    from richter.report.connections import Limited
     from richter.report.guard import chosen_token
     if Path(store).exists() and not Path(store).is_dir():
         raise StoreError(f"{store} is a file; a store is a folder of runs.")
@@ -39,7 +39,7 @@ def serve(store: str | os.PathLike[str] = "runs", host: str = "127.0.0.1", port:
         shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host
         address = f"http://{shown}:{number}/" + (f"?token={token}" if token else "")
         settings = uvicorn.Config(application(store, host, token), log_level="error", access_log=False, lifespan="off",
-                                  http=Patient, ws="none", server_header=False, timeout_graceful_shutdown=1)
+                                  http=Limited, ws="none", server_header=False, timeout_graceful_shutdown=1)
         print(f"Richter shows {store} at {address}  (Ctrl-C ends it)", flush=True)
         if open_browser:
             threading.Timer(0.3, webbrowser.open, [address]).start()

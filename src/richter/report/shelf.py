@@ -16,7 +16,7 @@ from typing import TypeVar
 from richter.core import RichterError, SelectionError, StoreError
 from richter.report.listing import Listing, Summary, mark_of
 from richter.runs import Run, inside
-from richter.runs.format import DATABASE, stamp
+from richter.runs.place import DATABASE, stamp
 
 Answer = TypeVar("Answer")
 PATIENCE = 10.0  # seconds that one waits for the file system of a run

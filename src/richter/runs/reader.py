@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import math
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,15 +17,14 @@ from richter.core import WHOLE, Failure, Labels, Mark, Remark, Row, SelectionErr
 from richter.instrument.snapshot import Snapshot
 from richter.runs import format as arrays
 from richter.runs import place as lock
-from richter.runs import sql
-from richter.runs.database import Kind, Reading
-from richter.runs.format import DATABASE, LOCK, OBJECTS, parsed
+from richter.runs.format import MARKS, Columns, joined, parsed
+from richter.runs.place import DATABASE, LOCK, OBJECTS, object_path
+from richter.runs.sqlite import Curve, Kind, Reader
 
 if TYPE_CHECKING:
     import pandas
 
 COLUMNS = ["step", "layer", "measure", "value", "error", "note", "mark"]
-MARKS = {mark.value: mark for mark in Mark}
 
 
 class Series(NamedTuple):
@@ -56,16 +56,25 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._database: Reading = sql.Reader(self.path)
+        self._database = Reader(self.path)
         self.name = self.path.resolve().name
 
     def close(self) -> None:
-        """It opens again when it is asked."""
+        """Close the file; the next question opens it again."""
         self._database.close()
 
+    def _table(self, name: str) -> list[Any]:
+        """The rows of a small table without their sums."""
+        with self._database.moment() as now:
+            return [row[:-1] for row in now.table(name)]
+
     def _meta(self, key: str) -> Any:
-        text = self._database.meta(key)
+        text = next((value for _, name, value in self._table("meta") if name == key), None)
         return None if text is None else parsed(text)
+
+    def _curves(self, kind: Kind) -> list[Curve]:
+        with self._database.moment() as now:
+            return now.of_kind(kind)
 
     # -------------------------------------------------------------------------------------------------- what it is
 
@@ -85,7 +94,7 @@ class Run:
     @property
     def sessions(self) -> list[Session]:
         return [Session(_number(begun), ended, how, _record(parsed(provenance)))
-                for begun, ended, how, provenance in self._database.sessions()]
+                for _, begun, ended, how, provenance in self._table("sessions")]
 
     @property
     def status(self) -> str:
@@ -96,97 +105,98 @@ class Run:
         return str(last[0].how) if last and last[0].how else "interrupted"
 
     @property
-    def checked(self) -> bool:
-        """Is all that is read known to be what was written? Runs of formats before 3 had no checksums; what they held when they
-        were brought up to date is taken as it was."""
-        return self._meta("migrated") is None
-
-    @property
     def failures(self) -> list[Failure]:
         """What could not be measured or written, and why."""
-        with self._numbers():
+        try:
             return [Failure.from_json(record) for record in self._meta("failures") or []]
+        except (ValueError, TypeError) as why:
+            raise StoreError(f"the run {self.path} holds something else than failures: {why}. It is damaged.") from why
 
     # --------------------------------------------------------------------------------------------------------- rows
 
     @property
     def measures(self) -> list[str]:
-        return list(dict.fromkeys(name for _, _, name in self._database.series("row")))
+        return list(dict.fromkeys(c.name for c in self._curves("row")))
 
     @property
     def layers(self) -> list[str]:
         """In the order in which they were measured, the whole model (``"*"``) last."""
-        layers = dict.fromkeys(layer for _, layer, _ in self._database.series("row"))
-        return sorted(layers, key=lambda layer: layer == WHOLE)
+        return sorted(dict.fromkeys(c.layer for c in self._curves("row")), key=lambda layer: layer == WHOLE)
 
     @property
     def names(self) -> list[str]:
-        """Of the scalars."""
-        return [name for _, layer, name in self._database.series("scalar") if layer == ""]
+        """The names of the scalars."""
+        return [c.name for c in self._curves("scalar") if c.layer == ""]
 
     @property
     def steps(self) -> list[int]:
-        """At which it was measured."""
-        return self._database.steps()
+        """The steps at which it was measured."""
+        return [row[0] for row in self._table("snapshots")]
 
     @property
     def last(self) -> int | None:
         """The last step that anything was written for."""
-        return self._database.last()
+        with self._database.moment() as now:
+            rows = now.extent(list(now.curves.values()))
+            return max([*(rows or ()), *self.steps, *(step for _, _, step in self.arrays)], default=None)
 
     def has(self, measure: str, layer: str = WHOLE) -> bool:
-        return self._database.number("row", layer, measure) is not None
+        return any((c.name, c.layer) == (measure, layer) for c in self._curves("row"))
 
     def series(self, measure: str, layer: str = WHOLE, *, after: int | None = None) -> Series:
         """One measure of one layer over time; ``after``: only later steps."""
-        if (number := self._database.number("row", layer, measure)) is None:
-            raise self._absent(measure, layer)
-        return self._series(number, after)
+        if (series := self._series("row", layer, measure, after)) is not None:
+            return series
+        layers = [c.layer for c in self._curves("row") if c.name == measure]
+        if not layers:
+            raise unknown(f"the run {self.name}", "measure", measure, self.measures)
+        raise unknown(f"the run {self.name}", "layer", layer, layers, of=f" for {measure!r}")
 
     def scalar(self, name: str, *, after: int | None = None) -> Series:
-        if (number := self._database.number("scalar", "", name)) is None:
+        if (series := self._series("scalar", "", name, after)) is None:
             raise unknown(f"the run {self.name}", "scalar", name, self.names)
-        return self._series(number, after)
+        return series
+
+    def _series(self, kind: Kind, layer: str, name: str, after: int | None) -> Series | None:
+        if after is not None and not -2 ** 63 <= after < 2 ** 63:
+            raise SelectionError(f"no run can hold what was asked for ({after!r}): a step has at most 64 bits.")
+        with self._database.moment() as now:
+            if (c := now.curves.get((kind, layer, name))) is None:
+                return None
+            rows = now.rows([c], after=after)[c.number]
+        return Series(rows.step, rows.value, rows.error)
 
     def curves(self, measures: Iterable[str], layers: Iterable[str]) -> dict[tuple[str, str], tuple[Series, Remark]]:
         """Those of these measures and layers that there are, in one question: by (measure, layer), the series, and the mark and
         note of its last row."""
-        return self._curves("row", {(name, layer) for name in measures for layer in layers})
+        return self._several("row", {(layer, name) for name in measures for layer in layers})
 
     def scalar_curves(self, names: Iterable[str]) -> dict[str, Series]:
         """Those of these scalars that there are."""
-        return {name: series for (name, _), (series, _) in self._curves("scalar", {(name, "") for name in names}).items()}
+        return {name: series for (name, _), (series, _) in self._several("scalar", {("", name) for name in names}).items()}
 
-    def _curves(self, kind: Kind, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, Remark]]:
-        with self._database.moment():
-            known = {number: (name, layer) for number, layer, name in self._database.series(kind) if (name, layer) in wanted}
-            rows, notes = self._database.curves(known), self._database.notes()
-        curves = {}
-        for number, key in known.items():
-            c = rows[number]
-            last = c.taken(slice(-1, None))
-            note = "" if last.note is None else "".join(notes.get(n, "") for n in last.note.tolist())
-            remark = Remark(MARKS[self._database.marked(last)[0]], note) if len(last.step) else Remark()
-            curves[key] = Series(c.step, c.value, c.error), remark
-        return curves
+    def _several(self, kind: Kind, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, Remark]]:
+        with self._database.moment() as now:
+            curves = [c for c in now.of_kind(kind) if (c.layer, c.name) in wanted]
+            rows, notes = now.rows(curves), now.notes
+        result = {}
+        for c in curves:
+            columns = rows[c.number]
+            last = columns.taken(slice(-1, None))
+            remark = Remark(_marks(last)[0], _notes(last, notes)[0]) if len(last.step) else Remark()
+            result[c.name, c.layer] = Series(columns.step, columns.value, columns.error), remark
+        return result
 
-    def _series(self, number: int, after: int | None) -> Series:
-        c = self._database.curve(number, after)
-        return Series(c.step, c.value, c.error)
-
-    @contextmanager
-    def _numbers(self) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, TypeError, OverflowError) as why:
-            raise StoreError(f"the run {self.path} holds something else than numbers: {why}. It is damaged.") from why
-
-    def _absent(self, measure: str, layer: str) -> SelectionError:
-        known = self.measures
-        if measure not in known:
-            return unknown(f"the run {self.name}", "measure", measure, known)
-        layers = [other for _, other, name in self._database.series("row") if name == measure]
-        return unknown(f"the run {self.name}", "layer", layer, layers, of=f" for {measure!r}")
+    def _rows(self, kind: Kind, steps: Sequence[int] = ()) -> list[list[Any]]:
+        """A table, column by column, by step and curve; ``steps``: of one or two steps only."""
+        with self._database.moment() as now:
+            curves, notes = now.of_kind(kind), now.notes
+            rows = now.rows(curves, steps)
+        table, of_curve = joined([rows[c.number] for c in curves]), [c for c in curves for _ in rows[c.number].step]
+        order = np.lexsort((np.array([c.number for c in of_curve]), table.step))
+        table, of_curve = table.taken(order), [of_curve[i] for i in order]
+        return [table.step.tolist(), [c.layer for c in of_curve], [c.name for c in of_curve], table.value.tolist(),
+                table.error.tolist(), _notes(table, notes), _marks(table)]
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -195,7 +205,10 @@ class Run:
 
     def _frame(self, *kinds: Kind) -> pandas.DataFrame:
         import pandas as pd
-        frame = pd.DataFrame(dict(zip(COLUMNS, self._database.rows(kinds), strict=True)))
+        with self._database.moment():
+            tables = [self._rows(kind) for kind in kinds]
+        *columns, marks = ([entry for part in column for entry in part] for column in zip(*tables, strict=True))
+        frame = pd.DataFrame(dict(zip(COLUMNS, [*columns, [mark.value for mark in marks]], strict=True)))
         return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
 
     @property
@@ -213,21 +226,21 @@ class Run:
     @property
     def ends(self) -> list[Snapshot]:
         """The first and the last measurement: what a verdict needs, without reading what lies between."""
-        steps = self._database.ends()
-        return [] if steps is None else self.at(steps)
+        with self._database.moment() as now:
+            steps = now.extent(now.of_kind("row"))
+            return [] if steps is None else self.at(steps)
 
     def at(self, steps: Sequence[int] = ()) -> list[Snapshot]:
         """What was measured at these steps (none: at all of them)."""
-        with self._database.moment():
-            entries = self._database.rows(["row"], steps)
-            costs = {cost[0]: cost for cost in self._database.costs(steps)}
-        table = [column.tolist() if isinstance(column, np.ndarray) else column for column in entries]
+        with self._database.moment() as now:
+            table = self._rows("row", steps)
+            costs = {step: cost for step, _, *cost, _ in now.table("snapshots") if not steps or step in steps}
         rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *table[0]})}
-        for step, layer, name, value, error, note, mark in zip(*table, strict=True):
-            rows[step].append(Row(step, layer, name, value, error, note, MARKS[mark]))
+        for row in zip(*table, strict=True):
+            rows[row[0]].append(Row(*row))
         snapshots, labels = [], Labels.from_json(self.about.get("labels"))
         for step, mine in rows.items():
-            _, seconds, passes, examples, notes = costs.get(step, (step, math.nan, math.nan, 0, "{}"))
+            seconds, passes, examples, notes = costs.get(step, (math.nan, math.nan, 0, "{}"))
             snapshots.append(Snapshot(tuple(mine), step, _record(parsed(notes)), _number(seconds), examples or 0, _number(passes),
                                       labels=labels))
         return snapshots
@@ -237,7 +250,7 @@ class Run:
     @property
     def arrays(self) -> list[tuple[str, str, int]]:
         """(layer, name, step) of every array; none is loaded."""
-        return self._database.arrays()
+        return sorted((row[1:4] for row in self._table("arrays")), key=operator.itemgetter(2))
 
     def array(self, name: str, layer: str = WHOLE, step: int | None = None) -> NDArray[Any]:
         """One array; of the last step if none is given. A matrix kept by eigenpairs is put together again."""
@@ -256,28 +269,28 @@ class Run:
         return arrays.leading(arrays.decode(form, dtype, shape, data), 1.0)
 
     def _stored(self, name: str, layer: str, step: int | None, load: bool = True) -> tuple[str, str, tuple[int, ...], bytes]:
-        entry = self._database.array(layer, name, step, load)
-        if entry is None:
-            known = [f"{n} of {k} at step {s}" for k, n, s in self.arrays]
-            raise SelectionError(f"the run {self.name} has no array {name!r} of layer {layer!r}"
-                                 + (f" at step {step}" if step is not None else "") + ". It has: "
-                                 + (", ".join(known[:20]) + (", ..." if len(known) > 20 else "") if known else "none") + ".")
-        form, dtype, shape, data, stored = entry
+        with self._database.moment() as now:
+            rows = [row for row in now.arrays.get((layer, name), []) if step is None or row[3] == step]
+            if not rows:
+                known = [f"{n} of {k} at step {s}" for k, n, s in self.arrays]
+                raise SelectionError(f"the run {self.name} has no array {name!r} of layer {layer!r}"
+                                     + (f" at step {step}" if step is not None else "") + ". It has: "
+                                     + (", ".join(known[:20]) + (", ..." if len(known) > 20 else "") if known else "none") + ".")
+            number, _, _, _, form, dtype, shape, stored, body = max(rows, key=operator.itemgetter(3))
+            data = now.data("arrays", number, body) if load and body is not None else b""
         sizes = parsed(shape)
         if not isinstance(sizes, list) or {type(k) for k in sizes} - {int}:
             raise StoreError(f"the array {name!r} of the run {self.path} is damaged: its shape is {shape!r}.")
-        if not load:
-            data = b""
-        elif stored is not None:
-            data = arrays.from_file(arrays.object_path(self.path / OBJECTS, str(stored)))
-        if not isinstance(data, bytes):
+        if load and stored is not None:
+            data = arrays.from_file(object_path(self.path, stored))
+        elif load and body is None:
             raise StoreError(f"the array {name!r} of the run {self.path} has no bytes. It is damaged.")
-        return str(form), str(dtype), tuple(sizes), data
+        return form, dtype, tuple(sizes), data
 
     def state(self, key: str) -> Path | None:
         """A safetensors file that was kept as ``initial`` or ``previous`` state, its content checked."""
         name = self.state_name(key)
-        return None if name is None else arrays.object_path(self.path / OBJECTS, name)
+        return None if name is None else object_path(self.path, name)
 
     def state_name(self, key: str) -> str | None:
         """The name of its object; nothing is read."""
@@ -290,17 +303,18 @@ class Run:
 
     @property
     def claims(self) -> dict[str, dict[str, Any]]:
-        return {name: _record(parsed(record)) for name, record in self._database.claims()}
+        return {name: _record(parsed(record)) for _, name, record in self._table("claims")}
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        return self._database.figures()
+        return [row[1:3] for row in self._table("figures")]
 
     def figure(self, name: str, kind: str = "svg") -> bytes:
-        data = self._database.figure(name, kind)
-        if data is None:
-            raise unknown(f"the run {self.name}", "figure", f"{name}.{kind}", [".".join(f) for f in self.figures])
-        return data
+        with self._database.moment() as now:
+            for number, *figure, body, _ in now.table("figures"):
+                if figure == [name, kind]:
+                    return now.data("figures", number, body)
+        raise unknown(f"the run {self.name}", "figure", f"{name}.{kind}", [".".join(f) for f in self.figures])
 
     # ------------------------------------------------------------------------------------------------------- export
 
@@ -329,7 +343,7 @@ class Run:
         layers = len([k for k in self.layers if k != WHOLE])
         words = f"{len(steps)} measurements of {layers} layers" + (f", the last at step {steps[-1]}" if steps else "")
         table = f'<div style="max-height:24em;overflow:auto">{last[0]._repr_html_()}</div>' if last else ""
-        return f"<p><b>{_escaped(self.name)}</b> ({_escaped(self.status)}): {words}</p>{table}"
+        return f"<p><b>{html.escape(self.name)}</b> ({html.escape(self.status)}): {words}</p>{table}"
 
 
 def default_store() -> Path:
@@ -372,6 +386,14 @@ def inside(store: str | os.PathLike[str], name: str) -> Path:
     return path
 
 
+def _marks(c: Columns) -> list[Mark]:
+    return [MARKS[0]] * len(c.step) if c.mark is None else [MARKS[code] for code in c.mark.tolist()]
+
+
+def _notes(c: Columns, notes: dict[int, str]) -> list[str]:
+    return [""] * len(c.step) if c.note is None else [notes.get(number, "") for number in c.note.tolist()]
+
+
 def _number(v: Any) -> float:
     return math.nan if v is None else float(v)
 
@@ -381,7 +403,3 @@ def _record(value: Any) -> dict[str, Any]:
         raise StoreError(f"a record of this run is damaged: it is a {type(value).__name__}.")
     return value or {}
 
-
-def _escaped(text: str) -> str:
-    import html
-    return html.escape(text)

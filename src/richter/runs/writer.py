@@ -22,30 +22,17 @@ from richter.core import WHOLE, Failure, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import format as arrays
 from richter.runs import place as lock
-from richter.runs import sql
-from richter.runs.database import Appending
-from richter.runs.format import (
-    DATABASE,
-    LOCK,
-    OBJECTS,
-    explained,
-    gone,
-    identity,
-    plain,
-    plain_text,
-    provenance,
-    regular,
-    sync,
-    whole_step,
-    worded,
-)
+from richter.runs.format import plain, plain_text, provenance, whole_step, worded
+from richter.runs.place import DATABASE, LOCK, OBJECTS, explained, gone, identity, regular, sync
 from richter.runs.reader import Run
+from richter.runs.sqlite import Appender, begun
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 PATIENCE = 10.0  # seconds that the end of a program waits for a thread that writes
 SYNC = 30.0  # seconds after which what was written is asked to be on the disk
+
 
 def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping[str, int] | None = None,
            resume: bool = False) -> Writer:
@@ -54,8 +41,8 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
     >>> run = richter.runs.create("runs/first", Settings(lr=0.1))
     >>> run.scalars(0, loss=2.3); run.finish()
     """
-    folder, kept = Path(plain_text(os.fspath(path))), plain(settings)
-    meta = {"settings": kept, "seeds": plain(seeds or {}, "seeds")}
+    folder, record = Path(plain_text(os.fspath(path))), plain(settings)
+    meta = {"settings": record, "seeds": plain(seeds or {}, "seeds")}
     if "\0" in str(folder):
         raise StoreError(f"{str(folder)!r} cannot be the name of a folder. Choose another.")
     with explained(folder, "made"):
@@ -76,13 +63,12 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
         raise StoreError(f"another process is writing the run {folder}. A run has one writer; choose another name, or wait.")
     with contextlib.ExitStack() as undo:
         undo.callback(held.release)
-        if sql.begun(folder):  # nothing in the file is changed before it is clear that it goes on
+        if begun(folder):  # nothing in the file is changed before it is clear that it goes on
             with contextlib.closing(Run(folder)) as old:
                 if old.sessions:
-                    _check_same(old, resume, kept if settings is not None else None)
+                    _check_same(old, resume, record if settings is not None else None)
                     meta = {}
-        database = sql.Appender(folder)
-        undo.callback(database.close)
+        database = undo.enter_context(contextlib.closing(Appender(folder)))
         if identity(os.stat(folder)) != here:
             raise gone(folder, "another run is in its place")
         with explained(folder, "made"):
@@ -95,37 +81,31 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
 class Writer:
     """The one writer of a run. ``.run`` reads it back."""
 
-    def __init__(self, folder: Path, database: Appending, held: BaseFileLock, meta: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, database: Appender, held: BaseFileLock, meta: Mapping[str, Any]) -> None:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
         self.closed, self._synced = False, time.monotonic()
         _hear_exits()
         self._guard = threading.RLock()
-        self._session: list[int] = []  # its number, once there is one
         self._begins = time.time(), json.dumps(provenance())
         self._deferred: Callable[[], object] | None = None
         if meta:
-            self._begin(meta)
+            self._database.begin(meta, *self._begins)
         self.run = Run(folder)
         self.listener: Callable[[float], None] | None = None  # hears how much is done
         self.observer: object = None  # who writes its measurements here: one Observer at most
         self._last_progress = 0.0
         _open[folder.resolve()] = self
         # a program that ends without a word has finished, or failed; one that is killed says nothing and was interrupted
-        self._ending = weakref.finalize(self, _end, database, held, self._guard, self._session, os.getpid(), _last_error())
+        self._ending = weakref.finalize(self, _end, database, held, self._guard, os.getpid(), _last_error())
 
     @property
     def begun(self) -> bool:
         """Was anything written? A run that goes on is as it was until then, with the command and the end that it had."""
-        return bool(self._session) and self._deferred is None
+        return self._database.session is not None and self._deferred is None
 
     def defer(self, work: Callable[[], object]) -> None:
         """Do this together with the first write that follows, or never."""
         self._deferred = work
-
-    def _begin(self, meta: Mapping[str, Any]) -> None:
-        with self._database.transaction("begun"):
-            number = self._database.begin(_as_json(meta), *self._begins)
-        self._session.append(number)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -141,11 +121,12 @@ class Writer:
         rows = [r if r.step == step else replace(r, step=step) for r in snap.rows]
         matrices = [(layer, name, step, arrays.encode(a)) for (layer, name), a in snap.arrays.items()]
         labels = None if snap.labels is None else snap.labels.to_json()  # those of the probe, the same in every snapshot
+        cost = [None if number != number else number for number in (float(snap.seconds), float(snap.passes))]  # SQLite has no NaN
         with self._transaction("written"):
             if labels is not None and (about := self.run.about).get("labels") != labels:
-                self._database.describe(_as_json({"about": {**about, "labels": labels}}))
+                self._put_meta("about", {**about, "labels": labels})
             self._database.rows("row", rows)
-            self._database.snapshot(step, time.time(), float(snap.seconds), float(snap.passes), int(snap.examples), notes)
+            self._database.put("snapshots", time.time(), *cost, int(snap.examples), notes, number=step)
             self._put_arrays(matrices)
 
     def scalars(self, step: int, values: Mapping[str, float] | None = None, **more: float) -> None:
@@ -154,15 +135,10 @@ class Writer:
         if "step" in given:
             raise StoreError("a scalar cannot be called 'step': that is the column of its steps. Choose another name.")
         plain_numbers = type(step) is int and abs(step) < 2 ** 62 and all(type(v) is float for v in given.values())
-        self._check_process()
-        with self._guard:  # from here on no other thread gives names their numbers, or takes them back
-            self._check_open()
-            if time.monotonic() - self._synced > SYNC:
-                self.sync()
+        with self._writing():
             # at every step of training: it takes half the time
             if not (plain_numbers and self.begun and self._database.scalars(step, given)):
-                with self._transaction("written"):
-                    self._database.rows("scalar", [Row(step, "", name, value) for name, value in given.items()])
+                self.scalar_rows(Row(step, "", name, value) for name, value in given.items())
 
     def scalar_rows(self, rows: Iterable[Row]) -> None:
         """Scalars of many steps at once (the layer of each is empty), in one transaction."""
@@ -174,7 +150,7 @@ class Writer:
         """What could not be measured or written, and why (``run.failures``); replaces what was said of it before."""
         record = [failure.to_json() for failure in failures]
         with self._transaction("written"):
-            self._database.describe(_as_json({"failures": record}))
+            self._put_meta("failures", record)
 
     def array(self, name: str, values: ArrayLike, *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
         """A spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
@@ -189,7 +165,7 @@ class Writer:
 
     def claim(self, name: str, record: Mapping[str, Any]) -> None:
         with self._transaction("written"):
-            self._database.claim(name, json.dumps(plain(record, "record")))
+            self._database.put("claims", plain_text(name), json.dumps(plain(record, "record")))
 
     def figure(self, name: str, kind: str, data: bytes) -> None:
         """A picture: ``kind`` is svg, pdf or png."""
@@ -198,7 +174,7 @@ class Writer:
         if not isinstance(data, bytes):
             raise StoreError(f"a figure is kept as bytes, not as {type(data).__name__}.")
         with self._transaction("written"):
-            self._database.figure(name, kind, data)
+            self._database.put("figures", plain_text(name), kind, data=data)
 
     def progress(self, share: float) -> None:
         """How much is done, 0 to 1: for bars and lists of runs. Cheap to call at every step."""
@@ -218,39 +194,32 @@ class Writer:
         last = whole_step(after)
         with self._transaction("cleared"):
             self._database.forget(last)
-            if known := self.run.failures:
-                left = [f if (f.last or 0) <= last else replace(f, last=last) for f in known if (f.first or 0) <= last]
-                self._database.describe(_as_json({"failures": [failure.to_json() for failure in left]}))
+            if failures := self.run.failures:
+                left = [f if (f.last or 0) <= last else replace(f, last=last) for f in failures if (f.first or 0) <= last]
+                self._put_meta("failures", [failure.to_json() for failure in left])
 
     def describe(self, **facts: Any) -> None:
         """What the run is of: model, parameters, examples, ... (``run.about``)."""
         with self._transaction("written"):
-            self._database.describe(_as_json({"about": plain({**self.run.about, **facts})}))
+            self._put_meta("about", plain({**self.run.about, **facts}))
 
     def keep_state(self, write: Callable[[Path], object], key: Literal["initial", "previous"] = "initial") -> str:
         """The initial state, or what the last snapshot hands on: ``write(path)`` puts a safetensors file there. Returns its
         digest. What the snapshot before it handed on is dropped."""
-        self._check_process()
-        with self._guard:
+        with self._writing():
             before = self.run.state_name("previous")
             with self._transaction("written"):
                 name = self._database.place.keep_object(write)
-                self._database.describe(_as_json({key: name}))
-            still = {self.run.state_name("initial"), self.run.state_name("previous")}  # equal states are one object
-            if before is not None and before not in still:
-                with contextlib.suppress(StoreError):  # it has gone already
-                    arrays.object_path(self.path / OBJECTS, before, verify=False)
-                    self._database.place.drop_object(before)
+                self._put_meta(key, name)
+            if before is not None and before not in (self.run.state_name("initial"), self.run.state_name("previous")):
+                self._database.place.drop_object(before)  # equal states are one object
         return name
 
     def sync(self) -> None:
         """What was written so far outlasts a power cut from here on, and not only the end of this process. Done by itself before
         the first write that comes ``SYNC`` seconds after the last time, and when the run is closed."""
-        self._check_process()
-        with self._guard, explained(self.path, "written"):
-            self._check_open()
-            sync(self.path)
-            self._synced = time.monotonic()
+        with self._writing():
+            self._sync()
 
     def finish(self, how: str = "finished") -> None:
         """The end of the run, as it should be. Without it, a run whose process has gone is shown as interrupted."""
@@ -265,7 +234,7 @@ class Writer:
                 if how is not None and not self.closed:
                     with self._transaction("ended"):
                         self._database.settle()
-                        self._database.end(self._session[0], time.time(), how.encode("utf-8", "replace").decode())
+                        self._database.end(how)
             finally:
                 try:
                     self._let_go()
@@ -275,7 +244,10 @@ class Writer:
 
     def _let_go(self) -> None:
         """All of it may be done twice."""
-        ours, self.closed = self._database.place.ours, True
+        ours, self.closed = False, True
+        with contextlib.suppress(StoreError):
+            self._database.place.check()
+            ours = True
         self.run.close()  # it opens again when it is asked
         self._database.close()
         if ours:
@@ -301,14 +273,31 @@ class Writer:
     # ------------------------------------------------------------------------------------------------------- inside
 
     @contextlib.contextmanager
-    def _transaction(self, done: str) -> Iterator[None]:
-        self._check_process()
+    def _writing(self) -> Iterator[None]:
+        """No other thread writes inside, or gives names their numbers, and what is written is not lost."""
+        global _exit
+        if os.getpid() != self._process:  # before the guard, which in a child may be that of a thread that only its parent has
+            raise StoreError(f"the run {self.path} is written by the process that opened it, not by one that was forked from "
+                             f"it. Hand the numbers over, or give this process a run of its own.")
         with self._guard:
-            self._check_open()
+            _exit = None
+            if self.closed:
+                raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
+            self._database.check()
             if time.monotonic() - self._synced > SYNC:
-                self.sync()
-            if not self._session:
-                self._begin({})
+                self._sync()
+            yield
+
+    def _sync(self) -> None:
+        with explained(self.path, "written"):
+            sync(self.path)
+        self._synced = time.monotonic()
+
+    @contextlib.contextmanager
+    def _transaction(self, done: str) -> Iterator[None]:
+        with self._writing():
+            if self._database.session is None:
+                self._database.begin({}, *self._begins)
             if (work := self._deferred) is not None:
                 self._deferred = None
                 try:
@@ -319,25 +308,16 @@ class Writer:
             with self._database.transaction(done):
                 yield
 
-    def _check_open(self) -> None:
-        global _exit
-        _exit = None
-        if self.closed:
-            raise StoreError(f"the run {self.path} was closed; richter.runs.create(..., resume=True) opens it again.")
-        self._database.check()
-
-    def _check_process(self) -> None:
-        """Before the guard, which in a child may be that of a thread that only its parent has."""
-        if os.getpid() != self._process:
-            raise StoreError(f"the run {self.path} is written by the process that opened it, not by one that was forked from "
-                             f"it. Hand the numbers over, or give this process a run of its own.")
+    def _put_meta(self, key: str, value: Any) -> None:
+        self._database.put("meta", key, json.dumps(value))
 
     def _put_arrays(self, encoded: Iterable[tuple[str, str, int, arrays.Encoded]]) -> None:
         """Large ones as files of their own."""
         for layer, name, step, e in encoded:
             large = len(e.data) >= arrays.LARGE
             stored = self._database.place.keep_object(partial(arrays.to_file, e=e)) if large else None
-            self._database.array(layer, name, step, e.form, e.dtype, json.dumps(e.shape), None if large else e.data, stored)
+            self._database.put("arrays", plain_text(layer), plain_text(name), step, e.form, e.dtype, json.dumps(e.shape), stored,
+                               data=None if large else e.data)
 
 
 _open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()  # what this process writes
@@ -375,24 +355,19 @@ def _hear_exits() -> None:
     sys.exit = heard_exit
 
 
-def _end(database: Appending, held: BaseFileLock, guard: threading.RLock, session: list[int], process: int,
-         earlier: BaseException | None) -> None:
+def _end(database: Appender, held: BaseFileLock, guard: threading.RLock, process: int, earlier: BaseException | None) -> None:
     """When the writer or the whole process goes: how it ended, as far as can be told."""
     if os.getpid() != process:  # a child that was forked; the run is its parent's
         return
     error = _exit or _last_error()
     how = "finished" if error is None or error is earlier else _how(error)
     if guard.acquire(timeout=PATIENCE):  # a thread that the program does not wait for may just be writing
-        if session:
+        if database.session is not None:
             with contextlib.suppress(StoreError), database.transaction("ended"):
-                database.end(session[0], time.time(), how.encode("utf-8", "replace").decode())
+                database.end(how)
         database.close()
         guard.release()
     held.release()
-
-
-def _as_json(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: json.dumps(value) for key, value in values.items()}
 
 
 def _check_same(old: Run, resume: bool, settings: Any) -> None:

@@ -26,7 +26,7 @@ from richter import tasks
 from richter.core import SelectionError, StoreError, unknown
 from richter.instrument.probe import Probe
 from richter.runs import Run
-from richter.runs.format import DATABASE
+from richter.runs.place import DATABASE
 
 INSIDE = ("state_dict", "model_state_dict", "model")  # where others put the weights in a checkpoint
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,59 +22,22 @@ from torch.overrides import TorchFunctionMode
 from richter.core import CaptureError, RichterError
 from richter.core.values import trim
 from richter.instrument.capture.attributes import attributes_kept, same_bits
-from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right, wait_at
-from richter.instrument.capture.recompute import ANEW, Again, Blocks, unkept, without_caches
-from richter.instrument.capture.state import Inputs, Output, State, arguments, copy_of, pick, state_of
-from richter.instrument.capture.uses import Scope, Use
-from richter.layers import LinearMap, View
-from richter.layers.attention import attention_in_parts
-from richter.layers.embedding_bag import bag_in_parts, bag_of
+from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right
+from richter.instrument.capture.recompute import ANEW, Again, Blocks, unkept
+from richter.instrument.capture.state import Inputs, Output, State, arguments, pick, state_of
+from richter.instrument.capture.uses import READERS, Reader, Scope, Use
+from richter.layers import TAKEN_APART, LinearMap, View
 from richter.layers.linear import rows_of
-from richter.layers.recurrent import recurrent_in_parts, weights_of
 
 # ----------------------------------------------------------------------------------------------------------- shortcuts
 # Cheaper backward passes: derivatives of activations are computed once for all of them; and where only gradients toward what
 # linear maps wrote are wanted and none of weights, positions from which no output is reached are skipped.
-
-CURVED = {F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid}  # derivatives that cost more than a product
 
 
 class Parameters:
     """Are gradients of parameters wanted of the next backward pass?"""
 
     wanted = False
-
-
-class Shortcuts:
-    """What is computed in another way than the model says, with the same result. ``silent``: modules that are silent at most
-    positions; None: no shortcut at all."""
-
-    def __init__(self, scope: Scope, silent: Collection[str] | None) -> None:
-        self.scope, self.silent, self.parameters = scope, silent, Parameters()
-
-    def instead(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
-        """A cheaper way to compute ``func(*args, **kwargs)``, if there is one."""
-        if self.silent is None:
-            return None
-        if self._curves(func, args, kwargs):
-            return lambda: Curved.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
-        return (lambda: Silent.apply(*args, self.parameters)) if self._skips(func, args, kwargs) else None
-
-    def _curves(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Is this an activation with a derivative worth keeping, not in place, that a backward pass will need?"""
-        if func not in CURVED or not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
-            return False
-        in_place = kwargs.get("inplace", False) or (len(args) > 1 and args[1] is True)
-        return not in_place and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-
-    def _skips(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Is this the product of a linear layer that is silent at most positions? Of its own parameters: through a weight that
-        is computed, the maps that it is computed from need their share of the gradient."""
-        running = self.scope.running
-        if func is not F.linear or not self.silent or running is None or kwargs or len(args) != 3:
-            return False
-        computed = any(t is not None and t.grad_fn is not None for t in args[1:])
-        return not computed and self.scope.views.get(running, ("", {}))[0] in self.silent and args[1] is running.weight
 
 
 class Curved(torch.autograd.Function):
@@ -195,7 +160,6 @@ class Pass:
     parameters: Parameters = field(default_factory=Parameters)  # some steps give gradients of parameters only where wanted
     differentiates: bool = False  # the model itself does, inside its forward pass
     adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad the model's own backward passes have added
-    transforms: bool = False  # the model differentiates, or maps over an axis, by torch.func
     called: Collection[nn.Module] = ()  # modules whose forward ran
 
     @property
@@ -254,15 +218,20 @@ class Pass:
     def in_turns(self, V: Tensor, also: Sequence[Tensor]) -> Iterator[Tensor]:
         """d <V, f> in each of these tensors, one after another: of a large model in several backward passes, so that not all are
         held at once."""
-        plain = replace(self, calls=[])
-        some: list[Tensor] = []
-        for i, t in enumerate(also):
-            some.append(t)
-            following = also[i + 1].numel() * also[i + 1].element_size() if i + 1 < len(also) else math.inf
-            if sum(s.numel() * s.element_size() for s in some) + following > TOGETHER:
-                yield from plain.backward(V, some)[1]
-                trim(sum(s.numel() * s.element_size() for s in some))  # or they would lie beside the next ones
-                some = []
+        def groups() -> Iterator[list[Tensor]]:
+            plain, some, held = replace(self, calls=[]), list[Tensor](), 0
+            for t in also:
+                size = t.numel() * t.element_size()
+                if some and held + size > TOGETHER:
+                    yield plain.backward(V, some)[1]
+                    trim(held)  # or they would lie beside the next ones
+                    some, held = [], 0
+                some.append(t)
+                held += size
+            yield plain.backward(V, some)[1]
+            trim(held)
+
+        return itertools.chain.from_iterable(groups())
 
 
 def _dense(d: Tensor) -> Tensor:
@@ -272,13 +241,6 @@ def _dense(d: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------ recorder
 # One forward pass of a model: hooks on every module and a torch function mode remember what every linear map read and where its
 # output stands in the graph; any number of backward passes start from there.
-
-PRODUCTS: dict[Any, slice] = {  # functions that multiply tensors with each other, and which of their arguments
-    **dict.fromkeys([torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm], slice(2)),
-    **dict.fromkeys([torch.baddbmm, Tensor.baddbmm], slice(1, 3)), torch.einsum: slice(1, None),
-    F.scaled_dot_product_attention: slice(3)}
-DERIVATIVES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
-
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
@@ -296,11 +258,12 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     computed again. Call it inside ``quiet``.
     """
     recorder = Recorder(model, state, expand or {}, silent, splits or {}, products, plain) if record else None
-    args, kwargs = arguments(model, copy_of(x))
+    args, kwargs = arguments(model, x)
     versions = [p._version for _, p in state.shared]
     with seeded(model, seed):
         with (attributes_kept(model), state.in_place(fresh=True), recorder or contextlib.nullcontext(), checkpoints_called(),
-              single_examples_right(), parametrised_once(state.parametrised), _computed_anew(model, state, anew, recorder)):
+              single_examples_right(), parametrised_once(state.parametrised),
+              Blocks(state, anew, recorder.begun if recorder else None)):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)
         f = pick(returned, output)
@@ -315,18 +278,7 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
                            "computed under no_grad or inference_mode, or uses no weights. Measure the part that is trained.")
     run = Pass(f, [], state)
     return run if recorder is None else replace(
-        run, calls=calls, parameters=recorder.shortcuts.parameters, differentiates=recorder.differentiates,
-        transforms=recorder.transforms, called=recorder.scope.called)
-
-
-@contextlib.contextmanager
-def _computed_anew(model: nn.Module, state: State, names: Collection[str], recorder: Recorder | None) -> Iterator[None]:
-    if not names:
-        yield
-        return
-    with without_caches(model), Blocks(state, {name: model.get_submodule(name) for name in names},
-                                       recorder.begun if recorder else lambda: lambda: contextlib.nullcontext):
-        yield
+        run, calls=calls, parameters=recorder.parameters, differentiates=recorder.differentiates, called=recorder.scope.called)
 
 
 def _check_unwritten(state: State, versions: Sequence[int]) -> None:
@@ -356,12 +308,7 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
         raise
 
 
-class Known(NamedTuple):
-    """A call of a block that may be run again, without its place in the graph."""
-
-    name: str
-    read: Tensor
-    version: int
+Known = tuple[str, Tensor, int]  # a call without its place in the graph: the name of the map, what it read, in which version
 
 
 class Recorder(TorchFunctionMode):
@@ -370,21 +317,20 @@ class Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, state: State, expand: Mapping[str, int], silent: Collection[str] | None,
                  splits: Mapping[str, Mapping[str, Tensor]], products: list[Product] | None, plain: bool) -> None:
         super().__init__()
-        self.scope, self.products, self.plain = Scope(model, state), products, plain
+        self.scope, self.products, self.plain, self.silent = Scope(state), products, plain, silent
         for name, parts in splits.items():
             module = self.scope.modules[name]
             m = self.scope.views[module][1][""]
             self.scope.views[module] = (name, {part: rows_of(m, rows) for part, rows in parts.items()})
-        self.shortcuts = Shortcuts(self.scope, silent)
-        self.expand = expand
+        self.parameters, self.expand, self.state = Parameters(), expand, state
         self.calls: list[Call] = []
         self.differentiates = False  # does the model itself differentiate?
-        self.seen = state.seen
-        self.transforms = False  # by torch.func?
         self._handles: list[Any] = []
-        self._known: Iterator[Known] | None = None  # of a block that is run again: the calls that it made
+        self._thread = 0  # that entered it: calls of the same modules by other threads are theirs
+        self._known: Iterator[Known] | None = None  # the calls that a block has made which is run again
 
     def __enter__(self) -> Recorder:
+        self._thread = threading.get_ident()
         try:
             for module in self.scope.modules.values():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and nothing inside is seen
@@ -414,35 +360,36 @@ class Recorder(TorchFunctionMode):
     def begun(self) -> Callable[[], Again]:
         """A block begins. When it has ended, what is called then gives what stands around it when it is run again."""
         path, first = list(self.scope.path), len(self.calls)
-        return lambda: partial(self._again, path, [Known(c.name, c.read, c.version) for c in self.calls[first:]])
+        return lambda: partial(self._again, path, [(c.name, c.read, c.version) for c in self.calls[first:]])
 
     @contextlib.contextmanager
     def _again(self, path: list[nn.Module], calls: Sequence[Known]) -> Iterator[None]:
         """As the first time; what maps read is compared with what they read then."""
-        before = self.scope.path, self._known, self.scope.copies
+        before = self.scope.path, self._known, self.scope.copies, self._thread
         self.scope.path, self._known, self.scope.copies = list(path), iter(calls), dict(self.scope.copies)
         try:
             with self:
                 yield
         finally:
-            self.scope.path, self._known, self.scope.copies = before
+            self.scope.path, self._known, self.scope.copies, self._thread = before
 
     def _begin(self, module: nn.Module, _: Any) -> None:
-        wait_at(module)  # a thread that does not measure
-        self.scope.path.append(module)
-        self.scope.called.add(module)
+        if self._thread == threading.get_ident():
+            self.scope.path.append(module)
+            self.scope.called.add(module)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> Any:
+        if self._thread != threading.get_ident():
+            return None
         if not isinstance(z, Tensor) or _transformed():
             self.scope.path.pop()
             return None
         with torch._C.DisableTorchFunction():
-            if module not in self.scope.views:
-                use = self.scope.returned(module, z)
-                self.scope.path.pop()
-                return None if use is None else self._used(use, z)
+            use = self.scope.returned(module, z) if isinstance(module, nn.Embedding) and module not in self.scope.views else None
             self.scope.path.pop()
-            return self._module_called(module, args, kwargs, z)
+            if use is not None:
+                return self._used(use, z)
+            return self._module_called(module, args, kwargs, z) if module in self.scope.views else None
 
     def _module_called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
         """A module that is known to be one or several linear maps has read its arguments and returned ``z``."""
@@ -463,57 +410,83 @@ class Recorder(TorchFunctionMode):
         return z
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if _transformed():
-            self.differentiates = self.transforms = True
-            return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            return self._attended(args, kwargs)
-        if self.plain and func is F.scaled_dot_product_attention:
-            return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
-        if torch.is_grad_enabled() and (weights := weights_of(func, args, kwargs)) and all(
-                self._owner(f"weight_{which}", weight) for which, weight in weights.items()):
-            return recurrent_in_parts(self._gates, func, args)
-        if func is F.embedding_bag and (bag := bag_of(args, kwargs)):
-            return bag_in_parts(lambda *lookup: self.__torch_function__(F.embedding, types, lookup), bag)
-        if self.products is not None and self._known is None and func in PRODUCTS:
-            chosen = [*args, *kwargs.values()][PRODUCTS[func]]
-            self.products.append(Product(len(self.calls), tuple(t for t in chosen if isinstance(t, Tensor))))
-        self.differentiates |= func in DERIVATIVES
-        shortcut = self.shortcuts.instead(func, args, kwargs)
-        z = func(*args, **kwargs) if shortcut is None else shortcut()
+            self.differentiates = True  # or maps over an axis
+            return func(*args, **(kwargs or {}))
+        return self.handled(func, args, kwargs or {})
+
+    def handled(self, func: Any, args: Any, kwargs: Any) -> Any:
+        handler = HANDLERS.get(func)
+        return self.called(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
+
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        z = func(*args, **kwargs)
+        if isinstance(z, Tensor) and z.requires_grad and z.dtype not in self.state.dtypes:
+            self.state.computes_in(z.dtype)
+        return z
+
+    def curved(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An activation with a derivative worth keeping, if a backward pass will need it and it is not in place."""
+        x = args[0] if args else None
+        in_place = kwargs.get("inplace", False) or (len(args) > 1 and args[1] is True)
+        if self.silent is None or in_place or not isinstance(x, Tensor) or not x.requires_grad \
+                or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return self.called(func, args, kwargs)
+        return self.called(Curved.apply, (x, lambda x: func(x, *args[1:], **kwargs)), {})
+
+    def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """F.linear; of a layer that is silent at most positions, if its own parameters are multiplied: through a weight that is
+        computed, the maps that it is computed from need their share of the gradient."""
+        running = self.scope.path[-1]
+        if self.silent and not kwargs and len(args) == 3 and self.scope.views.get(running, ("", {}))[0] in self.silent \
+                and args[1] is running.weight and all(t is None or t.grad_fn is None for t in args[1:]):
+            return self.called(Silent.apply, (*args, self.parameters), {})
+        return self.read(READERS[F.linear], func, args, kwargs)
+
+    def read(self, reader: Reader, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that may use a parameter."""
+        z = self.called(func, args, kwargs)
         if isinstance(z, Tensor) and z.requires_grad:
-            self.seen.add(z.dtype)
-            for use in self.scope.uses(func, args, kwargs, z):
+            for use in reader(self.scope, args, kwargs, z):
                 z = self._used(use, z)
         return z
 
-    def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """nn.MultiheadAttention; where weights of attention are wanted, torch computes it without a fused kernel."""
-        if not self.plain or kwargs.get("need_weights", True):
-            return attention_in_parts(self._project, *args, **kwargs)
-        return attention_in_parts(self._project, *args, **{**kwargs, "need_weights": True})[0], None
+    def multiplied(self, operands: slice, handler: Handler, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that multiplies tensors with each other."""
+        if self.products is not None and self._known is None:
+            chosen = [*args, *kwargs.values()][operands]
+            self.products.append(Product(len(self.calls), tuple(t for t in chosen if isinstance(t, Tensor))))
+        return handler(self, func, args, kwargs)
 
-    def _project(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """One projection of nn.MultiheadAttention, called from attention_in_parts."""
+    def attended(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.plain:
+            return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+        return self.multiplied(slice(3), Recorder.called, func, args, kwargs)
+
+    def derived(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.differentiates = True
+        return self.called(func, args, kwargs)
+
+    def projected(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """One projection of nn.MultiheadAttention, in layers/attention.py."""
         z = F.linear(x, weight, bias)
         return self._used(self.scope.projection(which, x, weight), z) if z.requires_grad else z
 
-    def _owner(self, attribute: str, weight: Tensor) -> tuple[nn.Module, str] | None:
+    def owner(self, attribute: str, weight: Tensor) -> tuple[nn.Module, str] | None:
         """(module, name of its map) of a weight that the running module keeps as ``attribute``; of another's parameter, the
         parameter's own name; None of what is neither."""
-        running = self.scope.model if self.scope.running is None else self.scope.running
+        running = self.scope.path[-1]
         if getattr(running, attribute, None) is weight:
-            name = next((k for k, module in self.scope.modules.items() if module is running), "")
+            name = self.scope.named.get(running, "")
             return running, ".".join(filter(None, (name, attribute.removeprefix("weight").removeprefix("_"))))
         if id(weight) not in self.scope.names:
             return None
         parameter = self.scope.nearest(weight)
         return self.scope.modules[parameter.rpartition(".")[0]], parameter
 
-    def _gates(self, which: str, gates: View, read: Tensor, weight: Tensor, z: Tensor) -> None:
-        """One weight of a recurrent layer, at all steps, called from recurrent_in_parts."""
-        owner = self._owner(f"weight_{which}", weight)
+    def gated(self, which: str, gates: View, read: Tensor, weight: Tensor, z: Tensor) -> None:
+        """One weight of a recurrent layer, at all steps, in layers/recurrent.py."""
+        owner = self.owner(f"weight_{which}", weight)
         assert owner is not None
         for gate, m in gates.items():
             self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
@@ -542,16 +515,39 @@ class Recorder(TorchFunctionMode):
                                use.read._version, given))
 
 
+Handler = Callable[[Recorder, Any, Any, Any], Any]  # of a call: the function, and its arguments by position and by keyword
+
+
+def _reading(reader: Reader) -> Handler:
+    return lambda recorder, *call: recorder.read(reader, *call)
+
+
+def _multiplying(operands: slice, reader: Reader) -> Handler:
+    return lambda recorder, *call: recorder.multiplied(operands, _reading(reader), *call)
+
+
+HANDLERS: dict[Any, Handler] = {  # function of torch -> what is done when the model calls it; all others are only called
+    **{func: _reading(reader) for func, reader in READERS.items()}, **TAKEN_APART,
+    **{func: _multiplying(slice(2), READERS[func]) for func in (
+        torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm)},
+    **{func: _multiplying(slice(1, 3), READERS[func]) for func in (torch.baddbmm, Tensor.baddbmm)},
+    torch.einsum: _multiplying(slice(1, None), READERS[torch.einsum]),
+    F.scaled_dot_product_attention: Recorder.attended, F.linear: Recorder.linear,
+    **dict.fromkeys((F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid), Recorder.curved),  # derivatives cost more than a product
+    **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), Recorder.derived)}
+
+
 def _check_known(known: Known | None, use: Use) -> None:
     """A block that runs again must read the same: up to rounding, because some devices add up in any order."""
-    if known is None or known.name != use.name or known.read.shape != use.read.shape:
+    name, read, version = known or ("", None, 0)
+    if name != use.name or read is None or read.shape != use.read.shape:
         raise CaptureError(f"layer {use.name!r} is called when its block is run again for a backward pass, and was not the first "
                            f"time. {ANEW}")
-    a, b = known.read, use.read.detach()
-    if known.version != a._version or same_bits(a, b):
+    now = use.read.detach()
+    if version != read._version or same_bits(read, now):
         return
-    eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
-    if not bool((a - b).abs().max() <= math.sqrt(eps) * a.abs().max()):
+    eps = torch.finfo(read.dtype).eps if read.is_floating_point() else 0.0
+    if not bool((read - now).abs().max() <= math.sqrt(eps) * read.abs().max()):
         raise CaptureError(f"layer {use.name!r} reads other numbers when its block is run again for a backward pass. {ANEW}")
 
 

@@ -1,5 +1,5 @@
-"""Everything a measurement could disturb, put back afterwards whatever happens in between: modes, what modules keep
-(``remembered``), weights and gradients (``guard``), autocast, and random streams, of which the process has one for each device,
+"""Everything a measurement could disturb, put back afterwards whatever happens in between: modes, what modules keep (see
+``attributes.py``), weights and gradients (``Guard``), autocast, and random streams, of which the process has one for each device,
 one of numpy and one of Python.
 
 What holds with several threads. torch's streams: a forward pass that has borrowed them is alone with them, so that it draws what
@@ -16,10 +16,9 @@ import contextvars
 import random
 import sys
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,85 +27,91 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from richter.core import CaptureError, DisturbedError, SelectionError
-from richter.instrument.capture.attributes import BACKUP_BYTES, Original, finished, remembered, size_of
+from richter.core import DisturbedError, SelectionError
+from richter.instrument.capture.attributes import changed, finished, originals, remembered
 
 # --------------------------------------------------------------------------------------------------------------- guard
-# Weights, buffers and gradients of a model that is measured: nothing may write into them. What does is put back, and an error.
+# Nothing may write into weights, buffers and gradients of a model while it is measured; if something did, the measurement is an
+# error. Weights and buffers, and gradients, are copied if each come to at most ``BACKUP_BYTES``: then every changed bit is seen.
+# In larger models, a change that torch counts is seen.
 #
-# Copies are kept of weights and buffers, and of gradients, if each come to at most ``originals.BACKUP_BYTES``: then every bit
-# that
-# changes is seen, however it was written, and put back. Of larger models, a change that torch counts is seen and said.
+# Where no other thread works, the model itself wrote, and it is put back. Another thread may train the model: then what changed
+# stays, because to put it back would undo steps of training.
 
-ADVICE = "Measure in the thread that trains, or a copy (copy.deepcopy(model))."
+_TURNS = threading.Condition()
+_MEASURED: dict[int, int] = {}  # id of a module that is measured -> the thread that measures it
+
+
+@contextlib.contextmanager
+def in_turn(model: nn.Module) -> Iterator[None]:
+    """Threads that measure the same model, or models that share modules, take turns."""
+    here, modules = threading.get_ident(), {id(module) for module in model.modules()}
+    with _TURNS:
+        _TURNS.wait_for(lambda: all(_MEASURED.get(key, here) == here for key in modules))
+        entered = modules - _MEASURED.keys()  # a measurement inside a measurement enters none
+        _MEASURED.update(dict.fromkeys(entered, here))
+    try:
+        yield
+    finally:
+        with _TURNS:
+            for key in entered:
+                del _MEASURED[key]
+            _TURNS.notify_all()
+
+
+def alone() -> bool:
+    """Is this the only thread that works? Daemons do not count: progress bars, loaders, loggers, and torch's own."""
+    return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
 
 
 class Guard:
-    """The weights of a model as they are now. ``others``: does another thread seem to work with the model?"""
+    """The weights, buffers and gradients of a model as they are now."""
 
-    def __init__(self, model: nn.Module, others: Callable[[], bool]) -> None:
-        self.others = others
+    def __init__(self, model: nn.Module) -> None:
+        self.alone = alone()
         weights = {f"parameter {name!r}": p for name, p in model.named_parameters()}
         buffers = {f"buffer {name!r}": b for name, b in model.named_buffers()}
         self.grads = {label: (p, p.grad) for label, p in weights.items()}
-        self.weights = _originals({**weights, **buffers})
-        self.gradients = _originals({label: grad for label, (_, grad) in self.grads.items() if grad is not None})
+        self.weights = originals({**weights, **buffers})
+        self.gradients = originals({label: grad for label, (_, grad) in self.grads.items() if grad is not None})
 
     def finish(self) -> list[str]:
-        """Put back what changed, unless another thread trains the model; what there is to say of it."""
-        written = [label for label, original in self.weights.items() if original.changed()]
-        graded = [label for label, (p, grad) in self.grads.items()
-                  if p.grad is not grad or (grad is not None and self.gradients[label].changed())]
-        if not written and not graded:
-            return []
-        if self.others():
-            raise DisturbedError(f"{_names(written or graded)} changed while the model was measured, and another thread works "
-                                 f"with the model. Its training goes on as if nothing had been measured, but numbers would "
-                                 f"belong to no single set of weights. {ADVICE}")
-        return [*self._weights_back(written), *self._gradients_back(graded)]
-
-    def _weights_back(self, labels: list[str]) -> list[str]:
-        if not labels:
-            return []
-        lost = [label for label in labels if not self.weights[label].restore()]
-        return [f"{_names(labels)} changed while the model was measured: a forward or backward pass writes into the model's own "
+        """Put back what the model itself changed, and say so."""
+        written, added = changed(self.weights), changed(self.gradients)
+        graded = [label for label, (p, grad) in self.grads.items() if p.grad is not grad or label in added]
+        if (written or graded) and not (self.alone and alone()):
+            raise DisturbedError(f"{_names(written or graded)} changed while the model was measured, and other threads run. One "
+                                 f"of them may train the model, so nothing was put back; the numbers would belong to no single "
+                                 f"set of weights. Measure in the thread that trains, or a copy (copy.deepcopy(model)).")
+        sentences = []
+        if written:
+            lost = [label for label in written if not self.weights[label].restore()]
+            sentences.append(
+                f"{_names(written)} changed while the model was measured: a forward or backward pass writes into the model's own "
                 f"weights, not into those that it was called with (through .data, or another reference to them). "
-                f"{_outcome(not lost)} Numbers would belong to no single set of weights. Write to it as an attribute of its "
-                f"module, or keep such a tensor as a plain attribute."]
-
-    def _gradients_back(self, labels: list[str]) -> list[str]:
-        if not labels:
-            return []
-        back = True
-        for label in labels:
-            p, grad = self.grads[label]
-            p.grad = grad
-            if grad is not None and self.gradients[label].changed():
-                back &= self.gradients[label].restore()
-        return [f"the .grad of {_names(labels)} changed while the model was measured: something in the model differentiates its "
+                f"{_outcome(lost)} Numbers would belong to no single set of weights. Write to it as an attribute of its module, "
+                f"or keep such a tensor as a plain attribute.")
+        if graded:
+            lost = [label for label in graded if not self._gradient_back(label)]
+            sentences.append(
+                f"the .grad of {_names(graded)} changed while the model was measured: something in the model differentiates its "
                 f"own parameters, not those that it was called with (a backward() inside, an autograd.Function that recomputes). "
-                f"{_outcome(back)} What arrived there is missing in the numbers. Use torch.autograd.grad inside the model, "
-                f"toward tensors that were handed to it."]
+                f"{_outcome(lost)} What arrived there is missing in the numbers. Use torch.autograd.grad inside the model, "
+                f"toward tensors that were handed to it.")
+        return sentences
 
-
-def _originals(tensors: Mapping[str, Tensor]) -> dict[str, Original]:
-    copied = sum(map(size_of, tensors.values())) <= BACKUP_BYTES
-    return {label: Original(t, copied) for label, t in tensors.items()}
+    def _gradient_back(self, label: str) -> bool:
+        p, grad = self.grads[label]
+        p.grad = grad
+        return grad is None or not self.gradients[label].changed() or self.gradients[label].restore()
 
 
 def _names(labels: list[str]) -> str:
     return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
-def _outcome(back: bool) -> str:
-    return "It was put back." if back else "It could not be put back: the model is too large for a copy to be kept."
-
-
-@contextlib.contextmanager
-def guarded(model: nn.Module, others: Callable[[], bool]) -> Iterator[None]:
-    """Weights, buffers and gradients are afterwards as they were; that they were not meanwhile is an error."""
-    with finished(Guard(model, others).finish):
-        yield
+def _outcome(lost: list[str]) -> str:
+    return "It could not be put back: the model is too large for a copy to be kept." if lost else "It was put back."
 
 
 # ------------------------------------------------------------------------------------------------------------- detours
@@ -270,207 +275,6 @@ def _computing_once(module: nn.Module, usual: type[nn.Module]) -> type[nn.Module
     return type(usual.__name__, (usual,), same | {name: once(name) for name in names})
 
 
-# ---------------------------------------------------------------------------------------------------------------- gate
-# One thread at a time: whoever calls a model while another thread measures it waits until the measurement is over.
-#
-# A measurement gives modules other weights and another mode for a while. A thread that trains the same model goes on where it is,
-# as long as it needs none of its modules (a backward pass, a step of the optimiser), and waits at the first one that it calls, or
-# asks for its parameters (``DOORS``): it then finds everything as it was. A thread that is inside a forward pass of the model
-# when
-# a measurement begins is waited for, until it comes to the next module or out; if it does not for ``PATIENCE`` seconds, the
-# measurement is refused before it has begun. Two threads that measure the same model, or models that share modules, take turns.
-# If
-# the weights changed meanwhile, the measurement is refused (see ``guard``), and what the other thread did stays.
-#
-# Not held up: threads for which the model's own forward pass waits (they are let through after ``HELPING`` seconds, the first
-# time), and threads that are not Python's (torch's on a GPU, when a backward pass runs modules again). Not seen: a thread that
-# reads ``model.head.weight`` outside a forward pass, or asks a part or a wrapper of the model for its ``parameters()``. Whether
-# it was another thread that changed weights is judged by who has the model, a weight or the optimiser at hand, and has done
-# something since the measurement began: a thread that has ended by then is not seen either.
-
-PATIENCE = 30.0  # seconds
-HELPING = 1.0
-DOORS = ("named_parameters", "named_buffers", "state_dict", "load_state_dict", "train")  # with them parameters(), eval()
-LOOKS = 0.005  # between two looks at another thread
-DEEP = 20_000  # frames of a stack: there are no more
-WAITS = ("threading", "queue", "concurrent.futures", "selectors", "multiprocessing")  # modules in which threads wait
-_TURNS = threading.Condition()
-_MEASURED: dict[int, Gate] = {}  # by the ids of modules under measurement
-
-
-class Gate:
-    """Of one measurement, on each module of its model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.owner, self.over = threading.get_ident(), threading.Event()
-        self.modules = {id(module): module for module in model.modules()}
-        self.tensors = {id(t) for t in (*model.parameters(), *model.buffers())}
-        self.held: set[int] = set()  # threads that wait here
-        self.came: set[int] = set()  # threads that have waited here
-        self.helpers: set[int] = set()  # threads that do the owner's work
-        self.idle = {thread: _standing(frame) for thread, frame in sys._current_frames().items() if _waits(frame)}
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """The forward pre-hook."""
-        here = threading.get_ident()
-        if here == self.owner or here in self.helpers or self.over.is_set() or measures(here) or not _of_python(here):
-            return
-        self.came.add(here)
-        self.held.add(here)
-        try:
-            self._wait(here)
-        finally:
-            self.held.discard(here)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _open, ()  # a copy that somebody makes of the model meanwhile
-
-    def _wait(self, here: int) -> None:
-        stands, since = None, time.monotonic()
-        while not self.over.wait(LOOKS):
-            frame = sys._current_frames().get(self.owner)
-            now = None if frame is None else _standing(frame)
-            if now != stands:
-                stands, since = now, time.monotonic()
-            stood = time.monotonic() - since
-            if frame is not None and stood > HELPING and _waits(frame) and self.is_inside(frame):
-                self.helpers.add(here)  # it waits in a forward pass: for this thread, or whatever this thread holds
-                self.came.discard(here)
-                return
-            if stood > PATIENCE:
-                return
-
-    def is_inside(self, frame: FrameType | None) -> bool:
-        """Is this thread inside the forward pass of one of the modules? Perhaps, where its stack was torn while it was read."""
-        frames = _up(frame)
-        return frames is None or any(id(f.f_locals.get("self")) in self.modules for f in frames
-                                     if f.f_code.co_name == "_call_impl")
-
-    def others(self) -> bool:
-        """Does another thread work with the model, or has it since the measurement began?"""
-        return bool(self.came) or any(self._knows(frame) for thread, frame in sys._current_frames().items()
-                                      if thread != self.owner and thread not in self.helpers
-                                      and self.idle.get(thread) != _standing(frame))
-
-    def _knows(self, frame: FrameType) -> bool:
-        """Has this thread the model, its weights or their optimiser at hand?"""
-        values = (value for f in _up(frame) or () for value in list(f.f_locals.values()))
-        return any(id(value) in self.modules or id(value) in self.tensors or self._steps(value) for value in values)
-
-    def _steps(self, value: Any) -> bool:
-        groups = value.param_groups if issubclass(type(value), torch.optim.Optimizer) else []
-        return any(id(p) in self.tensors for group in groups for p in group["params"])
-
-    def wait_for_others(self) -> None:
-        """Until no other thread is inside a forward pass, or all that are wait at the gate."""
-        if threading.active_count() == 1:
-            return
-        deadline = time.monotonic() + PATIENCE
-        while any(thread != self.owner and thread not in self.held and self.is_inside(frame)
-                  for thread, frame in sys._current_frames().items()):
-            if time.monotonic() > deadline:
-                raise CaptureError(f"another thread has been inside a forward pass of the model for {PATIENCE:.0f} seconds: to "
-                                   f"measure now would change the weights under its feet, and nothing was touched. {ADVICE}")
-            time.sleep(LOOKS)
-
-
-def wait_at(module: nn.Module) -> None:
-    """Before a module runs: threads that do not measure it wait, if another one does."""
-    gate = _MEASURED.get(id(module))
-    if gate is not None:
-        gate(module, ())
-
-
-class Door:
-    """A method of a module through which other threads would see, or change, what is not the model's own."""
-
-    def __init__(self, gate: Gate, module: nn.Module, name: str) -> None:
-        self.gate, self.module, self.name = gate, module, name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.gate(self.module, args)
-        return getattr(type(self.module), self.name)(self.module, *args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _method, (self.module, self.name)
-
-
-def _method(module: nn.Module, name: str) -> Any:
-    """A door in a copy of the model: the method itself."""
-    return getattr(type(module), name).__get__(module)
-
-
-def _open() -> Any:
-    return _nothing
-
-
-def _nothing(module: nn.Module, args: Any) -> None:
-    """A gate in a copy of the model."""
-
-
-def measures(thread: int) -> bool:
-    """Does this thread measure something itself?"""
-    return any(gate.owner == thread for gate in list(_MEASURED.values()))
-
-
-def _of_python(thread: int) -> bool:
-    return any(t.ident == thread and not isinstance(t, threading._DummyThread) for t in threading.enumerate())
-
-
-def _up(frame: Any) -> list[FrameType] | None:
-    """A frame of another thread and those that have called it; None where that thread has gone on meanwhile, and what stands in
-    the place of a caller is none, or leads nowhere: a generator that was left points to where its caller was."""
-    frames: list[FrameType] = []
-    while isinstance(frame, FrameType) and len(frames) <= DEEP:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames if frame is None else None
-
-
-def _waits(frame: FrameType) -> bool:
-    name = f"{frame.f_globals.get('__name__', '')}."
-    return any(name.startswith(f"{module}.") for module in WAITS)
-
-
-def _standing(frame: FrameType) -> list[tuple[int, int]]:
-    """Where a thread is: the same as long as it does nothing in Python."""
-    return [(id(f), f.f_lasti) for f in _up(frame) or ()]
-
-
-@contextlib.contextmanager
-def gated(model: nn.Module) -> Iterator[Gate]:
-    """The model is this thread's until the block ends. A thread that measures the model already goes on as before."""
-    gate = Gate(model)
-    with _TURNS:
-        holders = {id(_MEASURED[k]): _MEASURED[k] for k in gate.modules if k in _MEASURED}.values()
-        own = next((holder for holder in holders if holder.owner == gate.owner), None)
-        if own is None:
-            _TURNS.wait_for(lambda: not any(k in _MEASURED for k in gate.modules))
-            _MEASURED.update(dict.fromkeys(gate.modules, gate))
-    if own is not None:
-        yield own
-        return
-    handles: list[Any] = []
-    doors = [name for name in DOORS if name not in vars(model)]
-    try:
-        for module in gate.modules.values():
-            if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
-                handles.append(module.register_forward_pre_hook(gate, prepend=True))
-        vars(model).update({name: Door(gate, model, name) for name in doors})
-        gate.wait_for_others()
-        yield gate
-    finally:
-        for handle in handles:
-            handle.remove()
-        for name in doors:
-            vars(model).pop(name, None)
-        with _TURNS:
-            for k in gate.modules:
-                del _MEASURED[k]
-            _TURNS.notify_all()
-        gate.over.set()
-
-
 # --------------------------------------------------------------------------------------------------------------- quiet
 
 _BORROWED = threading.RLock()  # by the one thread that may change the state of torch's streams
@@ -481,17 +285,18 @@ _DRAWN: contextvars.ContextVar[tuple[int, Sequence[torch.Generator]]] = contextv
 @contextlib.contextmanager
 def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]:
     """Around a measurement: random streams, train/eval flags, what modules keep in their attributes, autocast, gradient and
-    inference mode are afterwards as they were. Compiled code runs eagerly inside. That weights, buffers or gradients of the model
-    itself changed meanwhile is an error, and they are put back.
+    inference mode are afterwards as they were. Compiled code runs eagerly inside. Weights, buffers or gradients that changed
+    meanwhile are an error (``Guard``).
 
-    Threads may measure different models at the same time, while others train theirs: apart from the random streams (see
-    above) everything here belongs to the calling thread or to its model. A thread that calls the same model, or one that shares
-    modules with it, waits for the end; if it changed the weights, the measurement is refused, and what it did stays (``gate``).
+    Threads may measure different models at the same time, while others train theirs: apart from the random streams (see above)
+    everything here belongs to the calling thread or to its model. Measurements of one model take turns. No other thread may call
+    or train a model that is measured: it would see the weights and the mode of the measurement.
     """
     if mode not in ("eval", "train"):
         raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
     devices = {"cpu"} | {p.device.type for p in model.parameters()}
-    with (torch.inference_mode(False), torch.enable_grad(), gated(model) as gate, guarded(model, gate.others), remembered(model),
+    with (torch.inference_mode(False), torch.enable_grad(), in_turn(model),
+          finished(Guard(model).finish), remembered(model),
           _streams_kept(model, seed), _without_autocast(devices), compiled_eagerly()):
         for module in model.modules():
             module.training = mode == "train"  # not module.train(): some models act on being switched

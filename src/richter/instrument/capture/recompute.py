@@ -58,18 +58,13 @@ def _scratch(t: Tensor) -> bool:
 
 def alike(first: list[Likeness], second: list[Likeness]) -> bool:
     """Are these the same tensors, one after another, up to rounding?"""
-    if [like[:2] for like in first] != [like[:2] for like in second]:
-        return False
-    if [like.numbers is None for like in first] != [like.numbers is None for like in second]:
-        return False
-    a, b = (_together(likes) for likes in (first, second))
-    within = torch.tensor([_tolerance(like.dtype) for like in first if like.numbers is not None], dtype=torch.float64)
-    return bool(((a[:, 0] == b[:, 0]) | ((a[:, 0] - b[:, 0]).abs() <= within * a[:, 1].sqrt())).all())
+    def same(a: Likeness, b: Likeness) -> bool:
+        if a[:2] != b[:2] or a.numbers is None or b.numbers is None:
+            return a[:2] == b[:2] and a.numbers is b.numbers
+        (x, squares), (y, _) = a.numbers.tolist(), b.numbers.tolist()
+        return x == y or abs(x - y) <= _tolerance(a.dtype) * math.sqrt(squares)
 
-
-def _together(likes: list[Likeness]) -> Tensor:
-    numbers = [like.numbers.cpu() for like in likes if like.numbers is not None]
-    return torch.stack(numbers) if numbers else torch.zeros(0, 2, dtype=torch.float64)
+    return len(first) == len(second) and all(map(same, first, second))
 
 
 def _tolerance(dtype: torch.dtype) -> float:
@@ -93,14 +88,12 @@ def _numbers(t: Tensor) -> Tensor:
             numbers = _read(flat)
             if bool(numbers.isfinite().all()):
                 return numbers
-        parts = [_read(_tamed(part)) * (1 + 1 / (i + 1)) for i, part in enumerate(flat.split(AT_ONCE))]
-        return torch.stack(parts).sum(0) if parts else torch.zeros(2, dtype=torch.float64)
-
-
-def _tamed(part: Tensor) -> Tensor:
-    """In double precision, with numbers for what is none."""
-    part = (part.cpu() if part.device.type == "mps" else part).to(torch.float64)
-    return part.nan_to_num(nan=math.pi, posinf=1e100, neginf=-1e100).clamp(-1e100, 1e100)
+        numbers = torch.zeros(2, dtype=torch.float64)
+        for i, part in enumerate(flat.split(AT_ONCE)):  # in double precision, with numbers for what is none
+            part = (part.cpu() if part.device.type == "mps" else part).to(torch.float64)
+            part = part.nan_to_num(nan=math.pi, posinf=1e100, neginf=-1e100).clamp(-1e100, 1e100)
+            numbers = numbers.to(part.device) + _read(part) * (1 + 1 / (i + 1))
+        return numbers
 
 
 def _read(flat: Tensor) -> Tensor:
@@ -260,26 +253,26 @@ def _never(_: Any) -> Tensor:
 
 
 class Blocks:
-    """Around a forward pass: what these modules compute is not kept but computed again. ``recorded()`` is asked when a block
-    begins, and what it returns, when it has ended: for what is to stand around the block when it runs again."""
+    """Around a forward pass: what the modules of these names compute is not kept but computed again. ``recorded()`` is called when
+    a block begins, and its result when the block has ended: that gives what stands around the block when it runs again."""
 
-    def __init__(self, state: State, modules: dict[str, nn.Module], recorded: Callable[[], Callable[[], Again]]) -> None:
-        self.state, self.modules, self.recorded = state, modules, recorded
-        self._room, self._number = Room(), 0
+    def __init__(self, state: State, names: Collection[str], recorded: Callable[[], Callable[[], Again]] | None) -> None:
+        self.state, self.names = state, names
+        self.recorded = recorded or (lambda: lambda: contextlib.nullcontext)
+        self._room, self._number, self._around = Room(), 0, contextlib.ExitStack()
         self._open: list[tuple[nn.Module, Block | None, Callable[[], Again]]] = []
-        self._handles: list[Any] = []
-        self._stay = {p.untyped_storage().data_ptr() for _, p in state.shared}
+        self._stay = {p.untyped_storage().data_ptr() for _, p in state.shared} if names else set()
 
     def __enter__(self) -> None:
-        for name, module in self.modules.items():
-            def begin(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                self._begin(name, module, args, kwargs)
-            self._handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))  # behind those of the user
-            self._handles.append(module.register_forward_hook(self._end, prepend=True, always_call=True))
+        if self.names:
+            self._around.enter_context(without_caches(self.state.model))
+        for name in self.names:
+            module, begin = self.state.model.get_submodule(name), functools.partial(self._begin, name)
+            self._around.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)  # behind those of the user
+            self._around.callback(module.register_forward_hook(self._end, prepend=True, always_call=True).remove)
 
     def __exit__(self, *exc: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self._around.close()
         while self._open:  # an error came between
             self._close()
 
@@ -291,8 +284,7 @@ class Blocks:
             return
         ended = self.recorded()
         self._number += 1
-        block = Block(self._number, name, module, args, kwargs, self.state, self._room, contextlib.nullcontext,
-                      self._stay)
+        block = Block(self._number, name, module, args, kwargs, self.state, self._room, contextlib.nullcontext, self._stay)
         self._open.append((module, block, ended))
 
     def _end(self, module: nn.Module, *_: Any) -> None:
@@ -392,12 +384,10 @@ class Scale:
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             if name and next(module.children(), None) is not None:
-                def begin(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                    self._begin(name, [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
+                begin, end = functools.partial(self._begin, name), functools.partial(self._end, name)
                 self._stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
-
-            def end(*_: Any, name: str = name) -> None:
-                self._end(name)
+            else:
+                end = functools.partial(self._end, None)
             self._stack.callback(module.register_forward_hook(end, prepend=True, always_call=True).remove)
         self._stack.enter_context(saved_tensors_hooks(self._save, self._look))
         return self
@@ -406,14 +396,15 @@ class Scale:
         self._open = False
         self._stack.close()
 
-    def _begin(self, name: str, given: list[Tensor]) -> None:
+    def _begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         self._calls.append(_Call(name, self._running[-1] if self._running else -1, set(self._placed(given)),
                                  [(weakref.ref(t), t._version) for t in given]))
         self._running.append(len(self._calls) - 1)
         self._given.append(self._calls[-1])
 
-    def _end(self, name: str) -> None:
-        """Of any module, by an error too, which the model may catch."""
+    def _end(self, name: str | None, *_: Any) -> None:
+        """A module has ended, by an error too, which the model may catch. ``name``: of one that has parts."""
         for call in self._given:
             call.look()
         self._given = [call for call in self._given if call.versions]

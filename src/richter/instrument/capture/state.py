@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from richter.core import DivergedError, SelectionError
+from richter.layers import View, view_of
 
 TILE = 2 ** 20  # numbers of a large weight at a time
 Inputs = Any  # a tensor, or a tuple or dict of tensors, examples first
@@ -20,36 +21,47 @@ Output = Callable[[Any], Tensor]  # picks the tensor from what a model returns
 
 
 class State(dict[str, Tensor]):
-    """Weights of a model, by the names of its parameters and buffers, and where they stand in it."""
+    """Weights of a model, by the names of its parameters and buffers, and where they stand in it. ``like``: other weights of the
+    same model, which know its modules already."""
 
-    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor], like: State | None = None) -> None:
         super().__init__(weights)
         self.model = model
         modules = dict(model.named_modules(remove_duplicate=False))
-        self.seen = {weight.dtype for weight in self.values() if weight.is_floating_point()}  # and what passes compute in
+        if like is None:
+            self.named: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+            views = {module: (name, view_of(name, module)) for module, name in self.named.items()}
+            self.views: dict[nn.Module, tuple[str, View]] = {module: view for module, view in views.items() if view[1]}
+        else:
+            self.named, self.views = like.named, like.views
         self.parametrised = [module for module in modules.values() if parametrize.is_parametrized(module)]
         self.places: list[tuple[dict[str, Any], str, Tensor]] = []
         self.shared: list[tuple[str, Tensor]] = []  # those that have their memory from the model's own parameters
         self.volatile: set[int] = set()  # ids of the buffers that a forward pass writes into
+        self.dtypes: set[torch.dtype] = set()  # of the weights, and of what passes compute
+        self.precision = torch.get_default_dtype()
         for name, weight in self.items():
             owner, _, attribute = name.rpartition(".")
             module = modules[owner]
             own = attribute in module._parameters
             box: dict[str, Any] = module._parameters if own else module._buffers
             self.places.append((box, attribute, weight))
+            if weight.is_floating_point():
+                self.computes_in(weight.dtype)
             if own and not isinstance(weight, nn.Parameter):  # torch asks: a slice of a ParameterList wraps anything else anew
                 vars(weight).update(vars(box[attribute]), _is_param=True)  # and models read what they have written on them
             if own and weight.layout is torch.strided and weight.data_ptr() == box[attribute].data_ptr():
                 self.shared.append((name, box[attribute]))
 
-    @property
-    def precision(self) -> torch.dtype:
-        """The coarsest that the model computes in: a softmax in single precision rounds a network in double precision too."""
-        return max(self.seen or {torch.get_default_dtype()}, key=lambda dtype: torch.finfo(dtype).eps)
+    def computes_in(self, dtype: torch.dtype) -> None:
+        """Keep ``precision`` the coarsest dtype: a softmax in single precision rounds a network in double precision too."""
+        if dtype not in self.dtypes:
+            self.dtypes.add(dtype)
+            self.precision = max(self.dtypes, key=lambda d: torch.finfo(d).eps)
 
     def exchanged(self, others: Mapping[int, Tensor]) -> State:
         """The same weights but for some, which are given by the id of the one whose place they take."""
-        result = State(self.model, {name: others.get(id(weight), weight) for name, weight in self.items()})
+        result = State(self.model, {name: others.get(id(weight), weight) for name, weight in self.items()}, like=self)
         result.volatile = {id(others[key]) if key in others else key for key in self.volatile}
         return result
 
@@ -173,7 +185,8 @@ def _each(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def arguments(model: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a probe's inputs are passed: a tuple as positions, a dict by keyword when forward takes these names."""
+    """Copies of a probe's inputs as they are passed: a tuple as positions, a dict by keyword when forward takes these names."""
+    x = copy_of(x)
     if isinstance(x, Mapping):
         accepted = inspect.signature(model.forward).parameters
         by_name = all(k in accepted for k in x) or any(p.kind is p.VAR_KEYWORD for p in accepted.values())
@@ -203,7 +216,7 @@ def pick(returned: Any, output: Output | None = None) -> Tensor:
 
 def outputs_of(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
     """What counts as the output of some examples, without a graph. Call it inside ``quiet``."""
-    args, kwargs = arguments(model, copy_of(x))
+    args, kwargs = arguments(model, x)
     with torch.no_grad():
         return pick(model(*args, **kwargs), output)
 

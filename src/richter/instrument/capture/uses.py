@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from richter.instrument.capture.state import State
-from richter.layers import Kind, LinearMap, View, view_of
+from richter.layers import Kind, LinearMap, View
 from richter.layers.attention import split, whole
 from richter.layers.conv import convolution
 from richter.layers.linear import positions
@@ -37,14 +37,6 @@ class Key(NamedTuple):
     groups: Axes
     d_out: Axes
     d_in: Axes
-
-    @property
-    def transposed(self) -> tuple[int, Axes, Axes, Axes]:
-        return self.offset, self.groups, self.d_in, self.d_out
-
-    @property
-    def entries(self) -> tuple[int, Axes, Axes, Axes]:
-        return self.offset, self.groups, self.d_out, self.d_in
 
 
 def key_of(kind: Kind, offset: int, groups: Sequence[Axis], d_out: Sequence[Axis], d_in: Sequence[Axis]) -> Key:
@@ -175,7 +167,7 @@ def in_groups(x: Tensor) -> Tensor:
 Labels = tuple[Any, ...]  # one for each axis
 
 
-class Product(NamedTuple):
+class Contraction(NamedTuple):
     """result[out] = sum over what is not in out of a[in_a] b[in_b]; an axis of length one goes with any length."""
 
     a: Tensor
@@ -184,18 +176,8 @@ class Product(NamedTuple):
     in_b: Labels
     out: Labels
 
-    def sides(self) -> Iterator[tuple[Tensor, Labels, Tensor, Labels]]:
-        """(weight, its labels, what it is multiplied with, its labels), with either operand as the weight."""
-        yield self.b, self.in_b, self.a, self.in_a
-        yield self.a, self.in_a, self.b, self.in_b
 
-
-def product(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
-    """How the call multiplies two tensors; None if it does something else, or something more."""
-    known = _KNOWN.get(func)
-    if known is None or kwargs.get("out") is not None or kwargs.get("alpha", 1) != 1:
-        return None
-    return known(*args, **{name: value for name, value in kwargs.items() if name not in ("out", "alpha", "beta")})
+Parse = Callable[..., Contraction | None]  # of the arguments of a function; None if it does something else, or something more
 
 
 def _matmul(p: int, q: int) -> tuple[Labels, Labels, Labels] | None:
@@ -217,7 +199,7 @@ def _inner(p: int, q: int) -> tuple[Labels, Labels, Labels] | None:
     return (*rows, "sum"), (*columns, "sum"), (*rows, *columns)
 
 
-def _tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Product | None:
+def _tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Contraction | None:
     """``dims``: how many of the last and first axes are summed over, or which."""
     p, q = a.dim(), b.dim()
     if isinstance(dims, Tensor):
@@ -227,10 +209,10 @@ def _tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Product | None:
     in_b: list[Any] = [("column", i) for i in range(q)]
     for i, j in zip(left, right, strict=True):
         in_a[i] = in_b[j] = ("sum", i % p)
-    return Product(a, tuple(in_a), b, tuple(in_b), tuple(k for k in (*in_a, *in_b) if k[0] != "sum"))
+    return Contraction(a, tuple(in_a), b, tuple(in_b), tuple(k for k in (*in_a, *in_b) if k[0] != "sum"))
 
 
-def _einsum(equation: str, *operands: Any) -> Product | None:
+def _einsum(equation: str, *operands: Any) -> Contraction | None:
     """Of two operands, with or without an arrow and an ellipsis; not with axes given as lists."""
     if not isinstance(equation, str):
         return None
@@ -247,7 +229,7 @@ def _einsum(equation: str, *operands: Any) -> Product | None:
     dots = {m: tuple(("dot", widest - m + i) for i in range(m)) for m in (*lengths, widest)}
     in_a, in_b = (_labels(term, dots[m]) for term, m in zip(terms, lengths, strict=True))
     out = _labels(right, dots[widest]) if arrow else (*dots[widest], *letters)
-    return Product(operands[0], in_a, operands[1], in_b, out)
+    return Contraction(operands[0], in_a, operands[1], in_b, out)
 
 
 def _labels(term: str, dots: Labels) -> Labels:
@@ -255,22 +237,21 @@ def _labels(term: str, dots: Labels) -> Labels:
     return (*before, *(dots if ellipsis else ()), *after)
 
 
-def _of(label: Callable[[int, int], tuple[Labels, Labels, Labels] | None], *names: str) -> Callable[..., Product | None]:
+def _of(label: Callable[[int, int], tuple[Labels, Labels, Labels] | None], *names: str) -> Parse:
     """A function with arguments of these names, of which the last two are the operands."""
-    def parse(*args: Any, **kwargs: Any) -> Product | None:
+    def parse(*args: Any, **kwargs: Any) -> Contraction | None:
         given = dict(zip(names, args, strict=False)) | kwargs
         a, b = given.get(names[-2]), given.get(names[-1])
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
             return None
         labels = label(a.dim(), b.dim())
-        return None if labels is None else Product(a, labels[0], b, labels[1], labels[2])
+        return None if labels is None else Contraction(a, labels[0], b, labels[1], labels[2])
     return parse
 
 
-def _known() -> dict[Any, Callable[..., Product | None]]:
-    """Every function that is known, and how its arguments are read."""
-    table: dict[Any, Callable[..., Product | None]] = {F.linear: _of(_inner, "input", "weight"),
-                                                       torch.tensordot: _tensordot, torch.einsum: _einsum}
+def _contractions() -> dict[Any, Parse]:
+    """The functions that contract two tensors."""
+    table: dict[Any, Parse] = {F.linear: _of(_inner, "input", "weight"), torch.tensordot: _tensordot, torch.einsum: _einsum}
     operands = {"matmul": ("input", "other"), "mm": ("input", "mat2"), "bmm": ("input", "mat2"), "mv": ("input", "vec"),
                 "dot": ("input", "tensor"), "addmm": ("input", "mat1", "mat2"), "baddbmm": ("input", "batch1", "batch2"),
                 "addmv": ("input", "mat", "vec")}
@@ -278,16 +259,12 @@ def _known() -> dict[Any, Callable[..., Product | None]]:
         table[getattr(owner, name)] = _of(_matmul, *names)
     table |= dict.fromkeys((Tensor.__matmul__, torch.linalg.matmul), _of(_matmul, "input", "other"))
     table |= dict.fromkeys((torch.inner, Tensor.inner), _of(_inner, "input", "other"))
-    table[Tensor.__rmatmul__] = lambda b, a: _of(_matmul, "input", "other")(a, b)
+    table[Tensor.__rmatmul__] = lambda b, a: table[Tensor.__matmul__](a, b)
     return table
-
-
-_KNOWN = _known()
 
 
 # ---------------------------------------------------------------------------------------------------------------- uses
 
-CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 TIMES = {torch.mul, Tensor.mul, torch.multiply, Tensor.multiply}
 OVER = {torch.div, Tensor.div, torch.divide, Tensor.divide, torch.true_divide, Tensor.true_divide}
 MINUS = {torch.neg, Tensor.neg, torch.negative, Tensor.negative, Tensor.__neg__}
@@ -310,56 +287,39 @@ class Use(NamedTuple):
 class Scope:
     """Whose the parameters of a model are, and whose forward is running."""
 
-    def __init__(self, model: nn.Module, state: State) -> None:
-        self.model = model
-        self.modules = dict(model.named_modules())
-        self.named = {module: name for name, module in self.modules.items()}
+    def __init__(self, state: State) -> None:
+        self.named, self.views = state.named, dict(state.views)  # modules that are known to be linear maps
+        self.modules = {name: module for module, name in self.named.items()}
         self.names: dict[int, list[str]] = {}  # id of a weight -> its names, the first one first
         for name, weight in state.items():
             if weight.requires_grad and name.rpartition(".")[0] in self.modules:  # a module with two names is known by the first
                 self.names.setdefault(id(weight), []).append(name)
-        self.views: dict[nn.Module, tuple[str, View]] = {}  # modules that are known to be linear maps
-        for name, module in self.modules.items():
-            if module not in self.views and (view := view_of(name, module)):
-                self.views[module] = (name, view)
-        self.path: list[nn.Module] = []  # the modules whose forward is running, the innermost last
+        self.path = [nn.Module()]  # the modules whose forward is running, the innermost last; the first stands for none
         self.called: set[nn.Module] = set()
         self._maps: dict[str, dict[str, Key | None]] = {}  # parameter -> its maps by their names, in the order of their first use
         self.copies: dict[int, tuple[Tensor, int, Part]] = {}  # id of a copy of a part -> it, its version, the part
         self.duals = {id(w._base): w for w in state.values() if w._base is not None and w.shape == w._base.shape
                       and w.stride() == w._base.stride()}  # in forward mode a view of a weight has the weight without its tangent
 
-    @property
-    def running(self) -> nn.Module | None:
-        return self.path[-1] if self.path else None
+    def view(self, module: nn.Module) -> View:
+        return self.views.get(module, ("", {}))[1]
 
-    def view(self, module: nn.Module | None) -> View:
-        return {} if module is None else self.views.get(module, ("", {}))[1]
-
-    def uses(self, func: Any, args: Any, kwargs: Any, z: Tensor) -> Iterator[Use]:
-        """What a call of ``func`` that returned ``z`` does with parameters that are not the running module's own."""
-        if func in COPIES:
-            self._copied(args[0], z)
-        elif func in TIMES or func in OVER:
-            self._multiple(func, args, kwargs, z)
-        elif func in MINUS:
-            self._multiple(torch.mul, (*args, -1.0), kwargs, z)
-        elif func is F.embedding:
-            yield from self._looked_up(*args, **kwargs)
-        elif func is Tensor.__getitem__ or func in (torch.index_select, Tensor.index_select):
-            if not z._is_view():  # one row, or a slice, is a part
-                yield from self._indexed(func, args, kwargs)
-        elif func in CONVOLUTIONS:
-            yield from self._convolved(CONVOLUTIONS[func], *args, **kwargs)
-        elif (call := product(func, args, kwargs)) is not None:
-            for w, in_w, x, in_x in call.sides():
-                part = self._part(w)
-                if part is not None:
-                    yield from self._multiplied(part, in_w, x.detach(), in_x, call.out, z)
+    def contracted(self, args: Any, kwargs: Any, z: Tensor, parse: Parse) -> Iterator[Use]:
+        """A product of two tensors, either of which may be a weight."""
+        if kwargs.get("out") is not None or kwargs.get("alpha", 1) != 1:
+            return
+        call = parse(*args, **{name: value for name, value in kwargs.items() if name not in ("out", "alpha", "beta")})
+        if call is None:
+            return
+        a, in_a, b, in_b, out = call
+        for w, in_w, x, in_x in ((b, in_b, a, in_a), (a, in_a, b, in_b)):
+            part = self._part(w)
+            if part is not None:
+                yield from self._multiplied(part, in_w, x.detach(), in_x, out, z)
 
     def projection(self, which: str, x: Tensor, weight: Tensor) -> Use:
         """One of the four maps of nn.MultiheadAttention, whose forward is running: q, k, v or out_proj."""
-        attention = self.model if self.running is None else self.running
+        attention = self.path[-1]
         name = self.named.get(attention, "")
         owner, m, parameter = attention, whole(f"{which}_proj_weight"), weight
         if which == "out_proj":
@@ -368,9 +328,9 @@ class Scope:
             m, parameter = split(which), weight._base  # a third of in_proj_weight
         return Use(f"{name}.{which}" if name else which, m, owner, parameter, x)
 
-    def returned(self, module: nn.Module, z: Tensor) -> Use | None:
+    def returned(self, module: nn.Embedding, z: Tensor) -> Use | None:
         """A table that returns its first, second, ... rows as they are looks them up."""
-        part = self._part(z) if isinstance(module, nn.Embedding) else None
+        part = self._part(z)
         if part is None or part.parameter is not module.weight or z.dim() != 2 or part.axes[0][1] != module.weight.stride(0) \
                 or part.axes[1] != (module.weight.shape[1], module.weight.stride(1)):
             return None
@@ -388,25 +348,27 @@ class Scope:
         copy = self.copies.get(id(w)) or self.copies.get(id(base))
         if copy is not None and copy[1] == w._version:
             return copy[2] if copy[0] is w else _part_of_copy(w, copy[0], copy[2])
-        p = w if id(w) in self.names else self.duals.get(id(base), base)
+        p, running = w if id(w) in self.names else self.duals.get(id(base), base), self.path[-1]
         if p is None or id(p) not in self.names or p.dtype != w.dtype \
-                or any(getattr(self.running, m.weight, None) is p for m in self.view(self.running).values()):
+                or any(getattr(running, m.weight, None) is p for m in self.view(running).values()):
             return None
         return Part(p, tuple(zip(w.shape, w.stride(), strict=True)), int(w.storage_offset() - p.storage_offset()))
 
-    def _copied(self, w: Any, z: Tensor) -> None:
+    def copied(self, args: Any, kwargs: Any, z: Tensor) -> tuple[()]:
         """A copy of a part stands for the part, until it is written into; not one that rounds: its gradients are rounded too."""
+        w = args[0] if args else kwargs["input"]
         part = self._part(w)
         if part is not None and z is not w and z.shape == w.shape and z.device == w.device and z.is_floating_point() \
                 and torch.finfo(z.dtype).eps <= torch.finfo(w.dtype).eps:
             self.copies[id(z)] = (z, z._version, part)
+        return ()
 
-    def _multiple(self, func: Any, args: Any, kwargs: Any, z: Tensor) -> None:
-        """A part times a number, or divided by one, stands for the part: W / sqrt(n) in the NTK parametrisation. A product with
-        it then reads x / sqrt(n)."""
+    def multiple(self, args: Any, kwargs: Any, z: Tensor, over: bool = False) -> tuple[()]:
+        """A part times a number, or divided by one (``over``), stands for the part: W / sqrt(n) in the NTK parametrisation. A
+        product with it then reads x / sqrt(n)."""
         if len(args) != 2 or kwargs:
-            return
-        (w, number), over = args, func in OVER
+            return ()
+        w, number = args
         if not over and not isinstance(number, (int, float)) and self._part(w) is None:
             w, number = number, w
         constant = isinstance(number, Tensor) and number.dim() == 0 and not number.requires_grad
@@ -415,6 +377,7 @@ class Scope:
             value = float(number)
             if math.isfinite(value) and value:
                 self.copies[id(z)] = (z, z._version, replace(part, scale=part.scale / value if over else part.scale * value))
+        return ()
 
     def _multiplied(self, part: Part, in_w: Labels, x: Tensor, in_x: Labels, out: Labels, z: Tensor) -> Iterator[Use]:
         """A product with a part. Its axes are groups where both what it is multiplied with and the result have them, d_in and
@@ -446,53 +409,55 @@ class Scope:
         yield from self._use(part, "grouped" if groups else "dense", [[axes[k] for k in role] for role in (groups, d_out, d_in)],
                              read.reshape(*ends, reads), None if plain else order, shape)
 
-    def _looked_up(self, x: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-                   norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Iterator[Use]:
+    def looked_up(self, x: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+                  norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Iterator[Use]:
         """F.embedding; the padding index reads nothing, because its row has no gradient."""
         part = self._part(weight)
         if part is not None and not scale_grad_by_freq:
             padding = None if padding_idx is None else padding_idx % len(weight)
             yield from self._lookup(part, x if padding is None else torch.where(x == padding, -1, x))
 
-    def _indexed(self, func: Any, args: Any, kwargs: Any) -> Iterator[Use]:
-        """table[rows], or table.index_select(0, rows)."""
-        table, *index = args
-        if func is not Tensor.__getitem__:
-            given = dict(zip(("dim", "index"), index, strict=False)) | kwargs
-            index = [given.get("index")] if given.get("dim") == 0 else []
-        elif isinstance(index[0], tuple):
-            index = list(index[0])
-        part = self._part(table) if len(index) == 1 and isinstance(index[0], Tensor) else None
-        if part is not None and index[0].dtype in (torch.int64, torch.int32) and len(part.axes) == 2:
-            yield from self._lookup(part, torch.where(index[0] < 0, index[0] + len(table), index[0]))
+    def indexed(self, table: Tensor, index: Any, z: Tensor) -> Iterator[Use]:
+        """table[index]; one row, or a slice, is a part."""
+        index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        if z._is_view() or not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+            return
+        part = self._part(table)
+        if part is not None and len(part.axes) == 2:
+            yield from self._lookup(part, torch.where(index < 0, index + len(table), index))
+
+    def selected(self, args: Any, kwargs: Any, z: Tensor) -> Iterator[Use]:
+        """table.index_select(0, index)"""
+        given = dict(zip(("input", "dim", "index"), args, strict=False)) | kwargs
+        if given.get("dim") == 0:
+            yield from self.indexed(given["input"], given.get("index"), z)
 
     def _lookup(self, part: Part, rows: Tensor) -> Iterator[Use]:
         if len(part.axes) == 2 and part.scale == 1:
             yield from self._use(part, "lookup", [[], [part.axes[1]], [part.axes[0]]], rows)
 
-    def _convolved(self, space: int, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-                   dilation: Any = 1, groups: int = 1) -> Iterator[Use]:
+    def convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+                  dilation: Any = 1, groups: int = 1) -> Iterator[Use]:
         """F.conv1d, F.conv2d, F.conv3d."""
-        part = self._part(weight)
-        if part is None and self._computed(weight):
-            m, running = convolution(tuple(weight.shape[2:]), stride, padding, dilation, groups), self.running
-            yield Use(self.named[running], m, running, weight, x)  # type: ignore[index, arg-type]
-        if part is None or len(part.axes) != space + 2:
+        part, m = self._part(weight), convolution(tuple(weight.shape[2:]), stride, padding, dilation, groups)
+        if part is None:
+            if self._computed(weight):
+                yield Use(self.named[self.path[-1]], m, self.path[-1], weight, x)
             return
         x = x if part.scale == 1 else x * part.scale
         (d, step), *patch = part.axes
         roles = [[], [(d, step)], patch] if groups == 1 else [[(groups, d // groups * step)], [(d // groups, step)], patch]
-        m = convolution(tuple(weight.shape[2:]), stride, padding, dilation, groups)
         for use in self._use(part, m.kind, roles, x):
             yield use._replace(map=LinearMap(use.map.matrix, m.inputs, m.outputs, m.kind))
 
     def _computed(self, w: Tensor) -> bool:
         """Is this computed from the weight of the running module, and of its shape? It then stands for the weight, as that of a
         parametrisation does. It may depend on nothing but the module's own parameters: not on what the module reads."""
-        own = getattr(self.running, "weight", None)
-        if self.running in self.views or not isinstance(own, nn.Parameter) or own.shape != w.shape or w.grad_fn is None:
+        running = self.path[-1]
+        own = getattr(running, "weight", None)
+        if running in self.views or not isinstance(own, nn.Parameter) or own.shape != w.shape or w.grad_fn is None:
             return False
-        parameters = {id(p) for p in self.running._parameters.values()}  # type: ignore[union-attr]
+        parameters = {id(p) for p in running._parameters.values()}
         todo, seen = [w.grad_fn], set[Any]()
         while todo and len(seen) < STEPS:
             node = todo.pop()
@@ -515,10 +480,9 @@ class Scope:
     def _owner(self, parameter: Tensor) -> tuple[nn.Module, str]:
         """Module and attribute: of the module whose forward is running, if it has the parameter, or of the first that has it
         inside the innermost running module: a tied weight belongs to the block that uses it."""
-        if self.running is not None:
-            for attribute in self.running._parameters:
-                if getattr(self.running, attribute) is parameter:
-                    return self.running, attribute
+        for attribute in self.path[-1]._parameters:
+            if getattr(self.path[-1], attribute) is parameter:
+                return self.path[-1], attribute
         owner, _, attribute = self.nearest(parameter).rpartition(".")
         return self.modules[owner], attribute
 
@@ -554,11 +518,29 @@ class Scope:
         name = plain = f"{plain}.{label}" if label else plain
         if plain in maps:
             other = maps[plain]
-            way = "T" if other is not None and key.entries == other.transposed else \
-                key.kind if other is not None and key.entries == other.entries else f"use{len(maps) + 1}"
+            way = f"use{len(maps) + 1}"
+            if other is not None and key[1:] == (other.offset, other.groups, other.d_in, other.d_out):
+                way = "T"
+            elif other is not None and key[1:] == other[1:]:
+                way = key.kind
             name = f"{plain}.{way}" if f"{plain}.{way}" not in maps else f"{plain}.use{len(maps) + 1}"
         maps[name] = key
         return name
+
+
+Reader = Callable[[Scope, Any, Any, Tensor], Iterable[Use]]  # arguments of a call by position and by keyword, what it returned
+
+
+READERS: dict[Any, Reader] = {  # what a call of a function does with parameters that are not the running module's own
+    **{func: partial(Scope.contracted, parse=parse) for func, parse in _contractions().items()},
+    **dict.fromkeys(COPIES, Scope.copied), **dict.fromkeys(TIMES, Scope.multiple),
+    **dict.fromkeys(OVER, partial(Scope.multiple, over=True)),
+    **dict.fromkeys(MINUS, lambda scope, args, kwargs, z: scope.multiple((*args, -1.0), kwargs, z)),
+    F.embedding: lambda scope, args, kwargs, z: scope.looked_up(*args, **kwargs),
+    Tensor.__getitem__: lambda scope, args, kwargs, z: scope.indexed(args[0], args[1], z),
+    **dict.fromkeys((torch.index_select, Tensor.index_select), Scope.selected),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), lambda scope, args, kwargs, z: scope.convolved(*args, **kwargs)),
+}
 
 
 def _part_of_copy(w: Tensor, copy: Tensor, part: Part) -> Part | None:

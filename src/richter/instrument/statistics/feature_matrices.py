@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -36,15 +36,14 @@ from richter.instrument.statistics.moments import (
     Bases,
     MomentGathering,
     Sketched,
+    bases_of,
     rank,
     shares,
     total,
 )
 from richter.instrument.stream import steps
+from richter.instrument.subject import Subject
 from richter.linalg import MODEST
-
-if TYPE_CHECKING:
-    from richter.instrument.subject import Subject
 
 # ------------------------------------------------------------------------------------------------------------- weights
 # Statistics of the weights, now and at initialisation: OfWeight, and feature matrices W^T K W: the neural feature matrix,
@@ -170,8 +169,8 @@ class _OfWeight(Simple):
         if self.statistic.initial and place not in self.subject.W0:
             raise Missing(NO_INITIAL)
         statistic, subject = self.statistic, self.subject
-        if statistic.seen is not None and subject.bases[place] is not None:
-            return Seen(subject.bases, place, *statistic.seen)
+        if statistic.seen is not None and bases_of(subject)[place] is not None:
+            return Seen(bases_of(subject), place, *statistic.seen)
         lying = (statistic.seen or statistic.lying) and subject.survey.maps[place].entries > TILE
         return statistic.compute(*(subject.plain(place) if lying else subject.pair(place)))
 

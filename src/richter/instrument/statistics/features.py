@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,19 +21,18 @@ from richter.instrument.statistics.frame import (
     Group,
     Missing,
     Place,
+    Reading,
     Remembered,
     Simple,
     Statistic,
     Wants,
 )
-from richter.instrument.statistics.journey import settling
+from richter.instrument.statistics.outputs import settling
 from richter.instrument.statistics.variants import HeldOut
+from richter.instrument.subject import Subject
+from richter.instrument.survey.survey import MapInfo
 from richter.linalg import eigh
 
-if TYPE_CHECKING:
-    from richter.instrument.statistics.frame import Reading
-    from richter.instrument.subject import Subject
-    from richter.instrument.survey.survey import MapInfo
 
 @dataclass(frozen=True)
 class Features(Statistic):

@@ -15,23 +15,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from richter.core import Mark, MemoryBudgetError, Remark, show_bytes
 from richter.core.values import SMALL, give_back
-from richter.instrument.capture import BACKUP_BYTES, TOGETHER, count, weight_bytes
+from richter.instrument.capture import TOGETHER, count, weight_bytes
 from richter.instrument.cotangents import Cotangents, Use
-from richter.instrument.stream import ALONE, Chunk, LayerCapture, Recording, Share, chunks, fitting, steps, with_siblings
+from richter.instrument.stream import ALONE, Chunk, LayerCapture, Share, chunks, fitting, ready, steps, with_siblings
+from richter.instrument.subject import GROUPS as GROUPS
+from richter.instrument.subject import Subject
 from richter.instrument.survey import PIECES, looked
 
-if TYPE_CHECKING:
-    from richter.instrument.subject import Subject
-
-GROUPS = 8  # of examples, for the jackknife
 # a linear map; the same, and the whole model for what its last layer reads; a module with parameters; the whole model; anywhere
 Place = Literal["map", "read", "module", "model", "any"]
 Group = tuple[str, int]  # what is left out: the kind of group, and which
@@ -57,6 +55,22 @@ class Missing(Exception):
 
 class NoError(Missing):
     """There is a value, and no standard error of it; the remark says why."""
+
+
+class Stack(Sequence[Any]):
+    """Values of a statistic with one group left out each. ``whole`` holds all of them: its numbers have a leading axis of groups;
+    ``take`` gives one."""
+
+    def __init__(self, whole: Any, groups: int, take: Callable[[int], Any]) -> None:
+        self.whole, self.groups, self.take = whole, groups, take
+
+    def __len__(self) -> int:
+        return self.groups
+
+    def __getitem__(self, group: Any) -> Any:
+        if not 0 <= group < self.groups:
+            raise IndexError(group)
+        return self.take(group)
 
 
 def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]]:
@@ -257,7 +271,7 @@ class Remembered(Gathering):
 
 
 # (subject, cotangents, why the exact form cannot be had or "") -> what stands in for it; None: nothing has to
-Estimate = Callable[["Subject", Cotangents, str], Statistic | None]
+Estimate = Callable[[Subject, Cotangents, str], Statistic | None]
 
 
 @dataclass(frozen=True)
@@ -352,21 +366,6 @@ def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
     return need if need > SMALL and subject.audit is not None else 0
 
 
-def copied_bytes(model: nn.Module) -> int:
-    """Of copies of weights and of gradients, where they are kept to see that nothing was disturbed."""
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    copies = [weight_bytes(model), sum(g.numel() * g.element_size() for g in grads)]
-    return sum(size for size in copies if size <= BACKUP_BYTES)
-
-
-def fixed_bytes(copied: int, held: Iterable[Tensor | None]) -> int:
-    """Bytes that a measurement of a large model takes whatever is measured: what is ``copied``, and what is ``held`` of the
-    probe."""
-    arrays = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if isinstance(t, Tensor)}
-    need = copied + sum(arrays.values())
-    return need if need > SMALL else 0
-
-
 # -------------------------------------------------------------------------------------------------------------- passes
 # One pass over the probe serves every statistic that is gathered: each chunk goes forward once, backward once for each
 # cotangent, and every gathering adds what it wants.
@@ -384,7 +383,7 @@ class Reading:
     rows: slice  # which examples of the probe
     block: slice  # which cotangents
     last: bool  # is this the last block of these examples?
-    recording: Recording
+    chunk: Chunk
     captures: dict[str, LayerCapture]
     before: dict[str, LayerCapture] | None  # of the initial network; None if it is not wanted
     _plain: dict[str, LayerCapture] = field(default_factory=dict)
@@ -403,7 +402,7 @@ class Reading:
     @property
     def f(self) -> Tensor:
         """Outputs "n k"."""
-        return self.recording.f
+        return self.chunk.f
 
     @property
     def Y(self) -> Tensor | None:
@@ -415,10 +414,10 @@ class Reading:
         groups = self.subject.groups
         return [(g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups)]
 
-    def parts(self, name: str, project: bool = False, initial: bool = False) -> list[tuple[int, LayerCapture, int]]:
+    def parts(self, name: str, bases: Any = None, initial: bool = False) -> list[tuple[int, LayerCapture, int]]:
         """(group, its share of ``capture``, how many positions of it count). Those that only the initial network reaches are
         summed and not counted: the number is that of the other averages of this map."""
-        c = self.capture(name, project, initial)
+        c = self.capture(name, bases, initial)
         if c is None:
             return []
         keep = self.kept(name, c.g.shape[2])
@@ -428,31 +427,31 @@ class Reading:
 
     def read(self, name: str) -> Tensor | None:
         """What a map read, "n s d_in", zero at masked positions; None if these examples do not reach it."""
-        if name not in self.recording.where:
+        if not self.chunk.reaches(name):
             return None
-        h = self.recording.reads(name)
+        h = self.chunk.reads(name)
         return _masked_read(h, self.kept(name, h.shape[1]))
 
     def plain(self, name: str) -> LayerCapture | None:
         """A map as it is: grouped ones in groups, masked positions included. None if these examples do not reach it."""
         if name in self.captures and name not in self._plain:
-            self._plain[name] = self.subject.source.ready(self.captures[name])
+            self._plain[name] = ready(self.captures[name], self.subject.wide)
         return self._plain.get(name)
 
-    def capture(self, name: str, project: bool = False, initial: bool = False) -> LayerCapture | None:
-        """A map as one matrix, masked positions zero, beside the initial network; ``project``: g as it is asked through the map's
-        matrices, where it is kept so; ``initial``: also where only the initial network reaches it. A network that does not reach
-        a map reads nothing there and asks nothing of it: h and g, or h0 and g0, are zero."""
-        key = (name, project)
+    def capture(self, name: str, bases: Any = None, initial: bool = False) -> LayerCapture | None:
+        """A map as one matrix, masked positions zero, beside the initial network; ``bases``: g as it is asked through these
+        matrices, by map, where it is kept so; ``initial``: also where only the initial network reaches it. A network that does
+        not reach a map reads nothing there and asks nothing of it: h and g, or h0 and g0, are zero."""
+        key = (name, bases is not None)
         if name not in self.captures and not (initial and self.before is not None and name in self.before):
             return None
         if key not in self._ready:
-            self._ready[key] = self._projected(name) if project else self._whole(name)
+            self._ready[key] = self._whole(name) if bases is None else self._projected(name, bases[name])
         return self._ready[key]
 
     def _whole(self, name: str) -> LayerCapture:
         plain = self.plain(name)
-        before = None if self.before is None or name not in self.before else flat(self.subject.source.ready(self.before[name]))
+        before = None if self.before is None or name not in self.before else flat(ready(self.before[name], self.subject.wide))
         if plain is not None:
             c = flat(plain)
         else:
@@ -464,8 +463,8 @@ class Reading:
             c = replace(c, W0=self.subject.pair(name)[1], h0=_nothing(c.h), g0=torch.zeros_like(c.g))
         return _masked(c, self.kept(name, c.g.shape[2]))
 
-    def _projected(self, name: str) -> LayerCapture:
-        c, Q = self.capture(name, initial=True), self.subject.bases[name]
+    def _projected(self, name: str, Q: Any) -> LayerCapture:
+        c = self.capture(name, initial=True)
         assert c is not None
         return c if Q is None else replace(c, g=Q.rows(c.g), g0=None if c.g0 is None else Q.rows(c.g0))
 
@@ -590,33 +589,30 @@ class Pass:
     def _add(self, chunk: Chunk, families: Mapping[Cotangents, Sequence[Entry]],
              blocks: Mapping[Cotangents, Sequence[slice]]) -> None:
         """What a chunk says; nothing of it is held when the next one begins."""
-        recordings = self._recorded(chunk)
+        networks = [chunk, replace(chunk, network=self.subject.initial_source)] if self.initial else [chunk]
         asking = [c for c, family in families.items() if any(e.wants.backward for e in family)]
         for cotangents, family in families.items():
             for block in blocks[cotangents]:
                 last = block is blocks[cotangents][-1]
                 more = bool(asking) and not (last and cotangents is asking[-1])
-                reading = self._reading(recordings, chunk.rows, block, last, more, cotangents, family)
+                reading = self._reading(networks, block, last, more, cotangents, family)
                 for e in family:
                     if e.wants.backward or reading.first:
                         e.gathering.add(reading)
 
-    def _recorded(self, chunk: Chunk) -> list[Recording]:
-        """One forward pass, and one of the initial network if it is wanted."""
-        networks = [chunk, replace(chunk, source=self.subject.initial_source)] if self.initial else [chunk]
-        return [network.recording for network in networks]
-
-    def _reading(self, recordings: Sequence[Recording], rows: slice, block: slice, last: bool, more: bool,
-                 cotangents: Cotangents, family: Sequence[Entry]) -> Reading:
-        """``more``: is something else asked of the maps afterwards?"""
+    def _reading(self, networks: Sequence[Chunk], block: slice, last: bool, more: bool, cotangents: Cotangents,
+                 family: Sequence[Entry]) -> Reading:
+        """``networks``: the chunk, and the same examples in the initial network if it is wanted; ``more``: do other cotangents
+        follow?"""
+        rows = networks[0].rows
         if not any(e.wants.backward for e in family):
-            for recording in recordings if last and not more else ():
-                recording.look()
-            return Reading(self.subject, rows, block, last, recordings[0], {}, None)
+            for chunk in networks if last and not more else ():
+                chunk.look()
+            return Reading(self.subject, rows, block, last, networks[0], {}, None)
         reads = any(e.wants.reads and not e.wants.optional for e in family)
         V = self.subject.rowwise(cotangents, "mean", block)
-        now, *before = (r.captures(V(r.f, rows), reads, more) for r in recordings)
-        return Reading(self.subject, rows, block, last, recordings[0], now, before[0] if before else None)
+        now, *before = (chunk.ask(V(chunk.f, rows), reads, more) for chunk in networks)
+        return Reading(self.subject, rows, block, last, networks[0], now, before[0] if before else None)
 
 
 def wants_of(subject: Subject, keys: Iterable[Key]) -> dict[Key, Wants]:

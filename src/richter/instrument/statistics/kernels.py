@@ -32,7 +32,7 @@ from richter.instrument.statistics.frame import (
     audit_bytes,
 )
 from richter.instrument.statistics.moments import remark_of
-from richter.instrument.stream import Chunk, LayerCapture, room_for, select, widened
+from richter.instrument.stream import Chunk, LayerCapture, ready, room_for, select
 from richter.kernels.contract import Outputs, Plan, Request, Unit, least, make_plan, mirror
 from richter.kernels.ntk import Block, Job, kernels
 from richter.linalg import Leading, Rough, centre, leading, rough, top_of_each, without_each
@@ -299,7 +299,7 @@ class Kept:
         if c is None or not inside.any():
             return
         into, out_of = inside.nonzero().flatten().to(c.g.device), (self.rows[inside] - rows.start).to(c.g.device)
-        h = widened(replace(c, h=reading.recording.reads_of(name, out_of))).h if reading.first else None
+        h = ready(replace(c, h=reading.chunk.reads_of(name, out_of))).h if reading.first else None
         if name not in self.captures:
             assert h is not None
             g = room_for(c.g[0], self.v, (len(self.rows), *c.g.shape[2:]))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,15 +25,13 @@ from richter.instrument.statistics.frame import (
     Gathering,
     Group,
     Missing,
+    Reading,
     Statistic,
     Wants,
     in_range,
 )
 from richter.instrument.stream import LayerCapture, covariance, steps
-
-if TYPE_CHECKING:
-    from richter.instrument.statistics.frame import Reading
-    from richter.instrument.subject import Subject
+from richter.instrument.subject import Subject
 
 # --------------------------------------------------------------------------------------------------------------- bases
 # What is asked of a map that writes more than it reads is kept as what is asked of its inputs: through its matrix, and through
@@ -136,13 +134,13 @@ class Through:
 class Bases(dict[str, Through | None]):
     """By map, each made when it is first asked for; None where what is asked of a map is kept as it is."""
 
-    def __init__(self, subject: Subject, wide: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, subject: Subject) -> None:
         super().__init__()
-        self.subject, self.wide = subject, wide
+        self.subject = subject
         self._gram: tuple[str, Tensor] | None = None  # of the map that was looked at last
 
     def __missing__(self, name: str) -> Through | None:
-        self[name] = Through(*self.subject.plain(name), self.wide) if seen(self.subject, name) else None
+        self[name] = Through(*self.subject.plain(name), self.subject.widened) if seen(self.subject, name) else None
         return self[name]
 
     def gram(self, name: str) -> Tensor:
@@ -152,6 +150,13 @@ class Bases(dict[str, Through | None]):
             assert through is not None
             self._gram = name, through.gram()
         return self._gram[1]
+
+
+def bases_of(subject: Subject) -> Bases:
+    """The bases of this measurement."""
+    if Bases not in subject.shared:
+        subject.shared[Bases] = Bases(subject)
+    return subject.shared[Bases]  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------------------- moments
@@ -366,8 +371,9 @@ class MomentGathering(Gathering):
 
     def add(self, reading: Reading) -> None:
         first, statistic = reading.first, self.statistic
+        bases = bases_of(self.subject) if statistic.project else None
         for name, sums in self.sums.items():
-            for g, part, number in reading.parts(name, statistic.project, statistic.initial):
+            for g, part, number in reading.parts(name, bases, statistic.initial):
                 if statistic.initial and part.g0 is not None and part.g0.shape != part.g.shape:
                     self.apart.add(name)
                 else:

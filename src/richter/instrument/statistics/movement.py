@@ -1,219 +1,379 @@
-"""How far a network has gone from the initial one, on the same examples: what its outputs changed by, in all and to first order
-(LINEARISATION); whether what its layers read is still the same (FEATURE_CHANGE); and what the change of a layer's weights does to
-its output (FUNCTION_CHANGE). One journey over the probe serves them all.
+"""How far a network has gone from the initial one, on the same examples: the change of its outputs, in all and to first order
+(LINEARISATION); whether its layers still read the same features (FEATURE_CHANGE); and what the change of a layer's weights does
+to its output (FUNCTION_CHANGE). One journey over the probe, with passes of both networks, serves them all.
+
+A network is compared as it was trained. Norms that were trained with the statistics of their batches use those of fixed blocks of
+examples, because running statistics of initialisation are those of no data. A scale-invariant layer (before a norm) is taken at
+its initial norm, because its scale has no effect on the outputs. This is the one exception to the rule that a probe runs in eval
+mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Int
+from torch import Tensor, nn
 
-from richter.core import Mark, Remark, RichterError
-from richter.core.values import NO_HIDDEN
-from richter.instrument.capture import Call, Pass, State, moved_in_last_place, pushed_forward, pushed_twice, select
+from richter.core import DivergedError, Mark, Remark, RichterError
+from richter.core.modules import running_norms
+from richter.core.values import NO_HIDDEN, SMALL, give_back
+from richter.instrument.capture import (
+    Call,
+    Pass,
+    State,
+    batch_statistics,
+    check_finite,
+    moved_in_last_place,
+    pushed_forward,
+    pushed_twice,
+    same_bits,
+    select,
+    to_device,
+)
 from richter.instrument.cotangents import Cotangents, every_output
 from richter.instrument.statistics.frame import APART, NO_INITIAL, Gathering, Group, Missing, Place, Simple, Statistic, Wants
-from richter.instrument.stream import Chunk, Layout, MapInfo, as_read, by_example
-from richter.instrument.survey import applied, remade, tolerance
+from richter.instrument.stream import Chunk, Layout, MapInfo, as_read, by_example, chunks, fitting, grouped, steps, timed
+from richter.instrument.subject import Subject
+from richter.instrument.survey import Audit, applied, check_calls, passed, remade, tolerance
 from richter.linalg import Rows, debiased_cka
 
-if TYPE_CHECKING:
-    from richter.instrument.statistics.journey import Journey, Stretch
-    from richter.instrument.subject import Subject
-
-# ------------------------------------------------------------------------------------------------------------- pushing
-# J0 v, the first-order effect of a change v of the weights on the outputs of the initial network, in the first way that a model
-# allows and that agrees with its backward pass: forward mode; backward twice; or what every linear map read and is asked.
-
-Plain = Callable[..., tuple[Pass, Tensor]]
-WAYS: dict[str, Plain] = {"forward mode": pushed_forward, "two backward passes": pushed_twice}
-MARGIN = 3  # rounding was seen to be 0.4 to 1.5 times its estimate
-ONE_IN = 8  # examples are compared with a backward pass
-CAPTURES = "captures"  # the way that is left
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError)  # of what has no such derivative
+GRAPHS = 6  # of an example: in both networks, with tangents in one of them, and of the backward pass that these agree with
+OUTPUTS = 7  # arrays of outputs in double precision
+TILE = 2 ** 20  # entries that are multiplied in double precision at a time
+BLOCK = 64  # examples whose statistics a norm uses
+SCALE_CANDIDATE = 1e-4  # a layer may be scale-invariant if |<W, df/dW>| is below this share of |W| |df/dW|
+SCALE_TOLERANCE = 1e-3  # share of a layer's contribution to the outputs that the eps of a norm behind it may change
+EPS_EFFECT = 0.4  # share of the effect of a norm's eps that is left, at most, when its layer is doubled: about 1/4
+SCALE_ROUNDING = 16  # machine epsilons of the outputs: their rounding error when a layer is multiplied by a power of two
+FEW, FEWEST = 16, 4  # examples on which a way to J0 dw is tried, and scale invariance is tested: one in 16
+COTANGENTS = 3  # random cotangents of the test for candidates
+CLEARLY = 10  # one cotangent is enough if no layer is within this factor of SCALE_CANDIDATE
 
 
-class Pushing:
-    """The product in one journey; the way is found once for an architecture."""
+# ------------------------------------------------------------------------------------------------------------- journey
 
-    def __init__(self, journey: Journey) -> None:
-        self.journey, self.subject = journey, journey.subject
+
+class Stretch:
+    """Some examples in both networks; the initial network runs when somebody looks at it."""
+
+    def __init__(self, journey: Journey, rows: slice, x: Any, group: Int[Tensor, " n"], now: Pass) -> None:
+        self.journey, self.rows, self.x, self.group, self.now = journey, rows, x, group, now
+        self.n = rows.stop - rows.start
 
     @cached_property
-    def way(self) -> str:
-        """That which works here; empty if none does."""
-        return self._known[0]
+    def then(self) -> Pass:
+        return self.journey.run(self.journey.first, self.x, self.rows.start)
+
+    @cached_property
+    def calls(self) -> dict[str, list[Call]]:
+        """Calls of each map in the network now."""
+        return grouped(self.now.calls)
+
+    @cached_property
+    def calls_then(self) -> dict[str, list[Call]]:
+        return grouped(self.then.calls)
+
+
+class Journey:
+    """Passes of the network now and of the initial one over the probe, for all gatherings that compare them."""
+
+    def __init__(self, subject: Subject) -> None:
+        assert subject.then is not None
+        self.subject, self.first = subject, subject.then
+        self.listeners: list[Listener] = []
+        self.walked = False
+
+    # ------------------------------------------------------------------------------------------------- the networks
+
+    @cached_property
+    def parameters(self) -> list[str]:
+        """Names of the parameters, the first one of a shared parameter."""
+        return [name for name, p in self.subject.model.named_parameters() if p.is_floating_point()]
+
+    @cached_property
+    def norms(self) -> list[nn.Module]:
+        """Norms that were trained with statistics of batches: their running statistics have moved."""
+        now = self.subject.state
+        return [norm for norm, buffers in running_norms(self.subject.model)
+                if any(not same_bits(now[k], self.first[k].to(now[k])) for k in buffers)]
+
+    @cached_property
+    def last(self) -> State:
+        """The weights now, with scale-invariant layers at their initial norm."""
+        return _scaled(self.subject.state, self.scales) if self.scales else self.subject.state
+
+    @cached_property
+    def direction(self) -> dict[str, Tensor]:
+        """W - W0 of the parameters that have moved."""
+        changes = {k: self.last[k].detach() - self.first[k].detach() for k in self.parameters}
+        return {k: d for k, d in changes.items() if bool(d.any())}
+
+    @cached_property
+    def few(self) -> Any:
+        """Some examples from all over the probe; of a large model as many as have room."""
+        n, (each, change, _) = self.subject.probe.n, self._sizes
+        number = min(n, max(FEWEST, min(FEW, n // 16)))
+        number = fitting(self.subject.memory - change, each, number) if change else number
+        return self.examples(torch.linspace(0, n - 1, number).long())
+
+    # --------------------------------------------------------------------------------------------- scale invariance
+
+    @cached_property
+    def scales(self) -> dict[str, float]:
+        """|W0| / |W| for the weights of scale-invariant layers and for their biases."""
+        sizes = {k: (self.first[k].norm().item(), self.subject.state[k].norm().item()) for k in self.layers}
+        grown = {k: before / size for k, (before, size) in sizes.items() if before and size and before != size}
+        candidates = list(grown)
+        for state in (self.subject.state, self.first):
+            chosen = self._scale_candidates(state) if candidates else ()
+            candidates = [k for k in candidates if k in chosen]
+        scales = {name: grown[k] for k in self._scale_invariant(candidates) for name in self.layers[k]}
+        self.__dict__.pop("_few_runs", None)  # their graphs
+        return scales
+
+    @cached_property
+    def layers(self) -> dict[str, list[str]]:
+        """Each weight matrix with its bias, if it has one."""
+        layers = {}
+        for k in self.parameters:
+            owner, dot, attribute = k.rpartition(".")
+            bias = f"{owner}{dot}{attribute.replace('weight', 'bias')}"
+            if self.first[k].dim() > 1:
+                layers[k] = [k, bias] if bias != k and bias in self.parameters else [k]
+        return layers
+
+    @cached_property
+    def _few_runs(self) -> tuple[Pass, Pass]:
+        """A few examples in the network now, and in the initial one."""
+        return self.run(self.subject.state, self.few, 0, record=False), self.run(self.first, self.few, 0, record=False)
+
+    def _scale_candidates(self, state: State) -> set[str]:
+        """Weights for which <W, df/dW> + <b, df/db> is nearly zero beside |W| |df/dW| + |b| |df/db|, for random combinations of
+        the outputs of a few examples. The first combination is enough where every weight has a clear effect."""
+        run = self._few_runs[state is self.first]
+        names = list(dict.fromkeys([*self.layers, *(k for own in self.layers.values() for k in own)]))
+        draw, share = torch.Generator().manual_seed(0), SCALE_CANDIDATE + 8 * torch.finfo(state.precision).eps
+        effects: dict[str, float] = dict.fromkeys(self.layers, 0.0)
+        bounds: dict[str, float] = dict.fromkeys(self.layers, 0.0)
+
+        def candidates(share: float) -> set[str]:
+            return {k for k, effect in effects.items() if bounds[k] > 0 and effect <= share ** 2 * bounds[k]}
+
+        for combination in range(COTANGENTS):
+            V = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
+            products = {k: (self.inner(state[k], d), state[k].detach().norm().item() * d.norm().item())
+                        for k, d in zip(names, run.in_turns(V, [state[k] for k in names]), strict=True)}
+            for weight, own in self.layers.items():
+                effects[weight] += sum(products[k][0] for k in own) ** 2
+                bounds[weight] += sum(products[k][1] for k in own) ** 2
+            if not combination and not candidates(CLEARLY * share):
+                return set()
+        return candidates(share)
+
+    def _scale_invariant(self, layers: Sequence[str]) -> Sequence[str]:
+        """The layers that may be multiplied by any large number without effect, in both networks. All of them are tested
+        together; if that fails, one after another."""
+        def invariant(some: Sequence[str]) -> bool:
+            names = [name for k in some for name in self.layers[k]]
+            return all(self._unchanged(state, names, run.f)
+                       for state, run in zip((self.subject.state, self.first), self._few_runs, strict=True))
+
+        if not layers or invariant(layers):
+            return layers
+        return [k for k in layers if invariant([k])] if len(layers) > 1 else []
+
+    def _unchanged(self, state: State, names: list[str], f: Tensor) -> bool:
+        """Do the outputs stay the same if these weights are multiplied by t and by 2t?
+
+        For a large t the eps of a norm is negligible, so f(2t W) = f(t W) up to rounding error; a power of two adds no rounding
+        error of its own. f(t W) - f(W) shows what eps, or saturation, does at the scale of now. It must be small beside the
+        layer's contribution to the outputs, f(W) - f(0), not beside the outputs: a branch may contribute little. The effect of
+        eps falls as 1/t^2, to a quarter for 2 W; a small effect of another kind, such as saturation, does not fall so fast.
+        """
+        def outputs(factor: float) -> Tensor:
+            return self.wide(self.run(_scaled(state, dict.fromkeys(names, factor)), self.few, 0, record=False).f)
+
+        eps = torch.finfo(state.precision).eps
+        t = 2.0 ** round(-math.log2(eps) / 2)
+        try:
+            twice, near, far = map(outputs, (2.0, t, 2 * t))
+        except DivergedError:  # the products overflow: they grow with the weights
+            return False
+        rounding = SCALE_ROUNDING * eps * near.norm()
+        if (far - near).norm() > rounding or (twice - near).norm() > EPS_EFFECT * (near - self.wide(f)).norm() + rounding:
+            return False
+        try:
+            contribution = self.wide(f) - outputs(0.0)
+        except DivergedError:  # a norm without eps divides by zero: without the layer there are no outputs
+            contribution = self.wide(f)
+        return bool((near - self.wide(f)).norm() <= SCALE_TOLERANCE * contribution.norm())
+
+    # --------------------------------------------------------------------------------------------------- the blocks
+
+    @cached_property
+    def blocks(self) -> list[slice]:
+        """Examples that go through the networks together: fixed blocks where norms mix them, whatever the size of chunks. A rest
+        of less than half a block joins the last one."""
+        n = self.subject.probe.n
+        if not self.norms:
+            return steps(n, self._fitting())
+        starts = [i for i in range(0, n, BLOCK) if i == 0 or n - i >= BLOCK // 2]
+        return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Bytes of one example (its graphs in both networks with what is pushed through one, what a layer reads, and outputs in
+        double precision); of the change of a large model's weights, with gradients of some (of one that is used twice, three);
+        and of the smallest piece of work: of one example, or of weights that are moved in their last place."""
+        subject, survey = self.subject, self.subject.survey
+        numbers, outputs = [self.first[k].numel() for k in self.parameters], 8 * OUTPUTS * survey.outputs
+        each = subject.itemsize * (GRAPHS * survey.graph + max((m.unfolded for m in survey.maps.values()), default=0)) + outputs
+        change = subject.itemsize * (sum(numbers) + 3 * max(numbers, default=0))
+        change = change if change > SMALL else 0
+        moved = 2 * subject.itemsize * (sum(numbers) + survey.graph) + outputs if change else 0
+        return each, change, max(each * (min(BLOCK, subject.probe.n) if self.norms else 1) + change, moved)
+
+    def least(self) -> int:
+        """Bytes of the smallest piece of work."""
+        return self._sizes[2]
+
+    def give_back(self) -> None:
+        """Give back to the system what a large model has let go."""
+        give_back(self._sizes[1])
+
+    def _fitting(self) -> int:
+        """Examples that have room side by side, beside the change of the weights and what is compared (the other half)."""
+        subject, (each, change, _) = self.subject, self._sizes
+        room = min(subject.memory // 2, subject.memory - change)
+        return fitting(room, each, min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
 
     @property
-    def reason(self) -> str:
-        """Why there is none."""
-        return self._known[1]
+    def groups(self) -> int:
+        """Groups of examples for the jackknife: blocks where norms mix examples."""
+        if not self.norms:
+            return self.subject.groups
+        return len(self.blocks) if self.subject.errors else 1
 
-    @property
-    def _known(self) -> tuple[str, str]:
-        kept = self.subject.kept
-        if "pushing" not in kept:
-            kept["pushing"] = self._found()
-        return kept["pushing"]  # type: ignore[no-any-return]
+    # ----------------------------------------------------------------------------------------------------- the walk
 
-    def _found(self) -> tuple[str, str]:
-        reasons = []
-        for way, product in WAYS.items():
-            try:
-                if self._agrees(product):
-                    return way, ""
-                reasons.append(f"{way} is not what its backward pass says")
-            except RichterError:
-                raise
-            except FAILURES as why:
-                reasons.append(f"{way}: {type(why).__name__}: {str(why).splitlines()[0] if str(why) else ''}")
-        if self.journey.mixes:
-            return "", "; ".join([*reasons, "norms over batches leave no gradients of single examples"])
-        return CAPTURES, ""
+    def wide(self, t: Tensor) -> Tensor:
+        """A tensor in float64, which differences of near numbers take."""
+        return t.detach().to(self.subject.home, torch.float64)
 
-    def _agrees(self, product: Plain) -> bool:
-        few = self.journey.few
-        return self._as_backward(few, self._plain(product, few, 0)[1], 0)
+    def inner(self, a: Tensor, b: Tensor) -> float:
+        """<a, b> in double precision, some entries at a time."""
+        return sum((self.wide(p) * self.wide(q)).sum().item()
+                   for p, q in zip(a.detach().reshape(-1).split(TILE), b.detach().reshape(-1).split(TILE), strict=True))
 
-    def _as_backward(self, x: Any, tangent: Tensor, seed: int) -> bool:
-        """<V, J v> = <J^T V, v> for a random V on these examples?"""
-        journey = self.journey
-        journey.give_back()  # what the pass in forward mode has left
-        run = journey.run(journey.first, x, seed, record=False)
-        V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
-        names = list(journey.direction)
-        expected = size = 0.0
-        for d, v in zip(run.in_turns(V, [journey.first[k] for k in names]), journey.direction.values(), strict=True):
-            expected += self.journey.inner(d, v)
-            size += d.norm().item() * v.norm().item()
-        seen = self.journey.inner(V, tangent)
-        return abs(seen - expected) <= tolerance(journey.first.precision) * size
+    def examples(self, rows: slice | Tensor) -> Any:
+        return to_device(select(self.subject.x, rows), self.subject.device)
 
-    def _holds(self, stretch: Stretch, x: Any, tangent: Tensor) -> bool:
-        """The same for one in eight of these examples, others in every measurement; where examples mix, for all, in one block."""
-        audit, n = self.subject.audit, stretch.n
+    def run(self, state: State, x: Any, seed: int, record: bool = True, plain: bool = False) -> Pass:
+        """A pass of some examples, as the survey says that it is made; ``record=False``: remembering no map."""
+        network = replace(self.subject.source, state=state)
+        with batch_statistics(self.norms):
+            run = passed(network, x, seed, None, plain) if record else network.run(x, record=False, seed=seed)
+        if record:
+            check_calls(network, x, run.calls)
+        check_finite(run.f)
+        return run
+
+    def walk(self) -> None:
+        """Go over the probe once, when the first value is asked for."""
+        if self.walked:
+            return
+        self.walked = True
+        subject, audit = self.subject, self.subject.audit
+        unchecked = audit is not None and not audit.done  # no other pass of this measurement has checked anything
+        if unchecked and self.norms:  # in eval mode
+            for chunk in chunks(subject.source, subject.x, self._fitting(), maps=list(subject.survey.batched)):
+                chunk.look()
+        for i, rows in enumerate(self.blocks):
+            self._step(i, rows, audit if unchecked and not self.norms else None)
+            self.give_back()
+        self.__dict__.pop("direction", None)  # as large as the model, and nobody looks at it again
+
+    def _step(self, i: int, rows: slice, audit: Audit | None) -> None:
+        """One block of examples; nothing of it is held when the next one begins."""
+        subject, n = self.subject, rows.stop - rows.start
+        x, last = self.examples(rows), self.last  # which takes passes of its own, when it is first asked for
         if audit is None:
-            return True
-        if self.journey.mixes:
-            return stretch.rows != self.journey.blocks[audit.number % len(self.journey.blocks)] or \
-                self._as_backward(x, tangent, stretch.rows.start)
-        if n == 1:
-            return (stretch.rows.start + audit.number) % ONE_IN != 0 or self._as_backward(x, tangent, stretch.rows.start)
-        some = audit.order(n)[:max(1, n // ONE_IN)]
-        return self._as_backward(select(x, some), tangent[some.to(tangent.device)], stretch.rows.start)
+            with timed(subject.device) as seconds:
+                now = self.run(last, x, rows.start)
+            subject.forwards.add(n, seconds())
+        else:  # captures are compared with autograd's gradients
+            chunk = Chunk(replace(subject.source, state=last, audit=audit), x, rows, list(subject.survey.batched))
+            chunk.look()
+            now = chunk.run
+        group = torch.full((n,), i % self.groups) if self.norms else torch.arange(rows.start, rows.stop) % self.groups
+        stretch = Stretch(self, rows, x, group, now)
+        for listener in self.listeners:
+            listener.take(stretch)
 
-    def _plain(self, product: Plain, x: Any, seed: int) -> tuple[Pass, Tensor]:
-        journey = self.journey
 
-        def forward(state: State) -> Pass:
-            return journey.run(state, x, seed, plain=True)
-        return product(forward, journey.first, journey.direction)
+def _scaled(state: State, factors: Mapping[str, float]) -> State:
+    """The same weights, with some multiplied by a number."""
+    return state.exchanged({id(state[k]): (state[k].detach() * s).requires_grad_() for k, s in factors.items()})
 
-    def __call__(self, stretch: Stretch, x: Any) -> Stretch:
-        """The examples with what their outputs changed by, and to first order."""
-        if not self.way:
-            return stretch
-        if self.way == CAPTURES:
-            return self._captured(stretch, x)
-        then, tangent = self._plain(WAYS[self.way], x, stretch.rows.start)
-        if not self._holds(stretch, x, tangent):
-            if self.journey.mixes or not self.cotangents.exact:
-                raise Missing(f"the product of the initial Jacobian with the change of the weights cannot be had: on some "
-                              f"examples of the probe, {self.way} is not what the backward pass says")
-            return self._captured(stretch, x)
-        wide = self.journey.wide
-        return replace(stretch, then=then, change=self._counted(wide(stretch.now.f) - wide(then.f), stretch),
-                       linear=self._counted(wide(tangent), stretch))
 
-    def _counted(self, f: Tensor, stretch: Stretch) -> Float[Tensor, "n k"]:
-        """Zero at outputs that do not count."""
-        f, counted = f.reshape(stretch.n, -1), self.subject.counted
-        return f if counted is None else f * counted[stretch.rows].to(f)
-
-    @cached_property
-    def cotangents(self) -> Cotangents:
-        """All outputs, or combinations of them, where these are captured."""
-        return every_output.chosen(None, self.subject.survey.outputs, "mean")
-
-    @property
-    def remark(self) -> Remark:
-        """What is to be said of a number that is made of it."""
-        sampled = self.way == CAPTURES and not self.cotangents.exact
-        return Remark(Mark.ESTIMATED, self.cotangents.label(self.subject.survey.outputs)) if sampled else Remark()
-
-    def _captured(self, stretch: Stretch, x: Any) -> Stretch:
-        """sum over maps of <g, dW h + db>, and of gradients of single examples for parameters without a map."""
-        subject, survey, v = self.subject, self.subject.survey, self.journey.direction
-        maps = {k: info for k, info in survey.batched.items() if info.weight in v and info.weight in survey.structured}
-        biases = {b: own for b, own in survey.biases.items() if b in v}
-        names = list(dict.fromkeys([*maps, *(k for own in biases.values() for k in own)]))
-        loose = [k for k in v if k not in biases and k not in survey.structured]
-        V = subject.rowwise(self.cotangents, "mean")
-        chunk = Chunk(subject.initial_source, x, stretch.rows, names, V, loose)
-        f = chunk.recording.f
-        linear = f.new_zeros(len(chunk.V), stretch.n)
-        for i in range(len(chunk.V)):
-            captures = chunk.captures(slice(i, i + 1))
-            for k, info in maps.items():
-                c, D = captures[k], v[str(info.weight)].flatten()[info.index].view(info.shape)
-                linear[i] += (c.g[0] * applied(c.kind, D.to(c.g), c.h)).flatten(1).sum(1)
-            for b, own in biases.items():
-                asked = torch.cat([captures[k].g[0].flatten(2).sum(1) for k in own], 1)
-                linear[i] += asked @ v[b].flatten().to(asked)
-        for k in loose:
-            linear += chunk.gradients[k] @ v[k].flatten().to(linear)
-        wide = self.journey.wide
-        change = wide(stretch.now.f).reshape(stretch.n, -1) - wide(f)
-        return replace(stretch, change=torch.einsum("vnk,nk->nv", wide(chunk.V), change), linear=wide(linear.T))
-
-    @cached_property
-    def rounding(self) -> float:
-        """The mean square, over a few examples, of what rounding may do to the change of an example's outputs: what it does to
-        the outputs if every weight is moved in its last place, and that they are rounded themselves; twice because two networks
-        are subtracted, and with a margin."""
-        journey, few, eps = self.journey, self.journey.few, torch.finfo(self.journey.last.precision).eps
-        moved = moved_in_last_place(journey.last, journey.parameters)
-        f, g = (journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, moved))
-        last_place = (eps * f).square().sum().item() / 12  # of a number that is rounded to the nearest
-        return 2 * MARGIN ** 2 * ((f - g).square().sum().item() + last_place) / len(f)
+def journey_of(subject: Subject) -> Journey:
+    """The journey of this measurement."""
+    if Journey not in subject.shared:
+        subject.shared[Journey] = Journey(subject)
+    return subject.shared[Journey]  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------------------ movement
 
-KEPT = 2 ** 18  # entries of a matrix of which several copies are kept
 JOURNEY = 2.0  # passes: both networks forward, what is pushed through one, and that it agrees with a backward pass
-FEWEST, MOST_TOKENS = 64, 2048  # rows of features that are compared
-UNTRAINED = "0/0: untrained, the weights are the initial ones"
-READOUT = ("the read-out: its output is the model's, and moves as far where the network is still its linearisation, so this says "
-           "nothing of features")
 NOTHING_TO_SAY = Remark()
-TOO_FEW = f"fewer than {FEWEST} rows to compare (examples, or real tokens where each has an output): give a larger probe"
-NO_ROOM = f"memory= has no room for {FEWEST} rows of what the layers read; give more"
-NOTHING_READ = ("no hidden layer reads as much of every example, or all that is read is constant, so there are no features to "
-                "compare")
+
+
+class Listener(Simple):
+    """A gathering that is told of every stretch of the journey."""
+
+    def __init__(self, subject: Subject, remark: Remark = NOTHING_TO_SAY) -> None:
+        self.subject, self.journey = subject, journey_of(subject)
+        super().__init__({"examples": self.journey.groups}, remark)
+        self.journey.listeners.append(self)
+
+    def take(self, stretch: Stretch) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class _Compared(Statistic):
-    """Something of both networks."""
+class OfJourney(Statistic):
+    """A statistic of both networks."""
 
     name: str
+    listener: Callable[[Subject], Listener]
     place: Place = "model"
+    zero: str = ""
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         return NO_INITIAL if subject.then is None else self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        return Wants(alone=subject.journey.least(), what="one example in both networks", passes=JOURNEY)
+        return Wants(alone=journey_of(subject).least(), what="one example in both networks", passes=JOURNEY)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return self.listener(subject)
 
 
 # ---------------------------------------------------------------------------------------------------------- the outputs
+
+WAYS: dict[str, Callable[..., tuple[Pass, Tensor]]] = {"forward mode": pushed_forward, "two backward passes": pushed_twice}
+CAPTURES = "captures"  # the way that is left: what every linear map read and is asked
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError)  # of what has no such derivative
+ONE_IN = 8  # examples are compared with a backward pass
+MARGIN = 3  # rounding was seen to be 0.4 to 1.5 times its estimate
+NO_WAY = "the product of the initial Jacobian with the change of the weights cannot be had"
 
 
 @dataclass(frozen=True)
@@ -228,50 +388,161 @@ class Gap:
     remark: Remark = NOTHING_TO_SAY
 
 
-class Linearisation(_Compared):
-    """What the outputs changed by, and what of it is J0 dw."""
+class Linearisation(Listener):
+    """The change of the outputs, and the part of it that is J0 dw, the first-order effect of the change of the weights on the
+    outputs of the initial network. It comes in the first way that a model allows and that agrees with its backward pass: forward
+    mode; backward twice; or what every linear map read and is asked."""
 
-    zero = UNTRAINED
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject, subject.drift)
+        listeners = self.journey.listeners
+        listeners.insert(0, listeners.pop())  # its pass of the initial network serves the others
+        self.sums = torch.zeros(self.journey.groups, 3, dtype=torch.float64)
+        self.counts = torch.zeros(self.journey.groups)
+        self.moved, self.failure = False, ""
 
-    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Linearisation(subject.journey)
+    @cached_property
+    def way(self) -> tuple[str, str]:
+        """The way that works here, found once for an architecture; or "" and the reason why there is none."""
+        kept = self.subject.kept
+        if Linearisation not in kept:
+            kept[Linearisation] = self._found()
+        return kept[Linearisation]  # type: ignore[no-any-return]
 
+    def _found(self) -> tuple[str, str]:
+        reasons, few = [], self.journey.few
+        for way, product in WAYS.items():
+            try:
+                if self._agrees(few, self._product(product, few, 0)[1], 0):
+                    return way, ""
+                reasons.append(f"{way} is not what its backward pass says")
+            except RichterError:
+                raise
+            except FAILURES as why:
+                reasons.append(f"{way}: {type(why).__name__}: {str(why).splitlines()[0] if str(why) else ''}")
+        if self.journey.norms:
+            return "", "; ".join([*reasons, "norms over batches leave no gradients of single examples"])
+        return CAPTURES, ""
 
-class _Linearisation(Simple):
-    then = push = True
+    def _product(self, product: Callable[..., tuple[Pass, Tensor]], x: Any, seed: int) -> tuple[Pass, Tensor]:
+        journey = self.journey
+        return product(lambda state: journey.run(state, x, seed, plain=True), journey.first, journey.direction)
 
-    def __init__(self, journey: Journey) -> None:
-        super().__init__({"examples": journey.groups}, journey.subject.drift)
-        self.journey, self.pushing = journey, Pushing(journey)
-        self.sums = torch.zeros(journey.groups, 3, dtype=torch.float64)
-        self.counts = torch.zeros(journey.groups)
-        journey.listeners.append(self)
-        journey.push = self.pushing
+    def _agrees(self, x: Any, tangent: Tensor, seed: int) -> bool:
+        """<V, J v> = <J^T V, v> for a random V on these examples?"""
+        journey = self.journey
+        journey.give_back()  # what the pass in forward mode has left
+        run = journey.run(journey.first, x, seed, record=False)
+        V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
+        expected = size = 0.0
+        gradients = run.in_turns(V, [journey.first[k] for k in journey.direction])
+        for d, v in zip(gradients, journey.direction.values(), strict=True):
+            expected += journey.inner(d, v)
+            size += d.norm().item() * v.norm().item()
+        return abs(journey.inner(V, tangent) - expected) <= tolerance(journey.first.precision) * size
+
+    def _holds(self, stretch: Stretch, tangent: Tensor) -> bool:
+        """Does it agree on one in eight of these examples, others in every measurement; where norms mix them, on one block?"""
+        audit, n, first = self.subject.audit, stretch.n, stretch.rows.start
+        if audit is None:
+            return True
+        if self.journey.norms:
+            due = self.journey.blocks[audit.number % len(self.journey.blocks)] == stretch.rows
+            return not due or self._agrees(stretch.x, tangent, first)
+        if n == 1:
+            return (first + audit.number) % ONE_IN != 0 or self._agrees(stretch.x, tangent, first)
+        some = audit.order(n)[:max(1, n // ONE_IN)]
+        return self._agrees(select(stretch.x, some), tangent[some.to(tangent.device)], first)
 
     def take(self, stretch: Stretch) -> None:
-        if stretch.change is None or stretch.linear is None:
+        self.moved = bool(self.journey.direction)
+        if not self.moved or not self.way[0] or self.failure:
             return
-        parts = torch.stack([t.square().sum(1) for t in (stretch.change - stretch.linear, stretch.change, stretch.linear)], 1)
-        self.sums.index_add_(0, stretch.group, parts.cpu())
-        self.counts += torch.bincount(stretch.group, minlength=len(self.counts))
+        pushed = self._captured(stretch) if self.way[0] == CAPTURES else self._pushed(stretch)
+        if pushed is not None:
+            change, linear = pushed
+            parts = torch.stack([t.square().sum(1) for t in (change - linear, change, linear)], 1)
+            self.sums.index_add_(0, stretch.group, parts.cpu())
+            self.counts += torch.bincount(stretch.group, minlength=len(self.counts))
+
+    def _pushed(self, stretch: Stretch) -> tuple[Tensor, Tensor] | None:
+        """The change of the outputs "n k", and J0 dw; zero at outputs that do not count."""
+        way, wide, counted = self.way[0], self.journey.wide, self.subject.counted
+        then, tangent = self._product(WAYS[way], stretch.x, stretch.rows.start)
+        if not self._holds(stretch, tangent):
+            if not self.journey.norms and self.cotangents.exact:
+                return self._captured(stretch)
+            self.failure = f"{NO_WAY}: on some examples of the probe, {way} is not what the backward pass says"
+            return None
+        stretch.then = then
+        change, linear = (t.reshape(stretch.n, -1) for t in (wide(stretch.now.f) - wide(then.f), wide(tangent)))
+        real = 1 if counted is None else counted[stretch.rows].to(change)
+        return change * real, linear * real
+
+    def _captured(self, stretch: Stretch) -> tuple[Tensor, Tensor]:
+        """The change of (combinations of) the outputs "n v", and sum over maps of <g, dW h + db>, with gradients of single
+        examples for parameters without a map."""
+        subject, survey, v, wide = self.subject, self.subject.survey, self.journey.direction, self.journey.wide
+        maps = {k: info for k, info in survey.batched.items() if info.weight in v and info.weight in survey.structured}
+        biases = {b: own for b, own in survey.biases.items() if b in v}
+        names = list(dict.fromkeys([*maps, *(k for own in biases.values() for k in own)]))
+        loose = [k for k in v if k not in biases and k not in survey.structured]
+        chunk = Chunk(subject.initial_source, stretch.x, stretch.rows, names, subject.rowwise(self.cotangents, "mean"), loose)
+        f = chunk.f
+        linear = f.new_zeros(len(chunk.V), stretch.n)
+        for i in range(len(chunk.V)):
+            captures = chunk.captures(slice(i, i + 1))
+            for k, info in maps.items():
+                c, D = captures[k], v[str(info.weight)].flatten()[info.index].view(info.shape)
+                linear[i] += (c.g[0] * applied(c.kind, D.to(c.g), c.h)).flatten(1).sum(1)
+            for b, own in biases.items():
+                asked = torch.cat([captures[k].g[0].flatten(2).sum(1) for k in own], 1)
+                linear[i] += asked @ v[b].flatten().to(asked)
+        for k in loose:
+            linear += chunk.gradients[k] @ v[k].flatten().to(linear)
+        change = wide(stretch.now.f).reshape(stretch.n, -1) - wide(f)
+        return torch.einsum("vnk,nk->nv", wide(chunk.V), change), wide(linear.T)
+
+    @cached_property
+    def cotangents(self) -> Cotangents:
+        """All outputs, or combinations of them, where these are captured."""
+        return every_output.chosen(None, self.subject.survey.outputs, "mean")
 
     def value(self, place: str, without: Group | None = None) -> Gap:
         self.journey.walk()
-        if not self.journey.moved:
+        if not self.moved:
             return Gap()
-        if not self.pushing.way:
-            raise Missing(f"the product of the initial Jacobian with the change of the weights cannot be had ("
-                          f"{self.pushing.reason})")
+        way, reason = self.way
+        if self.failure or not way:
+            raise Missing(self.failure or f"{NO_WAY} ({reason})")
         keep = torch.ones(len(self.sums), dtype=torch.bool)
         if without is not None:
             keep[without[1]] = False
         rest, change, linear = self.sums[keep].sum(0).sqrt().tolist()
-        precision = self.journey.last.precision
-        rounding = (self.pushing.rounding * self.counts[keep].sum().item()) ** 0.5
-        return Gap(rest, change, linear, rounding, str(precision).removeprefix("torch."), self.pushing.remark)
+        rounding = (self._rounding * self.counts[keep].sum().item()) ** 0.5
+        sampled = way == CAPTURES and not self.cotangents.exact
+        remark = Remark(Mark.ESTIMATED, self.cotangents.label(self.subject.survey.outputs)) if sampled else NOTHING_TO_SAY
+        return Gap(rest, change, linear, rounding, str(self.journey.last.precision).removeprefix("torch."), remark)
+
+    @cached_property
+    def _rounding(self) -> float:
+        """The mean square, over a few examples, of what rounding may do to the change of an example's outputs: what it does to
+        the outputs if every weight is moved in its last place, and that they are rounded themselves; twice because two networks
+        are subtracted, and with a margin."""
+        journey, few, eps = self.journey, self.journey.few, torch.finfo(self.journey.last.precision).eps
+        moved = moved_in_last_place(journey.last, journey.parameters)
+        f, g = (journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, moved))
+        last_place = (eps * f).square().sum().item() / 12  # of a number that is rounded to the nearest
+        return 2 * MARGIN ** 2 * ((f - g).square().sum().item() + last_place) / len(f)
 
 
 # ---------------------------------------------------------------------------------------------------- what layers read
+
+FEWEST_ROWS, MOST_TOKENS = 64, 2048  # rows of features that are compared
+TOO_FEW = (f"fewer than {FEWEST_ROWS} rows to compare (examples, or real tokens where each has an output): give a larger probe")
+NO_ROOM = f"memory= has no room for {FEWEST_ROWS} rows of what the layers read; give more"
+NOTHING_READ = ("no hidden layer reads as much of every example, or all that is read is constant, so there are no features to "
+                "compare")
 
 
 @dataclass(frozen=True)
@@ -282,32 +553,41 @@ class Turned:
     remark: Remark = NOTHING_TO_SAY
 
 
-class FeatureChange(_Compared):
+def reading_apart(calls: Mapping[str, Sequence[Call]], names: Iterable[str]) -> list[str]:
+    """The maps of ``names`` that are called, and of those that read the same tensors the first."""
+    alike: dict[Any, str] = {}
+    for k in names:
+        alike.setdefault(tuple((c.read.data_ptr(), c.read.shape, c.read.stride()) for c in calls.get(k, ())), k)
+    return [k for k in alike.values() if k in calls]
+
+
+def masked_read(subject: Subject, name: str, calls: Sequence[Call], rows: slice) -> tuple[Tensor, Tensor | None] | None:
+    """What a map read of some examples, "n s d", and which positions count (None: all). None where it is lost, or where masked
+    positions cannot be told."""
+    reading = as_read(subject.survey.maps[name], calls, rows.stop - rows.start)
+    if reading is None:
+        return None
+    h, positions = reading
+    keep = subject.real(name, rows, h.shape[1]) if positions else None
+    return None if name in subject.refused else (h, keep)
+
+
+class FeatureChange(Listener):
     """1 - CKA of what each hidden layer read then and reads now, by layer."""
 
-    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _FeatureChange(subject.journey)
-
-
-class _FeatureChange(Simple):
-    then, push = True, False
-
-    def __init__(self, journey: Journey) -> None:
-        super().__init__({"examples": journey.groups}, journey.subject.drift)
-        self.journey, self.subject = journey, journey.subject
-        survey = self.subject.survey
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject, subject.drift)
+        survey = subject.survey
         self.hidden = {k: m for k, m in survey.batched.items() if m.kind in ("dense", "grouped") and k not in survey.given}
         self.partial = NOTHING_TO_SAY  # what is to be said if not all rows have room
         self.examples = self.tokens = torch.zeros(0, dtype=torch.bool)  # which of them are compared
         self.rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] | None = None  # now, then, groups, by map
-        journey.listeners.append(self)
 
     def take(self, stretch: Stretch) -> None:
-        assert stretch.then is not None
         if self.rows is None:
             self.rows = self._chosen(stretch)
         for name, parts in self.rows.items():
-            now, then = (self._read(name, run, stretch) for run in (stretch.now, stretch.then))
+            now, then = (self._read(name, calls, stretch) for calls in (stretch.calls, stretch.calls_then))
             if now is not None and then is not None and now[0].shape == then[0].shape:
                 parts.append((now[0], then[0], now[1]))
 
@@ -318,44 +598,37 @@ class _FeatureChange(Simple):
 
     def _chosen(self, stretch: Stretch) -> dict[str, list[tuple[Tensor, Tensor, Tensor]]]:
         """The maps that read different things, and as many rows of them as memory allows, evenly spaced."""
-        subject, calls = self.subject, stretch.calls(stretch.now)
-        alike: dict[Any, str] = {}
-        for k in self.hidden:
-            alike.setdefault(tuple((c.read.data_ptr(), c.read.shape, c.read.stride()) for c in calls.get(k, ())), k)
-        names = [k for k in alike.values() if k in calls]
+        subject, calls, n = self.subject, stretch.calls, self.subject.probe.n
+        names = reading_apart(calls, self.hidden)
         mask, shape = subject.probe.mask, subject.survey.shape
         length = shape[0] if any(self._per_token(self.hidden[k]) for k in names) else 1
-        real = mask if mask is not None and mask.shape[1] == length else torch.ones(subject.probe.n, length, dtype=torch.bool)
+        real = mask if mask is not None and mask.shape[1] == length else torch.ones(n, length, dtype=torch.bool)
         tokens = min(MOST_TOKENS, int(real.sum()))
         held = sum(2 * sum(c.read.numel() for c in calls[k]) // stretch.n * subject.itemsize * (
-            tokens // length if self._per_token(self.hidden[k]) else subject.probe.n) for k in names)
+            tokens // length if self._per_token(self.hidden[k]) else n) for k in names)
         share = min(1.0, subject.memory / 2 / max(1, held))
-        self.examples = _evenly(torch.ones(subject.probe.n, dtype=torch.bool), int(subject.probe.n * share))
+        self.examples = _evenly(torch.ones(n, dtype=torch.bool), int(n * share))
         self.tokens = _evenly(real.cpu(), int(tokens * share))
         if share < 1:
             self.partial = Remark(Mark.ESTIMATED, f"from {share:.0%} of the rows: memory= holds no more")
         return {k: [] for k in names if k not in subject.refused}
 
-    def _read(self, name: str, run: Pass, stretch: Stretch) -> tuple[Tensor, Tensor] | None:
+    def _read(self, name: str, calls: Mapping[str, Sequence[Call]], stretch: Stretch) -> tuple[Tensor, Tensor] | None:
         """What a map read, "rows d", and the groups of the rows."""
-        info = self.hidden[name]
-        reading = as_read(info, stretch.calls(run).get(name, []), stretch.n)
+        reading = masked_read(self.subject, name, calls.get(name, []), stretch.rows)
         if reading is None:
             return None
-        h, positions = reading
-        keep = self.subject.real(name, stretch.rows, h.shape[1]) if positions else None
-        if name in self.subject.refused:
-            return None
-        if self._per_token(info) and h.shape[1] == self.tokens.shape[1]:
+        h, keep = reading
+        if self._per_token(self.hidden[name]) and h.shape[1] == self.tokens.shape[1]:
             chosen = self.tokens[stretch.rows].to(h.device)
             chosen = chosen if keep is None else chosen & keep.to(h.device)
             return h[chosen].to(self.subject.source.dtype), stretch.group[:, None].expand(chosen.shape)[chosen.cpu()]
         h = h if keep is None else h * keep.to(h)[..., None]
-        mine = self.examples[stretch.rows]
-        return h[mine.to(h.device)].flatten(1).to(self.subject.source.dtype), stretch.group[mine]
+        chosen = self.examples[stretch.rows]
+        return h[chosen.to(h.device)].flatten(1).to(self.subject.source.dtype), stretch.group[chosen]
 
     @cached_property
-    def known(self) -> list[dict[str, float]]:
+    def changes(self) -> list[dict[str, float]]:
         """1 - CKA by layer: of all rows, and without each group."""
         self.journey.walk()
         survey = self.subject.survey
@@ -363,35 +636,29 @@ class _FeatureChange(Simple):
             alone = all(k in survey.structured or k in survey.biases for k in self.journey.parameters)
             raise Missing(NO_HIDDEN if alone else NOTHING_READ)
         changes: list[dict[str, float]] = [{} for _ in range(1 + self.journey.groups)]
-        few = False
-        for name in list(self.rows or ()):
-            assert self.rows is not None
-            parts = self.rows.pop(name)  # they are let go
+        few, rows = False, self.rows or {}
+        sizes = self.subject.kept.setdefault(FeatureChange, {})  # of the initial features, the same as in the last measurement
+        for name in list(rows):
+            parts = rows.pop(name)  # they are let go
             if not parts or len({now.shape[1] for now, _, _ in parts}) > 1:
                 continue
             now, then, group = (torch.cat([part[i] for part in parts]) for i in range(3))
-            if len(now) < FEWEST:
+            if len(now) < FEWEST_ROWS:
                 few = True
                 continue
-            for change, cka in zip(changes, self._compared(name, now, then, group), strict=True):
-                change[name] = 1.0 - min(1.0, cka) if cka == cka else cka
-        changes = [{k: v for k, v in change.items() if v == v} for change in changes]
+            a, b = (Rows(X, group, self.journey.groups) for X in (now, then))
+            key = (name, self.journey.groups, tuple(map(id, self.journey.norms)), len(now))
+            if key not in sizes:
+                sizes[key] = b.hsic(b)
+            for change, cka in zip(changes, debiased_cka(a, b, sizes[key]), strict=True):
+                if not math.isnan(cka):
+                    change[name] = 1.0 - min(1.0, cka)
         if not changes[0]:
             raise Missing(NO_ROOM if few and self.partial.text else TOO_FEW if few else NOTHING_READ)
         return changes
 
-    def _compared(self, name: str, now: Tensor, then: Tensor, group: Tensor) -> list[float]:
-        """CKA of all rows, and without each group. The features of the initial network are those of the last measurement, and so
-        is their size."""
-        a, b = (Rows(X, group, self.journey.groups) for X in (now, then))
-        sizes = self.subject.kept.setdefault("initial features", {})
-        key = (name, self.journey.groups, tuple(map(id, self.journey.norms)), len(now))
-        if key not in sizes:
-            sizes[key] = b.hsic(b)
-        return debiased_cka(a, b, sizes[key])
-
     def value(self, place: str, without: Group | None = None) -> Turned:
-        return Turned(self.known[0 if without is None else 1 + without[1]], self.partial)
+        return Turned(self.changes[0 if without is None else 1 + without[1]], self.partial)
 
 
 def _evenly(real: Tensor, number: int) -> Tensor:
@@ -403,6 +670,10 @@ def _evenly(real: Tensor, number: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------------- what a layer's weights do
 
+KEPT = 2 ** 18  # entries of a matrix of which several copies are kept
+READOUT = ("the read-out: its output is the model's, and moves as far where the network is still its linearisation, so this says "
+           "nothing of features")
+
 
 class Moved(NamedTuple):
     """Norms of dW h + db and of W0 h + b0, and the factor that brought a scale-invariant W to its initial norm."""
@@ -412,74 +683,55 @@ class Moved(NamedTuple):
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class FunctionChange(_Compared):
+class FunctionChange(Listener):
     """Norms of dW h + db and of W0 h + b0 over what each map reads now."""
 
-    place: Place = "map"
-    zero = "0/0: the initial weights of this layer make nothing of what it reads"
-
-    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _FunctionChange(subject.journey)
-
-
-class _FunctionChange(Simple):
-    then = push = False
-
-    def __init__(self, journey: Journey) -> None:
-        super().__init__({"examples": journey.groups})
-        self.journey, self.subject = journey, journey.subject
-        survey = self.subject.survey
-        self.maps = [k for k in self.subject.maps if k not in survey.readouts and k in self.subject.W0]
-        self.sums = {k: torch.zeros(journey.groups, 2, dtype=torch.float64) for k in self.maps}
-        self.reached: set[str] = set()
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self.maps = [k for k in subject.maps if k not in subject.survey.readouts and k in subject.W0]
+        self.sums: dict[str, Tensor] = {}  # squares "groups 2" of the norms, of maps that examples reach
         self.kept: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
-        journey.listeners.append(self)
 
-    def weights(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _weights(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
         """W - W0 and W0 of a map, and both of its bias; of a small one they are kept."""
         if name in self.kept:
             return self.kept[name]
-        info = self.subject.survey.maps[name]
+        subject, info = self.subject, self.subject.survey.maps[name]
         large = info.entries > KEPT and info.kind != "grouped"  # a difference of near numbers is exact in any precision
-        W, W0 = self.subject.plain(name) if large else (self.subject.W[name], self.subject.W0[name])
+        W, W0 = subject.plain(name) if large else (subject.W[name], subject.W0[name])
         assert W0 is not None
         scale = self.journey.scales.get(str(info.weight), 1.0)
         W = W if scale == 1 else W * scale
         now, then = (self._bias(name, state) for state in (self.journey.last, self.journey.first))
         bias = None if now is None or then is None else torch.stack([now - then, then])
-        known = (W.detach() - W0.detach(), W0.detach(), bias)
+        weights = (W.detach() - W0.detach(), W0.detach(), bias)
         if not large:
-            self.kept[name] = known
-        return known
+            self.kept[name] = weights
+        return weights
 
-    def _bias(self, name: str, state: Mapping[str, Tensor]) -> Tensor | None:
+    def _bias(self, name: str, state: State) -> Tensor | None:
         """What is added to the map's output, if anything is; not a multiple of a bias, whose size is not known."""
-        maps, module = self.subject.survey.maps, self.subject.survey.maps[name].module
-        known = dict(self.subject.survey.biases)
-        alone = f"{module}.bias" if module else "bias"
+        subject, maps = self.subject, self.subject.survey.maps
+        module = maps[name].module
+        biases = dict(subject.survey.biases)
         if not maps[name].layouts and [k for k, info in maps.items() if info.module == module] == [name]:
-            known.setdefault(alone, (name,))  # of a layer that is read one example at a time
-        for bias, own in known.items():
+            biases.setdefault(f"{module}.bias" if module else "bias", (name,))  # of a layer that is read one example at a time
+        for bias, own in biases.items():
             sizes = [torch.Size(maps[k].shape[:-1]).numel() for k in own]
             if name in own and bias in state and state[bias].numel() == sum(sizes):
-                dtype = torch.float64 if self.subject.errors or self.subject.wide else self.subject.source.dtype
-                return state[bias].detach().flatten().to(self.subject.home, dtype).split(sizes)[own.index(name)]
+                dtype = torch.float64 if subject.errors or subject.wide else subject.source.dtype
+                return state[bias].detach().flatten().to(subject.home, dtype).split(sizes)[own.index(name)]
         return None
 
     def take(self, stretch: Stretch) -> None:
-        batched = self.subject.survey.batched
-        for name in self.maps:
-            calls = stretch.calls(stretch.now).get(name, [])
-            if name not in batched or not calls:
-                continue
-            for c, layout in zip(calls, batched[name].layouts, strict=True):
+        for name, info in self.subject.survey.batched.items():
+            for c, layout in zip(stretch.calls[name], info.layouts, strict=True) if name in self.maps else ():
                 self._add(c, layout, stretch.rows, stretch.group)
 
     def _add(self, c: Call, layout: Layout, rows: slice, group: Tensor) -> None:
         """What a call would have written with the change of the weights, and with the initial ones."""
         name, n = c.name, len(group)
-        *matrices, bias = self.weights(name)
+        *matrices, bias = self._weights(name)
         squares = []
         for i, W in enumerate(matrices):
             z = by_example(remade(c, W, self.subject.source.dtype), n, layout).flatten(2)
@@ -487,43 +739,39 @@ class _FunctionChange(Simple):
             z = z if bias is None else z.add_(bias[i].to(z))  # it was made here
             z = z if keep is None else z.mul_(keep.to(z)[..., None])
             squares.append(torch.linalg.vector_norm(z.flatten(1), dim=1).cpu().double().square())
-        self.sums[name].index_add_(0, group, torch.stack(squares, 1))
-        self.reached.add(name)
-
-    def _one_by_one(self) -> None:
-        """Maps that can only be read of single examples."""
-        journey, subject = self.journey, self.subject
-        single = [k for k in self.maps if k not in subject.survey.batched]
-        if journey.mixes or not single:
-            return
-        for i in range(subject.probe.n):
-            rows = slice(i, i + 1)
-            run = journey.run(journey.last, journey.examples(rows), i)
-            for c in run.calls:
-                if c.name in single:
-                    self._add(c, "major", rows, torch.tensor([i % journey.groups]))
+        sums = self.sums.setdefault(name, torch.zeros(self.journey.groups, 2, dtype=torch.float64))
+        sums.index_add_(0, group, torch.stack(squares, 1))
 
     @cached_property
-    def known(self) -> dict[str, Tensor]:
-        self.journey.walk()
-        self._one_by_one()
+    def squares(self) -> dict[str, Tensor]:
+        """All sums. Maps that can only be read of single examples have passes of their own."""
+        journey, subject = self.journey, self.subject
+        journey.walk()
+        single = [k for k in self.maps if k not in subject.survey.batched]
+        for i in range(subject.probe.n if single and not journey.norms else 0):
+            rows = slice(i, i + 1)
+            for c in journey.run(journey.last, journey.examples(rows), i).calls:
+                if c.name in single:
+                    self._add(c, "major", rows, torch.tensor([i % journey.groups]))
         return self.sums
 
     def value(self, place: str, without: Group | None = None) -> Moved:
-        if place not in self.subject.maps:
+        subject = self.subject
+        if place not in subject.maps:
             raise Missing(APART)
-        if place in self.subject.survey.readouts:
+        if place in subject.survey.readouts:
             raise Missing(READOUT, Mark.TRIVIAL)
-        if place not in self.known or place not in self.reached:
+        if place not in self.squares:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
-        if place in self.subject.refused:
-            raise Missing(self.subject.refused[place], Mark.REFUSED)
-        sums = self.known[place]
-        keep = [g for g in range(len(sums)) if without is None or g != without[1]]
-        change, first = sums[keep].sum(0).sqrt().tolist()
-        return Moved(change, first, self.journey.scales.get(str(self.subject.survey.maps[place].weight), 1.0))
+        if place in subject.refused:
+            raise Missing(subject.refused[place], Mark.REFUSED)
+        squares = self.squares[place]
+        keep = [g for g in range(len(squares)) if without is None or g != without[1]]
+        change, first = squares[keep].sum(0).sqrt().tolist()
+        return Moved(change, first, self.journey.scales.get(str(subject.survey.maps[place].weight), 1.0))
 
 
-LINEARISATION = Linearisation("linearisation")
-FEATURE_CHANGE = FeatureChange("feature_change_by_layer")
-FUNCTION_CHANGE = FunctionChange("function_change_by_map")
+LINEARISATION = OfJourney("linearisation", Linearisation, zero="0/0: untrained, the weights are the initial ones")
+FEATURE_CHANGE = OfJourney("feature_change_by_layer", FeatureChange)
+FUNCTION_CHANGE = OfJourney("function_change_by_map", FunctionChange, "map",
+                            "0/0: the initial weights of this layer make nothing of what it reads")

@@ -202,7 +202,7 @@ def _as_said(t: Tangents, table: Table) -> bool:
 def recorded(subject: Subject, x: object, seed: int, maps: Sequence[str]) -> Pass:
     """A pass with gradients of weights, that remembers these maps alone; derivatives of activations are computed once."""
     survey = subject.survey
-    run = passed(subject.source.bench(x), survey, seed, None if survey.differentiates else ())
+    run = passed(subject.source, x, seed, None if survey.differentiates else ())
     return replace(run, calls=[c for c in run.calls if c.name in maps])
 
 

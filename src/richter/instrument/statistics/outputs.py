@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,19 +15,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import Mark, ProbeError, Remark, show_bytes
-from richter.core.values import SMALL
+from richter.core.modules import running_norms
+from richter.core.values import FEW_BATCHES, NO_DATA, SMALL
 from richter.instrument.cotangents import Cotangents
-from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Simple, Statistic, Wants
-from richter.instrument.statistics.journey import settling
+from richter.instrument.probe import Objective
+from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Reading, Simple, Statistic, Wants
 from richter.instrument.stream import steps
-
-if TYPE_CHECKING:
-    from richter.instrument.probe import Objective
-    from richter.instrument.statistics.frame import Reading
-    from richter.instrument.subject import Subject
+from richter.instrument.subject import Subject
 
 COPIES = 3  # of all outputs, for their loss
 TEMPORARY = 6  # arrays of an example's outputs in double precision while it is added
+
+
+SETTLED = 0.01  # the share of what a norm was made with, mean 0 and variance 1, in what it keeps
+
+
+def settling(subject: Subject) -> Remark:
+    """Remark on outputs in eval mode: norms that have seen no data normalise nothing, and after few batches their running
+    statistics are still in part those that they were made with."""
+    fresh, batches = 0, []
+    for norm, names in running_norms(subject.model):
+        kept = {k.rpartition(".")[2]: subject.state[k] for k in names}
+        if "running_var" in kept and not kept["running_mean"].any() and bool((kept["running_var"] == 1).all()):
+            fresh += 1
+        elif (seen := int(kept.get("num_batches_tracked", 0))) and norm.momentum is not None \
+                and (1 - norm.momentum) ** seen > SETTLED:
+            batches.append(seen)
+    texts = [*([f"{fresh} {NO_DATA} yet, and normalise nothing"] if fresh else []),
+             *([f"{len(batches)} {FEW_BATCHES} ({min(batches)}), and normalise in part by what they were made with"]
+               if batches else [])]
+    return Remark(text="; ".join(texts))
 
 
 @dataclass(frozen=True)

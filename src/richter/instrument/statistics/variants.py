@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from richter.core import SelectionError
 from richter.core.arrays import fingerprint
@@ -26,9 +26,7 @@ from richter.instrument.statistics.frame import (
     Statistic,
     gathered,
 )
-
-if TYPE_CHECKING:
-    from richter.instrument.subject import Subject
+from richter.instrument.subject import Subject
 
 NO_HELD_OUT = "the probe has no held-out examples: Probe(x, y, held_out=(x2, y2))"
 OTHER_PROBE = ("the last snapshot is of other examples: the run was resumed with another probe, and numbers of the two cannot be "

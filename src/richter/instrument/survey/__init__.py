@@ -20,9 +20,20 @@ from richter.instrument.survey.examine import (
            survey,
 )
 from richter.instrument.survey.memo import UNTRUSTED, Amendments, SurveyMemo, amended, settings, surveyed
-from richter.instrument.survey.survey import UNABLE, Bench, Layout, MapInfo, Survey, by_example, grouped, tolerance, with_siblings
+from richter.instrument.survey.survey import (
+           UNABLE,
+           Forwards,
+           Layout,
+           MapInfo,
+           Network,
+           Survey,
+           by_example,
+           grouped,
+           tolerance,
+           with_siblings,
+)
 
-__all__ = ["FEWEST", "MOST_DOUBTS", "PIECES", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Bench", "Check", "Doubt",
-           "Layout", "MapInfo", "Noise", "Survey", "SurveyMemo", "amended", "applied", "by_example", "check_calls",
-           "check_same", "grouped", "looked", "map_gradient", "note_called", "passed", "remade", "rounding_errors", "settings",
-           "survey", "surveyed", "tolerance", "with_siblings"]
+__all__ = ["FEWEST", "MOST_DOUBTS", "PIECES", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Check", "Doubt",
+           "Forwards", "Layout", "MapInfo", "Network", "Noise", "Survey", "SurveyMemo", "amended", "applied", "by_example",
+           "check_calls", "check_same", "grouped", "looked", "map_gradient", "note_called", "passed", "remade",
+           "rounding_errors", "settings", "survey", "surveyed", "tolerance", "with_siblings"]

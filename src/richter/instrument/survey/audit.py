@@ -23,9 +23,9 @@ from torch import Tensor
 
 from richter.core import CaptureError, Mark, RichterError
 from richter.core.values import SMALL
-from richter.instrument.capture import Call, Inputs, Pass, moved_in_last_place, select
+from richter.instrument.capture import Call, Inputs, Pass, count, moved_in_last_place, select
 from richter.instrument.survey.examine import check_same, coarsest, map_gradient, remade
-from richter.instrument.survey.survey import UNABLE, Bench, Layout, Survey, by_example, grouped, rounding, tolerance
+from richter.instrument.survey.survey import UNABLE, Layout, Network, Survey, by_example, grouped, rounding, tolerance
 
 MOST_DOUBTS = 100  # about one model: each time less of it is taken for granted
 CHANGED = 0.1  # share of itself by which a gradient that is rounding error changes at least; others change by some 1e-3
@@ -96,9 +96,9 @@ class Audit:
 # ----------------------------------------------------------------------------------------------------------- calls of a chunk
 
 
-def check_calls(survey: Survey, x: Inputs, calls: Sequence[Call], n: int) -> None:
-    """Are these the calls that the survey knows, with as many rows for each example?"""
-    seen = grouped(calls)
+def check_calls(network: Network, x: Inputs, calls: Sequence[Call]) -> None:
+    """Raise a Doubt unless these are the calls of the survey, with as many rows for each example."""
+    survey, seen, n = network.survey, grouped(calls), count(x)
     new = [name for name in seen if name not in survey.maps and survey.note(name) in (None, Mark.IDLE)]
     if new:
         raise Doubt(new, x, 0, "they are used for some examples only, and not for the first ones")
@@ -107,16 +107,17 @@ def check_calls(survey: Survey, x: Inputs, calls: Sequence[Call], n: int) -> Non
         raise Doubt(other, x, 0, "how often or for how many examples they are used depends on the data")
 
 
-def passed(bench: Bench, survey: Survey, seed: int, silent: Collection[str] | None, plain: bool = False) -> Pass:
-    """A pass as the survey says it is made."""
+def passed(network: Network, x: Inputs, seed: int, silent: Collection[str] | None, plain: bool = False) -> Pass:
+    """Make a forward pass as the survey says."""
+    survey = network.survey
     try:
-        return bench.run(expand=dict.fromkeys(survey.expand, bench.n), silent=silent, seed=seed, plain=plain)
+        return network.run(x, expand=dict.fromkeys(survey.expand, count(x)), silent=silent, seed=seed, plain=plain)
     except (*UNABLE, TypeError):
         shared = [name for name, info in survey.maps.items() if info.module in survey.expand and info.layouts]
         if not shared:
             raise
-        bench.run(record=False, seed=seed)  # whatever is wrong with the model itself is raised here
-        raise Doubt(shared, bench.x, 0, "what they return is not shared by all examples of a batch") from None
+        network.run(x, record=False, seed=seed)  # whatever is wrong with the model itself is raised here
+        raise Doubt(shared, x, 0, "what they return is not shared by all examples of a batch") from None
 
 
 def _as_surveyed(layouts: Sequence[str], rows: Sequence[int], calls: Sequence[Call], n: int) -> bool:
@@ -135,19 +136,20 @@ class Noise(NamedTuple):
     shares: Mapping[str, float] = {}  # of each map: how much its g changes, relative to g, when every weight moves
 
 
-def rounding_errors(bench: Bench, survey: Survey, faint: Sequence[str]) -> Noise:
+def rounding_errors(network: Network, x: Inputs, faint: Sequence[str]) -> Noise:
     """The maps, of those that are faint, whose gradients are rounding errors, and such modules. A rounding error becomes another
     one when every weight moves by one unit in its last place; a gradient stays what it is."""
     if not faint:
         return Noise()
-    trained = [k for k, w in bench.state.items() if w.requires_grad]
-    owned = {m: [k for k in trained if k.rpartition(".")[0] == m] for m in dict.fromkeys(survey.maps[k].module for k in faint)}
+    trained = [k for k, w in network.state.items() if w.requires_grad]
+    owned = {m: [k for k in trained if k.rpartition(".")[0] == m]
+             for m in dict.fromkeys(network.survey.maps[k].module for k in faint)}
     names = [k for own in owned.values() for k in own]
     maps, modules = dict.fromkeys(faint, 0.0), dict.fromkeys(owned, 0.0)
     for move in range(MOVES):
         seen: list[tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]] = []
-        for state in (bench.state, moved_in_last_place(bench.state, trained, seed=2 + move)):
-            run = passed(replace(bench, state=state), survey, 0, None)
+        for state in (network.state, moved_in_last_place(network.state, trained, seed=2 + move)):
+            run = passed(replace(network, state=state), x, 0, None)
             calls = grouped([c for c in run.calls if c.name in faint])
             draw = torch.Generator().manual_seed(3 + move)
             R = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
@@ -176,14 +178,16 @@ def _changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
 
 
 class Check:
-    """Compares what is captured of one recording with autograd's gradients."""
+    """Compares what is captured of one chunk with autograd's gradients."""
 
-    def __init__(self, bench: Bench, survey: Survey, run: Pass, where: Where, names: Sequence[str], audit: Audit,
-                 seed: int, order: Tensor | None) -> None:
-        self.bench, self.survey, self.run, self.audit, self.seed, self.order = bench, survey, run, audit, seed, order
+    def __init__(self, network: Network, x: Inputs, rows: slice, run: Pass, where: Where, names: Sequence[str]) -> None:
+        self.network, self.x, self.run, self.n = network, x, run, count(x)
+        self.survey, self.seed = network.survey, rows.start
+        self.audit: Audit = network.audit
+        self.order = self.audit.turns(network.state, rows)
         self.calls = {name: [(run.calls[i], layout) for i, layout in where.get(name, ())] for name in names}  # some have none
-        self.draw = torch.Generator().manual_seed(audit.number)
-        self.w = torch.rand(bench.n, generator=self.draw) + 0.5
+        self.draw = torch.Generator().manual_seed(self.audit.number)
+        self.w = torch.rand(self.n, generator=self.draw) + 0.5
         self.w *= torch.randint(0, 2, self.w.shape, generator=self.draw) * 2 - 1
         self.R: Tensor | None = None
         self.blocks = 0
@@ -223,7 +227,7 @@ class Check:
 
     def _doubt(self, names: Sequence[str], example: int, why: str) -> None:
         biases = [k for k in names if k in self.survey.biases]
-        raise Doubt([k for k in names if k not in biases], self.bench.x, example, why, biases)
+        raise Doubt([k for k in names if k not in biases], self.x, example, why, biases)
 
     def _apart(self) -> list[Tensor] | None:
         """Autograd's gradients if the examples go through the model in another order, and a few at a time; a MixingError if they
@@ -231,14 +235,14 @@ class Check:
         assert self.order is not None
         assert self.R is not None
         V = weighted(self.R, self.w).to(self.run.f.dtype)
-        n, graph = self.bench.n, self.survey.graph * self.run.f.element_size()
+        n, graph = self.n, self.survey.graph * self.run.f.element_size()
         pieces = 2 if n * graph <= 2 * SMALL else PIECES
         for parts in (self.order.chunk(pieces) if n > 3 else (self.order,), (self.order,)):
             gradients: list[Tensor] = []
             outputs = []
             try:
                 for part in parts:
-                    run = replace(self.bench, x=select(self.bench.x, part)).run(record=False, seed=self.seed)
+                    run = self.network.run(select(self.x, part), record=False, seed=self.seed)
                     outputs.append(run.f.detach())
                     if not self.totals.computed and run.f.shape[1:] == self.run.f.shape[1:]:
                         some = self.totals.expected(run.in_turns(V[part.to(V.device)], self.totals.weights))
@@ -252,7 +256,7 @@ class Check:
                 continue
             break
         same = len({f.shape[1:] for f in outputs}) == 1
-        check_same(self.bench, self.run, self.order, torch.cat(outputs) if same else outputs[0])
+        check_same(self.network, self.x, self.run, self.order, torch.cat(outputs) if same else outputs[0])
         return None if self.totals.computed else gradients
 
     def _autograd(self, totals: Totals, w: Tensor) -> list[Tensor]:
@@ -261,7 +265,7 @@ class Check:
         return totals.expected(self.run.in_turns(weighted(self.R, w).to(self.run.f.dtype), totals.weights))
 
     def _empty(self) -> Totals:
-        return Totals(self.run, self.survey, self.calls, self.bench.n)
+        return Totals(self.run, self.survey, self.calls, self.n)
 
     def _totals(self, gradients: Mapping[str, Tensor], w: Tensor) -> Totals:
         totals = self._empty()
@@ -299,7 +303,7 @@ class Check:
         noise = self._noise * max((float(e.norm()) for e in expected), default=0.0)
         faint = {k: (names, off, size) for names, off, size in compared for k in names if k in wrong and off <= noise}
         own = {k: self.survey.biases.get(k, (k,)) for k in wrong}
-        found = rounding_errors(self.bench, self.survey, list(dict.fromkeys(m for k in faint for m in own[k])))
+        found = rounding_errors(self.network, self.x, list(dict.fromkeys(m for k in faint for m in own[k])))
 
         def rounded(k: str) -> bool:
             names, off, size = faint[k]
@@ -321,14 +325,14 @@ class Check:
         biases, squares = self.survey.biases, 0.0
         for name in (k for own in names for k in biases.get(own, (own,)) if k in gradients):
             sizes = weighted(gradients[name], w).flatten(2).norm(dim=-1)
-            h = [by_example(c.inputs(), self.bench.n, layout).flatten(2) for c, layout in self.calls[name]
+            h = [by_example(c.inputs(), self.n, layout).flatten(2) for c, layout in self.calls[name]
                  if names[0] not in biases and c.map.kind != "lookup"]
             squares += (sizes * torch.cat(h, 1).norm(dim=-1).to(sizes) if h else sizes).square().sum().item()
         return math.sqrt(squares)
 
     def _culprit(self, wrong: Sequence[str], gradients: Mapping[str, Tensor]) -> int:
         """An example by which one of these maps is wrong, found by halving."""
-        first, last = 0, self.bench.n
+        first, last = 0, self.n
         while last - first > 1:
             middle, some = (first + last) // 2, torch.zeros_like(self.w)
             some[first:middle] = self.w[first:middle]

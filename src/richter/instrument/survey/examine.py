@@ -27,6 +27,7 @@ from richter.instrument.capture import (
     Wanted,
     Weight,
     check_finite,
+    count,
     index_of,
     same_bits,
     select,
@@ -35,16 +36,17 @@ from richter.instrument.capture import (
 from richter.instrument.survey.survey import (
     SHARED,
     UNABLE,
-    Bench,
     Candidates,
     Layout,
     Layouts,
     MapInfo,
+    Network,
     Survey,
     by_example,
     expanded,
     given,
     grouped,
+    inner,
     layouts_of,
     readouts,
     rounding,
@@ -214,9 +216,9 @@ class Verified:
     notes: dict[str, Remark] = field(default_factory=dict)
 
 
-def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified:
+def verify(network: Network, x: Inputs, whole: Pass, layouts: Layouts, drawn: bool) -> Verified:
     """Rebuild the gradient of a random combination of the outputs, in two halves of the examples."""
-    n, f, tol = bench.n, whole.f, tolerance(coarsest(whole.state, whole.f))
+    n, f, tol = count(x), whole.f, tolerance(coarsest(whole.state, whole.f))
     R = torch.randn(n, f[0].numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f.device, f.dtype)
     mine = torch.tensor([i.bit_count() % 2 == 0 for i in range(n)], device=f.device)  # neighbours are on either side
     half = R * mine[:, None]
@@ -226,7 +228,7 @@ def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified
     del half
     rebuilt = Rebuilt(weights, [exact[id(w)] for w in weights])
     by_parameter = {id(a): exact[id(a)] for a in parameters}
-    _check_references(bench.model, whole)
+    _check_references(network.model, whole)
     tallies: dict[str, Tally] = {}
     left = Counter(id(c.weight) for c in whole.calls)
     for c, *halves in _by_weight(whole.calls, g1, g2):
@@ -242,12 +244,12 @@ def verify(bench: Bench, whole: Pass, layouts: Layouts, drawn: bool) -> Verified
         if not left[id(c.weight)]:
             rebuilt.finish(c.weight)
     tallies = {c.name: tallies[c.name] for c in whole.calls}  # in the order of the forward pass
-    return _accepted(bench, Verified(R, by_parameter, tallies, bool(whole.adds)), rebuilt, tol)
+    return _accepted(network, n, Verified(R, by_parameter, tallies, bool(whole.adds)), rebuilt, tol)
 
 
-def _accepted(bench: Bench, verified: Verified, rebuilt: Rebuilt, tol: float) -> Verified:
-    names = {id(weight): name for name, weight in reversed(bench.state.items())}  # the first of each
-    modules = {name: bench.modules.get(id(tally.first.module), "") for name, tally in verified.tallies.items()}
+def _accepted(network: Network, n: int, verified: Verified, rebuilt: Rebuilt, tol: float) -> Verified:
+    names = {id(weight): name for name, weight in reversed(network.state.items())}  # the first of each
+    modules = {name: network.modules.get(id(tally.first.module), "") for name, tally in verified.tallies.items()}
     computed = tuple(f"{modules[name]}." for name, tally in verified.tallies.items() if id(tally.first.weight) not in names)
     for name, tally in verified.tallies.items():
         error = rebuilt.error(tally.first.weight)
@@ -258,7 +260,7 @@ def _accepted(bench: Bench, verified: Verified, rebuilt: Rebuilt, tol: float) ->
         elif not tally.one:
             verified.notes[name] = Remark(Mark.UNDEFINED, "its weight is computed in every call, each time with other numbers")
         else:
-            verified.maps[name] = tally.info(modules[name], names.get(id(tally.first.weight)), bench.n)
+            verified.maps[name] = tally.info(modules[name], names.get(id(tally.first.weight)), n)
     return verified
 
 
@@ -389,22 +391,22 @@ def _is_sum(tallies: list[Tally], exact: Tensor, tol: float) -> bool:
 # Is the network that is measured the one that is trained? Passes are made with aliases in the place of the model's parameters. A
 # model may ask what they are, look them up in a table or wrap them anew, and then do something else with an alias.
 
-def check_trained(bench: Bench, f: Tensor, verified: Verified) -> None:
+def check_trained(network: Network, x: Inputs, f: Tensor, verified: Verified) -> None:
     """The outputs of a few examples, and the gradients of a random combination of them, must be those that the model has with its
     own parameters, called as in training."""
     if verified.accumulates:  # its backward pass would add to the user's .grad
         return
-    own = Own(bench.state)
-    names = [name for name, p in bench.model.named_parameters() if p.requires_grad and p.is_floating_point()]
-    weights = [bench.state[name] for name in names]
-    plain = replace(bench, state=own).run(record=False)
+    own = Own(network.state)
+    names = [name for name, p in network.model.named_parameters() if p.requires_grad and p.is_floating_point()]
+    weights = [network.state[name] for name in names]
+    plain = replace(network, state=own).run(x, record=False)
     largest = max((float(verified.exact[id(w)].norm()) for w in weights), default=0.0)
     others = plain.in_turns(verified.R, [own[name] for name in names])
     if _agree(plain.f, f) and all(_first_apart(plain, [d], [verified.exact[id(w)]], largest) is None
                                   for d, w in zip(others, weights, strict=True)):
         return
     gradients = plain.backward(verified.R, [own[name] for name in names])[1]
-    again = bench.run(record=False)  # as plainly: what still differs is no rounding
+    again = network.run(x, record=False)  # as plainly: what still differs is no rounding
     exact = again.backward(verified.R, weights)[1]
     if not _agree(plain.f, again.f):
         raise _other("the model's outputs differ", _relative(plain.f, again.f))
@@ -458,54 +460,55 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     """Look at ``x`` (a few examples): run all of them and the inner ones, and compare. Where the graphs of all have no room in
     ``memory``, it takes fewer of them; and where these have none, blocks of the model are computed again for every backward
     pass."""
-    bench = Bench(model, x, state, output)
+    network = Network(model, state, output=output)
     _check_modes(model)
-    part, weight = _weighed(bench)
-    m, item = bench.inner.stop - 1, part.f.element_size()
+    part, weight = _weighed(network, x)
+    m, item, n = inner(x).stop - 1, part.f.element_size(), count(x)
     graph, light, asked = weight.kept // (m * item), weight.light // (m * item), sum(c.shape.numel() for c in part.calls) // m
-    fewer = bench if bench.n <= FEWEST else replace(bench, x=select(x, slice(0, FEWEST)))
-    for some, kept in ((bench, graph), (fewer, graph), (replace(fewer, anew=weight.blocks), light)):
-        bench = some
-        if item * looked(model, bench.n, kept, asked, part.f.numel() // m) <= max(memory, SMALL):
-            break
-    bench = replace(bench, splits=splits(bench))
-    if bench.splits or bench.inner.stop - 1 != m:
-        part = bench.glance(bench.inner)
-    m = bench.inner.stop - 1
-    first = bench.glance()
-    drawn = draws(bench, first, part)
-    first, layouts, expand = expanded(bench, first, layouts_of(first, part, bench.n, m))
+    few, blocks = min(n, FEWEST), weight.blocks
+    options: list[tuple[int, int, tuple[str, ...]]] = [(n, graph, ()), (few, graph, ()), (few, light, blocks)]
+    fit = (o for o in options if item * looked(model, o[0], o[1], asked, part.f.numel() // m) <= max(memory, SMALL))
+    n, _, anew = next(fit, options[-1])
+    x = select(x, slice(0, n))
+    network = replace(network, survey=Survey(anew=anew))
+    network = replace(network, survey=Survey(anew=anew, splits=splits(network, x)))
+    if network.survey.splits or inner(x).stop - 1 != m:
+        part = network.glance(x, inner(x))
+    m = inner(x).stop - 1
+    first = network.glance(x)
+    drawn = draws(network, x, first, part)
+    first, layouts, expand = expanded(network, x, first, layouts_of(first, part, count(x), m))
     del part, first
     trim(weight_bytes(model))
-    whole = bench.run(expand=dict.fromkeys(expand, bench.n))
-    verified = verify(bench, whole, layouts, drawn)
+    whole = network.run(x, expand=dict.fromkeys(expand, count(x)))
+    verified = verify(network, x, whole, layouts, drawn)
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
-        differentiates=whole.differentiates, accumulates=verified.accumulates, splits=bench.splits,
+        differentiates=whole.differentiates, accumulates=verified.accumulates, splits=network.survey.splits,
         given=given(whole), readouts=readouts(whole),
-        matrices=matrices_of(whole), graph=graph, blocks=weight.blocks, light=light, examples=bench.n))
-    result = result.lightened() if bench.anew else result
+        matrices=matrices_of(whole), graph=graph, blocks=weight.blocks, light=light, examples=count(x)))
+    result = result.lightened() if network.survey.anew else result
     result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.state, whole.f)))
-    result = _one_by_one(bench, result, verified)
+    result = _one_by_one(network, x, result, verified)
     result.notes |= _idle(model, result, whole)
     f = whole.f.detach()
     verified.tallies.clear()  # calls hold the graph
     del whole
-    check_trained(bench, f, verified)
+    check_trained(network, x, f, verified)
     return result
 
 
-def _weighed(bench: Bench) -> tuple[Pass, Weight]:
+def _weighed(network: Network, x: Inputs) -> tuple[Pass, Weight]:
     """A pass of the inner examples, through which nothing goes backward, and what it would keep. A model that differentiates
     inside its forward pass must keep it; torch.func allows no such look."""
     for hold in (False, True):
-        scale = Scale(bench.model, bench.state, hold)
+        scale = Scale(network.model, network.state, hold)
         with contextlib.suppress(Wanted, RuntimeError):
             with scale:
-                part = bench.run(bench.inner)
+                part = network.run(x, inner(x))
             weight = scale.weight(c.read for c in part.calls)
-            return part, Weight(weight.kept) if part.differentiates or bench.state.parametrised else weight
-    return bench.run(bench.inner), Weight()
+            return part, Weight(weight.kept) if part.differentiates or network.state.parametrised else weight
+    return network.run(x, inner(x)), Weight()
 
 
 def looked(model: nn.Module, n: int, graph: int, asked: int, outputs: int) -> int:
@@ -515,18 +518,18 @@ def looked(model: nn.Module, n: int, graph: int, asked: int, outputs: int) -> in
     return n * (graph + 2 * asked + OUTPUTS * outputs) + sum(weights) + 3 * max(weights, default=0)
 
 
-def _one_by_one(bench: Bench, result: Survey, verified: Verified) -> Survey:
+def _one_by_one(network: Network, x: Inputs, result: Survey, verified: Verified) -> Survey:
     """Maps that are read one example at a time are looked at on one example; those that fail are refused. The gradients of such
     parameters, and of those without a map, are taken from single examples: they must be the batch's."""
     names = [name for name, info in result.maps.items() if not info.layouts]
-    own = {id(bench.state[name]) for name in {*result.structured, *result.biases}}
-    loose = {key: bench.state[name] for name, p in bench.model.named_parameters()
-             if p.requires_grad and (key := id(bench.state[name])) in verified.exact and key not in own}
+    own = {id(network.state[name]) for name in {*result.structured, *result.biases}}
+    loose = {key: network.state[name] for name, p in network.model.named_parameters()
+             if p.requires_grad and (key := id(network.state[name])) in verified.exact and key not in own}
     if loose and not result.drawn:
-        check_sums(bench, verified.R, list(loose.values()), verified.exact)
+        check_sums(network, x, verified.R, list(loose.values()), verified.exact)
     if not names:
         return result
-    refused = verify_one(bench.alone(0), names)
+    refused = verify_one(network.alone(x, 0), names)
     return describe(replace(result, notes=result.notes | refused,
                             maps={name: info for name, info in result.maps.items() if name not in refused}))
 
@@ -543,70 +546,70 @@ def _check_modes(model: nn.Module) -> None:
             raise MixingError(f"layer {name!r} is a {type(module).__name__} in train mode: {MIXING}")
 
 
-def draws(bench: Bench, whole: Pass, part: Pass, again: bool = False) -> bool:
+def draws(network: Network, x: Inputs, whole: Pass, part: Pass, again: bool = False) -> bool:
     """Do outputs differ from pass to pass (dropout)? They are compared with those of fewer examples, of single ones, and of the
     same ones among others: if they differ there and not from pass to pass, examples mix, and an error says so. ``again``: mixing
     is looked for by the audit."""
-    _check_outputs(bench, whole, part)
-    off = _difference(whole.f[bench.inner], part.f, whole.f)
+    _check_outputs(network, x, whole, part)
+    off = _difference(whole.f[inner(x)], part.f, whole.f)
     if not again:
-        _check_neighbours(bench, whole)
-        off = max(off, *(_alone(bench, whole, i) for i in (0, bench.n - 1)))
-    if not off > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
-        return bench.model.training and _draws_within(bench)
-    if torch.equal(bench.glance(record=False, seed=1).f, whole.f):
+        _check_neighbours(network, x, whole)
+        off = max(off, *(_alone(network, x, whole, i) for i in (0, count(x) - 1)))
+    if not off > math.sqrt(torch.finfo(coarsest(network.state, whole.f)).eps):
+        return network.model.training and _draws_within(network, x)
+    if torch.equal(network.glance(x, record=False, seed=1).f, whole.f):
         raise _mixing(off)
-    _check_repeatable(bench, whole)
+    _check_repeatable(network, x, whole)
     return True
 
 
-def _check_repeatable(bench: Bench, whole: Pass) -> None:
+def _check_repeatable(network: Network, x: Inputs, whole: Pass) -> None:
     """The same inputs, weights and seed give the same outputs, or there is no one function to measure."""
-    change = _difference(bench.glance(record=False).f, whole.f, whole.f)
-    if change > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
+    change = _difference(network.glance(x, record=False).f, whole.f, whole.f)
+    if change > math.sqrt(torch.finfo(coarsest(network.state, whole.f)).eps):
         raise CaptureError(f"the model's outputs change by {change:.1g} (relative) from one call to the next, with the same "
                            f"inputs, weights and random seed. It keeps a state between calls, or draws random numbers from a "
                            f"generator of its own, so there is no one function to measure. Reset the state at the start of "
                            f"forward(), or keep it in an attribute or a buffer of a module: these are the same in every pass.")
 
 
-def _draws_within(bench: Bench) -> bool:
+def _draws_within(network: Network, x: Inputs) -> bool:
     """Does what layers read differ from pass to pass? Outputs need not: a head that was initialised with zeros has the same."""
-    a, b = (bench.glance(seed=seed).calls for seed in (0, 1))
+    a, b = (network.glance(x, seed=seed).calls for seed in (0, 1))
     return len(a) != len(b) or any(not same_bits(c.read, d.read) for c, d in zip(a, b, strict=True))
 
 
-def _check_neighbours(bench: Bench, whole: Pass) -> None:
+def _check_neighbours(network: Network, x: Inputs, whole: Pass) -> None:
     """Each half of the examples among copies of itself, in a batch of the same size with the same draws: nothing but rounding may
     change its outputs, and rounding changes them no more than another order does."""
-    n, here = bench.n, torch.arange(bench.n)
+    n, here = count(x), torch.arange(count(x))
     others = [here % (n // 2), n // 2 + here % (n - n // 2)]
     kept = [here[:n // 2], here[n // 2:]]
     off = 0.0
     for among, mine in zip(others, kept, strict=True):
         index = torch.where(torch.isin(here, mine), here, among.roll(1))
-        run = replace(bench, x=select(bench.x, index)).glance(record=False)
+        run = network.glance(select(x, index), record=False)
         off = max(off, _difference(run.f[mine], whole.f[mine], whole.f) if run.f.shape == whole.f.shape else math.inf)
-    eps = torch.finfo(coarsest(bench.state, whole.f)).eps
+    eps = torch.finfo(coarsest(network.state, whole.f)).eps
     if off > 32 * eps:
-        turned = replace(bench, x=select(bench.x, here.flip(0))).glance(record=False)
-        rounding = _difference(turned.f.flip(0), whole.f, whole.f) if not _drawing(bench, whole) else 0.0
+        turned = network.glance(select(x, here.flip(0)), record=False)
+        rounding = _difference(turned.f.flip(0), whole.f, whole.f) if not _drawing(network, x, whole) else 0.0
         if off > max(32 * eps, 10 * rounding):
-            _check_repeatable(bench, whole)
+            _check_repeatable(network, x, whole)
             raise _mixing(off)
 
 
-def _drawing(bench: Bench, whole: Pass) -> bool:
-    return not torch.equal(bench.glance(record=False, seed=1).f, whole.f)
+def _drawing(network: Network, x: Inputs, whole: Pass) -> bool:
+    return not torch.equal(network.glance(x, record=False, seed=1).f, whole.f)
 
 
 def _mixing(off: float) -> MixingError:
     return MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: {MIXING}")
 
 
-def _check_outputs(bench: Bench, whole: Pass, part: Pass) -> None:
+def _check_outputs(network: Network, x: Inputs, whole: Pass, part: Pass) -> None:
     """Shapes and numbers as they should be."""
-    f, n, m = whole.f, bench.n, bench.inner.stop - 1
+    f, n, m = whole.f, count(x), inner(x).stop - 1
     if f.dim() == 0 or not f.numel() or f.shape[0] != n or part.f.shape[0] != m:
         raise CaptureError(f"the model's output has shape {tuple(f.shape)} for {n} examples. Richter needs the examples "
                            f"on the first axis: use output=lambda out: ... to pick or transpose it (a loss averaged over "
@@ -619,34 +622,34 @@ def _check_outputs(bench: Bench, whole: Pass, part: Pass) -> None:
     check_finite(f)
 
 
-def _alone(bench: Bench, whole: Pass, i: int) -> float:
+def _alone(network: Network, x: Inputs, whole: Pass, i: int) -> float:
     """How much the output of one example changes when it is alone; 0 for models that cannot run on one."""
     try:
-        f = bench.glance(slice(i, i + 1), record=False).f
+        f = network.glance(x, slice(i, i + 1), record=False).f
     except UNABLE:
         return 0.0
     among = whole.f[i:i + 1]
     return _difference(f, among, whole.f) if f.shape == among.shape else 0.0
 
 
-def check_alone(bench: Bench, whole: Pass, i: int) -> None:
+def check_alone(network: Network, x: Inputs, whole: Pass, i: int) -> None:
     """Does an example give alone what it gives among the others?"""
-    off = _alone(bench, whole, i)
-    if off > math.sqrt(torch.finfo(coarsest(bench.state, whole.f)).eps):
-        _check_repeatable(bench, whole)
+    off = _alone(network, x, whole, i)
+    if off > math.sqrt(torch.finfo(coarsest(network.state, whole.f)).eps):
+        _check_repeatable(network, x, whole)
         raise _mixing(off)
 
 
-def check_same(bench: Bench, whole: Pass, order: Tensor, outputs: Tensor) -> None:
+def check_same(network: Network, x: Inputs, whole: Pass, order: Tensor, outputs: Tensor) -> None:
     """Has each example the same outputs among all others as among half of them? ``outputs`` are those of ``order``."""
     f = whole.f.detach()
     if outputs.shape != f.shape:
         raise MixingError(f"the model's output has shape {tuple(f.shape)} for {len(f)} examples and another one for half of "
                           f"them: what one example gives depends on the others. Pick outputs that each has by itself.")
     off = (f[order.to(f.device)] - outputs).reshape(len(f), -1).abs().amax(1) / (f.abs().max() + 1e-300)
-    if off.max() > math.sqrt(torch.finfo(coarsest(bench.state, f)).eps):
-        check_alone(bench, whole, int(order[off.argmax()]))
-        check_alone(replace(bench, x=select(bench.x, order)), replace(whole, f=outputs), int(off.argmax()))
+    if off.max() > math.sqrt(torch.finfo(coarsest(network.state, f)).eps):
+        check_alone(network, x, whole, int(order[off.argmax()]))
+        check_alone(network, select(x, order), replace(whole, f=outputs), int(off.argmax()))
 
 
 def _difference(f: Tensor, other: Tensor, scale: Tensor) -> float:
@@ -654,18 +657,18 @@ def _difference(f: Tensor, other: Tensor, scale: Tensor) -> float:
     return (f - other).detach().abs().max().item() / (scale.detach().abs().max().item() + 1e-300)
 
 
-def check_sums(bench: Bench, R: Tensor, weights: Sequence[Tensor], exact: dict[int, Tensor]) -> None:
+def check_sums(network: Network, x: Inputs, R: Tensor, weights: Sequence[Tensor], exact: dict[int, Tensor]) -> None:
     """The gradients of single examples must add up to that of the batch, or there are no gradients of single examples. One that
     is nothing but rounding beside those of other weights (of a shift before a softmax) says nothing."""
     added, largest = [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights], 0.0
-    for i in range(bench.n):
-        run = bench.alone(i, record=False)
+    for i in range(count(x)):
+        run = network.alone(x, i, record=False)
         if i == 0:
             others = list({id(w): w for w in run.aliases.values()}.values())
             largest = max(float(d.norm()) for d in run.backward(R[i], others)[1])
         gradients = run.backward(R[i], weights)[1]
         added = [a + d for a, d in zip(added, gradients, strict=True)]
-    precision = coarsest(bench.state, R)
+    precision = coarsest(network.state, R)
     noise = rounding(precision) * largest
     for w, a in zip(weights, added, strict=True):
         if (a - exact[id(w)]).norm() > 10 * tolerance(precision) * (a.norm() + exact[id(w)].norm()) + noise:
@@ -704,13 +707,14 @@ def _idle(model: nn.Module, survey: Survey, whole: Pass) -> dict[str, Remark]:
     return remarks
 
 
-def note_called(bench: Bench, survey: Survey, run: Pass) -> None:
+def note_called(network: Network, x: Inputs, run: Pass) -> None:
     """Layers that none of the first examples has called and these do, though not as a linear map: their remark is another one."""
+    survey = network.survey
     idle = [label for label, remark in survey.notes.items() if remark == UNCALLED]
-    called = {bench.modules.get(id(module)) for module in run.called} if idle else ()
+    called = {network.modules.get(id(module)) for module in run.called} if idle else ()
     if any(label in called or label.rpartition(".")[0] in called for label in idle):
         others = {label: remark for label, remark in survey.notes.items() if label not in idle}
-        survey.notes.update(_idle(bench.model, replace(survey, notes=others), bench.run()))
+        survey.notes.update(_idle(network.model, replace(survey, notes=others), network.run(x)))
 
 
 def _matrix(attribute: str, p: Tensor) -> bool:

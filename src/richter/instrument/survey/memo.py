@@ -16,7 +16,19 @@ from torch import Tensor, nn
 
 from richter.core import Mark, Remark
 from richter.core.values import give_back
-from richter.instrument.capture import Inputs, Output, Pass, State, copy_of, forward, select, state_of, weight_bytes, written
+from richter.instrument.capture import (
+    Inputs,
+    Output,
+    Pass,
+    State,
+    copy_of,
+    count,
+    forward,
+    select,
+    state_of,
+    weight_bytes,
+    written,
+)
 from richter.instrument.survey import examine
 from richter.instrument.survey.audit import Doubt
 from richter.instrument.survey.examine import (
@@ -30,7 +42,7 @@ from richter.instrument.survey.examine import (
     verify,
     verify_one,
 )
-from richter.instrument.survey.survey import Bench, MapInfo, Survey, grouped, tolerance, with_siblings
+from richter.instrument.survey.survey import Layouts, MapInfo, Network, Survey, grouped, inner, tolerance, with_siblings
 from richter.layers import LinearMap
 
 # --------------------------------------------------------------------------------------------------------------- amend
@@ -79,29 +91,29 @@ class Amendments:
         return describe(replace(survey, maps=maps, matrices=matrices, notes=notes, biases=biases))
 
 
-def amended(known: Survey, bench: Bench, doubt: Doubt, kept: Amendments) -> Survey:
-    """The survey without what is in doubt: ``bench`` has the inputs of the chunk in which the doubt arose. What changes is also
-    ``kept``."""
+def amended(network: Network, doubt: Doubt, kept: Amendments) -> Survey:
+    """Return the network's survey without what is in doubt, and keep the changes in ``kept``."""
+    known, x = network.survey, doubt.x
     kept.biases |= set(doubt.biases)
     new = set(doubt.maps) - known.maps.keys()
     doubted = set(doubt.maps) - new
-    for i in _order(bench.n, doubt.example):
+    for i in _order(count(x), doubt.example):
         missing = new - kept.later.keys()
         if not missing and i != doubt.example:
             break
-        one = bench.alone(i, seed=i)
-        kept.later |= _described(bench, one, missing)
+        one = network.alone(x, i, seed=i)
+        kept.later |= _described(network, one, missing)
         kept.refused |= verify_one(one, [*missing, *doubted])
     kept.refused |= {k: Remark(Mark.REFUSED, IN_BATCHES) for k in new - kept.later.keys()}
     failed = {k for k in doubted - kept.refused.keys() if not known.maps[k].layouts}  # it was read alone already
     kept.refused |= {k: _unexplained(k) for k in failed}
     maps = known.maps | {k: m.info for k, m in kept.later.items()}
     kept.singly |= maps.keys() & with_siblings(maps, doubt.maps)
-    _check_mixing(bench, known, doubt, kept.singly)
-    result = kept.apply(known, bench.state)
+    _check_mixing(network, doubt, kept.singly)
+    result = kept.apply(known, network.state)
     if _same(result, known):  # nothing more can be done about it
         kept.refused |= {k: _unexplained(k) for k in doubt.maps}
-        result = kept.apply(known, bench.state)
+        result = kept.apply(known, network.state)
     return result
 
 
@@ -116,9 +128,9 @@ def _order(n: int, first: int) -> Iterable[int]:
     return [first, *(i for i in range(n) if i != first)]
 
 
-def _described(bench: Bench, one: Pass, names: set[str]) -> dict[str, Later]:
+def _described(network: Network, one: Pass, names: set[str]) -> dict[str, Later]:
     """Maps that a pass of one example has used, read one example at a time."""
-    weights = {id(weight): name for name, weight in reversed(bench.state.items())}
+    weights = {id(weight): name for name, weight in reversed(network.state.items())}
     g = dict(zip(map(id, one.calls), one.backward(torch.ones_like(one.f))[0], strict=True))
     later = {}
     for name, calls in grouped(one.calls).items():
@@ -127,23 +139,24 @@ def _described(bench: Bench, one: Pass, names: set[str]) -> dict[str, Later]:
             tally = Tally(first, [()] * len(calls), regular=False)
             for c in calls:
                 tally.add(c, c.inputs(), c.map.outputs(c.module, g[id(c)]))
-            info = tally.info(bench.modules.get(id(first.module), ""), weights.get(id(first.weight)), 1)
-            later[name] = Later(info, first.map, first.module, first.weight.detach(), bench.state)
+            info = tally.info(network.modules.get(id(first.module), ""), weights.get(id(first.weight)), 1)
+            later[name] = Later(info, first.map, first.module, first.weight.detach(), network.state)
     return later
 
 
-def _check_mixing(bench: Bench, known: Survey, doubt: Doubt, singly: set[str]) -> None:
+def _check_mixing(network: Network, doubt: Doubt, singly: set[str]) -> None:
     """If gradients of single examples do not add up to that of a batch, there are none."""
-    if known.drawn or bench.n < 2:
+    known, x = network.survey, doubt.x
+    if known.drawn or count(x) < 2:
         return
-    check_alone(bench, bench.run(record=False), doubt.example)  # some models mix large batches only
-    few = torch.tensor(list(_order(bench.n, doubt.example))[:SURVEYED])
+    check_alone(network, x, network.run(x, record=False), doubt.example)  # some models mix large batches only
+    few = torch.tensor(list(_order(count(x), doubt.example))[:SURVEYED])
     names = dict.fromkeys([*(w for k in singly if k in known.maps and (w := known.maps[k].weight)), *doubt.biases])
-    batch = replace(bench, x=select(bench.x, few))
-    run = batch.run(record=False)
+    x = select(x, few)
+    run = network.run(x, record=False)
     R = torch.randn(run.f.flatten(1).shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(run.f)
-    weights = [bench.state[w] for w in names]
-    check_sums(batch, R, weights, {id(w): d for w, d in zip(weights, run.backward(R, weights)[1], strict=True)})
+    weights = [network.state[w] for w in names]
+    check_sums(network, x, R, weights, {id(w): d for w, d in zip(weights, run.backward(R, weights)[1], strict=True)})
 
 
 def _unexplained(name: str) -> Remark:
@@ -183,11 +196,11 @@ class SurveyMemo:
         self.amendments = Amendments()  # what later examples have taught of the model
         self._amended: Any = None  # the architecture that they are of
 
-    def amend(self, survey: Survey, bench: Bench, doubt: Doubt) -> Survey:
-        """The survey without what is in doubt; it stays so for the next measurements of the same model."""
-        result = amended(survey, bench, doubt, self.amendments)
+    def amend(self, network: Network, doubt: Doubt) -> Survey:
+        """Return the survey without what is in doubt; later measurements of this model begin with it."""
+        result = amended(network, doubt, self.amendments)
         self.surveys += 1
-        self._amended = _architecture(bench.model, bench.output)
+        self._amended = _architecture(network.model, network.output)
         if self._entry is not None:
             self._entry = replace(self._entry, survey=_own(result))
         return result
@@ -225,7 +238,7 @@ class SurveyMemo:
         if written(model, x, output) != entry.copied:
             return None
         state = state_of(model, copied=entry.copied)
-        result = renewed(entry.survey, Bench(model, x, state, output, splits=entry.survey.splits, anew=entry.survey.anew))
+        result = renewed(Network(model, state, entry.survey, output), x)
         if result is None:
             return None
         self._keep(model, x, output, entry.copied, result)
@@ -243,15 +256,16 @@ class SurveyMemo:
                                  _own(result))
 
 
-def renewed(known: Survey, bench: Bench) -> Survey | None:
+def renewed(network: Network, x: Inputs) -> Survey | None:
     """The same survey with other weights, if all that it says of the maps still holds; None where it must be made anew."""
+    known = network.survey
     plain = not known.drawn and all(info.layouts for info in known.maps.values())
     if not plain or any(remark.mark is Mark.REFUSED for remark in known.notes.values()):
         return None
-    whole = bench.run(expand=dict.fromkeys(known.expand, bench.n))
-    if whole.f.shape != (bench.n, *known.shape) or whole.differentiates != known.differentiates:
+    whole = network.run(x, expand=dict.fromkeys(known.expand, count(x)))
+    if whole.f.shape != (count(x), *known.shape) or whole.differentiates != known.differentiates:
         return None
-    if examine.draws(bench, whole, bench.glance(bench.inner, record=False), again=True):
+    if examine.draws(network, x, whole, network.glance(x, inner(x), record=False), again=True):
         return None
     calls: dict[str, int] = {}
     for c in whole.calls:
@@ -259,13 +273,14 @@ def renewed(known: Survey, bench: Bench) -> Survey | None:
     if calls != {name: len(info.layouts) for name, info in known.maps.items()}:
         return None
     try:
-        verified = verify(bench, whole, {name: [(k,) for k in info.layouts] for name, info in known.maps.items()}, drawn=False)
+        layouts: Layouts = {name: [(k,) for k in info.layouts] for name, info in known.maps.items()}
+        verified = verify(network, x, whole, layouts, drawn=False)
     except RuntimeError:  # what a layer reads has another shape now: routing, early exits
         return None
     tol = tolerance(coarsest(whole.state, whole.f))
     same = all((info.layouts, info.rows) == (known.maps[k].layouts, known.maps[k].rows) for k, info in verified.maps.items())
     if verified.notes or not same or verified.accumulates != known.accumulates \
-            or biases(bench.model, known, verified, whole.aliases, tol) != known.biases:
+            or biases(network.model, known, verified, whole.aliases, tol) != known.biases:
         return None
     return replace(known, maps=verified.maps, matrices=examine.matrices_of(whole))
 

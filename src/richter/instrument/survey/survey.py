@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from richter.core import Mark, Remark
-from richter.instrument.capture import Call, Inputs, Output, Pass, Product, State, count, forward, select, unkept
+from richter.instrument.capture import Call, Inputs, Output, Pass, Product, State, count, device_of, forward, select, unkept
 from richter.layers import Kind
 from richter.layers.linear import is_fused
 
@@ -134,44 +134,62 @@ UNABLE = (RuntimeError, ValueError, IndexError, AssertionError)  # what models r
 SHARED: Candidates = ("shared",)  # what all examples have in common
 
 
+@dataclass
+class Forwards:
+    """Timed forward passes: their examples and seconds."""
+
+    examples: int = 0
+    seconds: float = 0.0
+
+    def add(self, examples: int, seconds: float) -> None:
+        self.examples, self.seconds = self.examples + examples, self.seconds + seconds
+
+
 @dataclass(frozen=True)
-class Bench:
-    """A model, examples and weights: what every part of a survey starts from."""
+class Network:
+    """A model with the weights, the survey and the output with which it is run."""
 
     model: nn.Module
-    x: Inputs
     state: State
+    survey: Survey = field(default_factory=Survey)
     output: Output | None = None
-    splits: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # modules that are several maps
-    anew: Collection[str] = ()  # blocks that are computed again for every backward pass
-
-    @cached_property
-    def n(self) -> int:
-        """The number of examples."""
-        return count(self.x)
+    audit: Any = None  # the Audit that checks what is captured in this measurement; None: nothing is checked
+    wide: bool = False  # compute in float64 with what is captured: products of single precision leave its range
+    forwards: Forwards = field(default_factory=Forwards)  # timed passes
 
     @property
-    def inner(self) -> slice:
-        """Examples without their neighbours on both sides, which must not matter to them."""
-        return slice(1, self.n - 1) if self.n > 2 else slice(1, 2)
+    def device(self) -> torch.device:
+        return device_of(self.model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of sums of products; float32 for networks in half precision."""
+        weights = next((t.dtype for t in self.state.values() if t.is_floating_point()), torch.float32)
+        return torch.float64 if self.wide or weights == torch.float64 else torch.float32
 
     @cached_property
     def modules(self) -> dict[int, str]:
-        """id of a module -> its name."""
+        """Names of the modules by id."""
         return {id(module): name for name, module in self.model.named_modules()}
 
-    def run(self, rows: slice = slice(None), **options: Any) -> Pass:
-        """A forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
-        x = self.x if rows == slice(None) else select(self.x, rows)
-        return forward(self.model, x, self.state, output=self.output, splits=self.splits, anew=self.anew, **options)
+    def run(self, x: Inputs, rows: slice = slice(None), **options: Any) -> Pass:
+        """Make a forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
+        x = x if rows == slice(None) else select(x, rows)
+        return forward(self.model, x, self.state, output=self.output, splits=self.survey.splits, anew=self.survey.anew, **options)
 
-    def glance(self, rows: slice = slice(None), **options: Any) -> Pass:
-        """The same without a graph: for what was read, and for outputs."""
-        return unkept(lambda: self.run(rows, **options))
+    def glance(self, x: Inputs, rows: slice = slice(None), **options: Any) -> Pass:
+        """Make a forward pass without a graph: for what layers read, and for outputs."""
+        return unkept(lambda: self.run(x, rows, **options))
 
-    def alone(self, i: int, **options: Any) -> Pass:
-        """A forward pass of one example."""
-        return self.run(slice(i, i + 1), **options)
+    def alone(self, x: Inputs, i: int, **options: Any) -> Pass:
+        """Make a forward pass of one example."""
+        return self.run(x, slice(i, i + 1), **options)
+
+
+def inner(x: Inputs) -> slice:
+    """Examples without their neighbours on both sides, which must not matter to them."""
+    n = count(x)
+    return slice(1, n - 1) if n > 2 else slice(1, 2)
 
 
 def by_example(t: Shaped[Tensor, "b s *rest"], n: int, layout: Layout) -> Shaped[Tensor, "n p *rest"]:
@@ -240,23 +258,23 @@ def close(x: Tensor, y: Tensor, precision: torch.dtype) -> bool:
     return x.shape == y.shape and (not x.numel() or bool((x - y).abs().max() <= tol * x.abs().max()))
 
 
-def expanded(bench: Bench, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts, set[str]]:
+def expanded(network: Network, x: Inputs, whole: Pass, layouts: Layouts) -> tuple[Pass, Layouts, set[str]]:
     """Give outputs that all examples share (a position embedding) an example axis, wherever that leaves the model's output as it
     was: (the pass with it, its layouts, the modules that got one)."""
-    shared = {bench.modules[id(c.module)] for c in whole.calls if c.name in layouts and SHARED in layouts[c.name]}
+    shared = {network.modules[id(c.module)] for c in whole.calls if c.name in layouts and SHARED in layouts[c.name]}
     accepted: set[str] = set()
     for module in sorted(shared):
         try:
-            trial = bench.glance(expand=dict.fromkeys({*accepted, module}, bench.n))
+            trial = network.glance(x, expand=dict.fromkeys({*accepted, module}, count(x)))
         except (*UNABLE, TypeError):
             continue  # the model does not broadcast there: one example at a time, then
         if close(trial.f, whole.f, whole.state.precision):
             accepted.add(module)
             whole = trial
     if accepted:
-        m = bench.inner.stop - 1
-        part = bench.glance(bench.inner, expand=dict.fromkeys(accepted, m))
-        layouts = layouts_of(whole, part, bench.n, m)
+        m = inner(x).stop - 1
+        part = network.glance(x, inner(x), expand=dict.fromkeys(accepted, m))
+        layouts = layouts_of(whole, part, count(x), m)
     return whole, layouts, accepted
 
 
@@ -311,14 +329,14 @@ Channels = Bool[Tensor, "d_out"]
 Split = dict[str, Tensor]  # "q", "k", "v" -> which outputs
 
 
-def splits(bench: Bench) -> dict[str, Split]:
+def splits(network: Network, x: Inputs) -> dict[str, Split]:
     """For each module that is named like a fused projection and acts as one in all of its calls: its parts. Any other is one
     map."""
-    candidates = {name for name, module in bench.model.named_modules() if is_fused(name, module)}
+    candidates = {name for name, module in network.model.named_modules() if is_fused(name, module)}
     if not candidates:
         return {}
     products: list[Product] = []
-    run = bench.run(products=products)
+    run = network.run(x, products=products)
     parts: dict[str, list[Split | None]] = {}
     for i, call in enumerate(run.calls):
         if call.name in candidates:
