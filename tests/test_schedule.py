@@ -218,6 +218,15 @@ def test_a_snapshot_that_replaces_that_of_an_earlier_epoch_is_warned_of_once() -
     assert [s.step for s in watch.snapshots] == [0, 1, 2]
 
 
+def test_a_snapshot_that_now_replaces_is_warned_of() -> None:
+    watch = richter.Observer(mlp(), probe(), measures=["nfc"])
+    for step in (0, 5, 5, 3):
+        watch.now(step)
+    with pytest.warns(RichterWarning, match="step 0 comes after step 5: do steps begin again"):
+        watch.now(0)
+    assert [s.step for s in watch.snapshots] == [0, 3, 5]
+
+
 @pytest.mark.parametrize(("first", "known"), [(1500, 2000), (5000, 500)])
 def test_a_training_that_goes_on_ends_at_its_last_step(monkeypatch: pytest.MonkeyPatch, first: int, known: int) -> None:
     """``steps`` is that of the training; where it begins behind that, it is what is to come."""

@@ -357,16 +357,14 @@ class Observer:
     ...     watch(step, loss=loss)
     >>> watch.frame
 
-    ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``, ``richter.epochs(loader)``); the
-    first call always measures. Left out, steps are due densely at the beginning and every hundred later. ``budget``: the share
-    of wall time that measuring may take (None: no limit). With ``steps=``, the number of steps of the training, most of it is
-    spread over their logarithm, because features move early; the share is then kept at the end of the training, not if it stops
-    before. Without ``steps=`` a second is lent. At a due step without budget for everything, the light set is measured alone
+    ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``, ``richter.epochs(loader)``); left
+    out, steps are due densely at the beginning and every hundred later. The first call always measures. ``budget``: the share of
+    wall time that measuring may take (None: no limit). With ``steps=``, the number of steps of the training, most of it is spread
+    over their logarithm, because features move early. At a due step without budget for everything the light set is measured alone
     (``richter.measures.MOVEMENT``, on which a verdict rests); without budget for that, the step is put off. The room of one
-    measurement is kept for the end. ``watch.share`` is the share that was taken; scalars come on top, with some 50 microseconds a
-    call in a run. ``watch.now(step)`` measures regardless, and so do ``watch.close()`` and the end of
-    ``with Observer(...) as watch``, if the last step has not been measured (and unless memory or the device gave out): a verdict
-    is of the network as training left it.
+    measurement is kept for the end: ``watch.close()`` and the end of ``with Observer(...) as watch`` measure the last step, if it
+    has not been measured (and unless memory or the device gave out). ``watch.now(step)`` measures regardless. ``watch.share`` is
+    the share that was taken.
 
     ``run="runs/demo"`` keeps everything on disk as it is measured: rows, scalars, the initial weights, the feature matrices of
     layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of
@@ -375,11 +373,11 @@ class Observer:
     flat). After a crash ``resume=True`` goes on with the run and its initial weights. Of several ranks the first writes.
     Everything else is as in ``richter.measure``.
 
-    A failure does not end the training (``on_error="warn"``): weights that are NaN, a full disk, no memory, an error of the model
-    on the probe are kept with their reason in ``watch.failures`` and in the run, warned of once for each reason, and measuring
-    is tried again at the next step that is due; failed attempts count as spent. What the disk refuses waits in memory and is
-    written when there is room again. What is wrong with the arguments is an error of the constructor or of the first call.
-    ``on_error="raise"``: every failure is an error. Any thread may call: one measures at a time, and no scalar is lost.
+    A failure does not end the training (``on_error="warn"``): weights that are NaN, a full disk, no memory, or an error of the
+    model on the probe is kept in ``watch.failures`` and in the run, with one warning for each reason, and measuring is tried
+    again at the next due step. What the disk refuses waits in memory until there is room. Wrong arguments are an error of the
+    constructor or of the first call. ``on_error="raise"``: every failure is an error. Any thread may call: one measures at a
+    time, and no scalar is lost.
     """
 
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | os.PathLike[str] | Writer | None = None,
@@ -547,6 +545,8 @@ class Observer:
         if self.writer is not None:
             snap = replace(snap, arrays={})  # they are on disk
         others = [s for s in self.snapshots if s.step != snap.step]  # a step that is measured again replaces
+        if len(others) < len(self.snapshots):
+            self._record.look_back(snap.step, self.snapshots[-1].step)
         self.snapshots = sorted([*others, snap], key=lambda s: s.step or 0)
         return snap
 

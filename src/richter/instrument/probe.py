@@ -240,11 +240,10 @@ def pair(batch: Any) -> tuple[Any, Any]:
         if len(rest) == 1 and "input_ids" not in rest:
             rest = next(iter(rest.values()))
         return rest, None if label is None else batch[label]
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    if isinstance(batch, (tuple, list)) and len(batch) > 2:
-        return tuple(batch[:-1]), batch[-1]
-    return (batch[0] if isinstance(batch, (tuple, list)) else batch), None
+    if isinstance(batch, (tuple, list)):
+        *parts, y = batch if len(batch) > 1 else (batch[0], None)
+        return tuple(parts) if len(parts) > 1 else parts[0], y
+    return batch, None
 
 
 def _stacked(v: Any) -> Any:
@@ -669,8 +668,8 @@ def _last(t: Tensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------------------- shift
 # Are token labels beside the outputs that predict them? Hugging Face's language models take ``labels=input_ids`` and move them
-# by one themselves; a probe's labels are compared with the outputs as they are. Labels that equal the input ids are therefore
-# looked at: the model's own loss of them says what it takes them for.
+# by one themselves; a probe's labels are compared with the outputs as they are. Where labels equal the input ids, the model's own
+# loss tells what it takes them for.
 
 def aligned(network: Network, x: Inputs, probe: Probe, shape: torch.Size) -> tuple[Probe, str]:
     """The probe with its labels beside the outputs of ``shape`` [n, ...] that predict them, and a note if they were moved there;
@@ -679,11 +678,11 @@ def aligned(network: Network, x: Inputs, probe: Probe, shape: torch.Size) -> tup
         return probe, ""
     kind, moves = type(network.model).__name__, _moves(network, x, probe)
     if moves is None:
-        raise ProbeError(f"the labels y equal the input ids, and what a {kind} takes them for cannot be told: it has no labels= "
-                         f"with a loss of its own that could be asked. As they are, each output would be compared with the token "
-                         f"that it has just read. Say Probe(..., shift=True) for a language model (labels=input_ids, as Hugging "
-                         f"Face takes them: each belongs to the output before it), or shift=False where the token itself is the "
-                         f"label (an autoencoder, a masked language model).")
+        raise ProbeError(f"the labels y equal the input ids, and Richter cannot tell what a {kind} takes them for: it returns no "
+                         f"loss for labels=. As they are, each output would be compared with the token that it has just read. "
+                         f"Say Probe(..., shift=True) for a language model (labels=input_ids, as Hugging Face takes them: each "
+                         f"belongs to the output before it), or shift=False where the token itself is the label (an autoencoder, "
+                         f"a masked language model).")
     if not moves:
         return probe, ""
     return probe.shifted(), (f"the labels equal the input ids, which a {kind} moves by one in its own loss: so they are here, "
@@ -691,34 +690,25 @@ def aligned(network: Network, x: Inputs, probe: Probe, shape: torch.Size) -> tup
 
 
 def _moves(network: Network, x: Inputs, probe: Probe) -> bool | None:
-    """Does the model's own loss compare a label with the output before it, or with the output at its place? None: it has no loss
-    that could be asked."""
+    """Does the model's own loss compare a label with the output before it, or with the output at its place? None: it returns no
+    loss for ``labels=``, or one that does not depend on the last label."""
     assert probe.y is not None
-    f = network.run(x, record=False).f.detach()
+    accepted, f = inspect.signature(network.model.forward).parameters, network.run(x, record=False).f.detach()
     y = torch.where(probe.y == probe.ignore_index, IGNORE_INDEX, probe.y)[:len(f)].to(f.device)
-    if f.shape[:2] != y.shape or y.shape[1] < 2:
-        return None
-    first = y.clone()
-    first[:, 0] = (first[:, 0].clamp(min=0) + 1) % f.shape[-1]  # other labels, of the first token alone
-    last = y.clone()
-    last[:, -1] = (last[:, -1].clamp(min=0) + 1) % f.shape[-1]
-    losses = [_own_loss(network, x, labels) for labels in (y, first, last)]
-    if any(loss is None for loss in losses) or losses[2] == losses[0]:  # a loss that does not care for the last label
-        return None
-    return losses[1] == losses[0]  # no output comes before the first token: a loss that moves labels leaves its label out
-
-
-def _own_loss(network: Network, x: Inputs, y: Tensor) -> float | None:
-    """The loss that the model returns for ``labels=y``; None if it takes no labels."""
-    accepted = inspect.signature(network.model.forward).parameters
-    if "labels" not in accepted:
+    if "labels" not in accepted or f.shape[:2] != y.shape or y.shape[1] < 2:
         return None
     inputs = x if isinstance(x, dict) else dict(zip(accepted, x if isinstance(x, tuple) else (x,), strict=False))
+
+    def loss(changed: int | None = None) -> float:
+        """The model's loss, with other labels of one token."""
+        labels = y.clone()
+        if changed is not None:
+            labels[:, changed] = (y[:, changed].clamp(min=0) + 1) % f.shape[-1]
+        return forward(network.model, {**inputs, "labels": labels}, network.state, record=False,
+                       output=lambda out: out["loss"] if isinstance(out, Mapping) else out[0]).f.item()
+
     try:
-        return forward(network.model, {**inputs, "labels": y}, network.state, output=_loss, record=False).f.item()
-    except Exception:  # it may fail in any way on what it was not asked before
+        whole, first, last = loss(), loss(0), loss(-1)
+    except Exception:  # a model may fail in any way on labels that it was not meant for
         return None
-
-
-def _loss(returned: Any) -> Tensor:
-    return returned["loss"] if isinstance(returned, Mapping) else returned[0]
+    return None if last == whole else first == whole  # a loss that moves labels leaves out that of the first token

@@ -160,7 +160,7 @@ class Record:
         self._warn(alike(reason), f"step {step}: {reason}. Training goes on, and it is tried again when the next measurement is "
                                   f"due; watch.failures has what failed. With on_error='raise' this is an error.")
 
-    def look_back(self, step: int, last: int | None) -> None:
+    def look_back(self, step: int | None, last: int | None) -> None:
         """Warn if steps go back, behind the last call or the end of the resumed run, so that what is new takes the place of what
         was measured before. Threads have an order of their own."""
         self._callers.add(threading.get_ident())
@@ -261,13 +261,11 @@ def alike(reason: str) -> str:
 
 def passes_by(why: BaseException) -> bool:
     """May an error pass by (a run that diverged, a full disk, no memory left)? Otherwise wrong arguments are to blame."""
-    if isinstance(why, (DisturbedError, DivergedError, sqlite3.Error, torch.cuda.OutOfMemoryError)) or refused_by_disk(why):
-        return True
-    if isinstance(why, MemoryError):
+    passing = (DisturbedError, DivergedError, sqlite3.Error, torch.cuda.OutOfMemoryError, MemoryError)
+    if isinstance(why, passing) or refused_by_disk(why):
         return not isinstance(why, MemoryBudgetError)
-    if isinstance(why, OSError):
-        return why.errno in EXHAUSTED
-    return isinstance(why, RuntimeError) and any(words in str(why) for words in NO_MEMORY)
+    full = isinstance(why, OSError) and why.errno in EXHAUSTED
+    return full or (isinstance(why, RuntimeError) and any(words in str(why) for words in NO_MEMORY))
 
 
 def survives(why: BaseException | None) -> bool:
