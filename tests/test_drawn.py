@@ -335,7 +335,7 @@ def test_sums_that_are_moved_in_one_group_are_what_their_halves_say(monkeypatch:
     """In closed form, to first order, beside the moved moments themselves; and the jackknife of both steps of a group is one."""
     model, x, y = talker()
     asked: list[tuple[float, float]] = []
-    real = pairs.with_each_moved
+    real = pairs.Factor.with_each_moved
 
     def both(factor: weights.Factor, parts: list[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
         known = real(factor, parts)
@@ -347,7 +347,7 @@ def test_sums_that_are_moved_in_one_group_are_what_their_halves_say(monkeypatch:
             moved = pairs.Pair(factor, moments.Sketched((first + second) / 2 + step, first + step, second + step))
             asked.append((inner / moved.inner - 1, size / moved.size - 1))
         return known
-    monkeypatch.setattr(pairs, "with_each_moved", both)
+    monkeypatch.setattr(pairs.Factor, "with_each_moved", both)
     richter.measure(model, richter.Probe(x, y), ["nfc"], cotangents=random_outputs(64))
     assert len(asked) == 16
     assert torch.tensor(asked).abs().max() < 1e-8

@@ -1,4 +1,5 @@
-"""The neural feature matrix and the gradient outer product of one W side by side, and with each group of examples left out."""
+"""Statistics of the weights, now and at initialisation (OfWeight), and feature matrices W^T K W: the neural feature matrix,
+average gradient outer products, their centred forms; pairs of them, also with each group of examples left out."""
 
 from __future__ import annotations
 
@@ -24,7 +25,6 @@ from richter.instrument.statistics.frame import (
     Gathering,
     Group,
     Missing,
-    Remembered,
     Simple,
     Statistic,
     Wants,
@@ -34,10 +34,9 @@ from richter.instrument.statistics.moments import (
     PROJECTED_PTK_COVARIANCE,
     PTK_CHANGE,
     Bases,
-    MomentGathering,
     Sketched,
+    Through,
     bases_of,
-    rank,
     shares,
     total,
 )
@@ -45,16 +44,18 @@ from richter.instrument.stream import steps
 from richter.instrument.subject import Subject
 from richter.linalg import MODEST
 
-# ------------------------------------------------------------------------------------------------------------- weights
-# Statistics of the weights, now and at initialisation: OfWeight, and feature matrices W^T K W: the neural feature matrix,
-# average gradient outer products, and their centred forms.
-
 NOT_MOVED = "0/0: the weights (or what is asked of them) have not moved from the initial ones"
-
-
 TILE = 2 ** 22  # entries of a matrix in double precision at a time
 ISOTROPIC = 1e-6  # of a moment: what is nearer to a multiple of the identity is one
-SIDE_BY_SIDE = 12  # of a matrix with itself and with moments, that are held side by side
+SIDE_BY_SIDE = 12  # products of a matrix with itself and with moments that are held side by side
+SINGLE = 128  # rows up to which double precision costs nothing
+REMAINING = 1e-6  # of |G|^2: where leaving a group out leaves less, too many digits are lost
+TOLD = 1e-4  # of <F, G> / (|F| |G|): groups whose leaving out changes it by less are not told apart in single precision
+
+Parts = Sequence[tuple[Tensor, Tensor, int]]  # of each group: the sums of both halves of the outputs, and how many positions
+Sizes = list[tuple[float, float]]  # <F, G> and |F| |G| in each case
+
+# ------------------------------------------------------------------------------------------------------------- factors
 
 
 class Factor:
@@ -67,24 +68,23 @@ class Factor:
 
     def tiles(self) -> Iterator[Float[Tensor, "r c"]]:
         """Some columns after others; of a small one all at once."""
-        if not self.large:
-            yield self._now
-            return
-        for some in steps(self.shape[1], max(1, TILE // self.shape[0])):
+        for some in steps(self.shape[1], max(1, TILE // self.shape[0])) if self.large else ():
             tile = self._now[:, some].double()
             yield tile if self._then is None else tile - self._then[:, some].double()
+        if not self.large:
+            yield self._now
 
     @property
     def W(self) -> Float[Tensor, "r d_in"]:
         return torch.cat(list(self.tiles()), 1) if self.large else self._now
 
     def like(self, K: Tensor) -> Tensor:
-        """In the precision of W, and where it is."""
+        """A moment in the precision of W, and where it is."""
         return K.to(self._now.device, torch.float64 if self.large else self._now.dtype)
 
     def times(self, other: Factor) -> Float[Tensor, "r q"]:
         """W V^T of this W and another one."""
-        return sum_of(A @ B.T for A, B in zip(self.tiles(), other.tiles(), strict=True))
+        return functools.reduce(Tensor.add_, (A @ B.T for A, B in zip(self.tiles(), other.tiles(), strict=True)))
 
     @cached_property
     def size(self) -> float:
@@ -100,18 +100,72 @@ class Factor:
         """|W^T W|^2 = |M|^2."""
         return self.M.square().sum().item()
 
+    def matrix(self, K: Tensor | None, halves: tuple[Tensor, Tensor] | None = None) -> FeatureMatrix:
+        return FeatureMatrix(self, K, halves)
 
-class Seen:
-    """A matrix V = now W + change (W - W0) whose moments arrive as they are asked through W and W - W0."""
+    def without_each(self, parts: Parts) -> Sizes | None:
+        """<F, G> and |F| |G| with each group left out of K = (sum of all groups) / (positions). Standard errors need few digits:
+        single precision, if it tells the groups apart. None where a group is nearly all there is."""
+        if self.M.dtype == torch.float64 and len(self.M) > SINGLE:
+            sizes = self._without_each(parts, torch.float32)
+            cosines = [inner / size for inner, size in sizes or ()]
+            if cosines and max(cosines) - min(cosines) > TOLD * max(map(abs, cosines)):
+                return sizes
+        return self._without_each(parts, self.M.dtype)
 
-    def __init__(self, bases: Bases, name: str, now: float, change: float) -> None:
-        through = bases[name]
-        assert through is not None
-        self.bases, self.name, self.through, self.parts, self.shape = bases, name, through, (now, change), through.shape
+    def _without_each(self, parts: Parts, dtype: torch.dtype) -> Sizes | None:
+        """From K_g M of every group g: <F, G> = <K M, M>, and |G|^2 = Tr(K M K M). The two halves of a sketch stand for the two
+        K."""
+        M, halved = self.M, parts[0][0] is not parts[0][1]
+        by = math.sqrt(self.square)  # |M| = |F|
+        scale = max(A.diagonal().max().item() for A, _, _ in parts)  # no entry is larger
+        if not (0 < by < math.inf and 0 < scale < math.inf):
+            return None
+        scale = scale if not 1 / MODEST < scale < MODEST else 1.0
+        unit = (M / by).to(dtype)
+
+        def products(sums: Iterable[Tensor]) -> tuple[list[Tensor], Tensor]:
+            each = [(A if scale == 1 else A.to(M) / scale).to(unit) @ unit for A in sums]
+            return each, total(each)
+
+        first, whole = products(A for A, _, _ in parts)
+        second, other = products(B for _, B, _ in parts) if halved else (first, whole)
+        square = whole.flatten().dot(other.T.flatten()).item()
+        number, flat = sum(n for _, _, n in parts), unit.flatten()
+        sizes = []
+        for a, b, (_, _, n) in zip(first, second, parts, strict=True):
+            left = whole - a
+            right = other - b if halved else left
+            rest = left.flatten().dot(right.T.flatten()).item()
+            if rest <= REMAINING * abs(square):
+                return None
+            inner = left.flatten().dot(flat).item()
+            inner = (inner + right.flatten().dot(flat).item()) / 2 if halved else inner
+            size = by * by * scale / (number - n)
+            sizes.append((inner * size, rest ** 0.5 * size))
+        return sizes
+
+    def with_each_moved(self, parts: Parts) -> Sizes:
+        """<F, G> and |F| |G| with a share of half the difference of both halves added in one group."""
+        M, M2 = self.M, (self.M @ self.M).flatten()
+        A, B = (total([part[half] for part in parts]).to(M) for half in (0, 1))  # type: ignore[misc]
+        MA, MB = M @ A, M @ B
+        square = (MA * MB.T).sum().item()
+        both = ((MA + MB) @ M).flatten()
+        steps = torch.stack([(a - b).to(M).flatten() / 2 for a, b, _ in parts])
+        return _moved(parts, self.square ** 0.5, ((A + B).flatten() @ M2 / 2).item(), square, steps @ M2, steps @ both)
+
+
+class Projected:
+    """A factor V = now W + change (W - W0) of a map that writes more than it reads: its moments arrive as products with W and
+    W - W0, and the d_in x d_in matrix itself is the smaller one."""
+
+    def __init__(self, bases: Bases, through: Through, name: str, now: float, change: float) -> None:
+        self.bases, self.through, self.name, self.weights, self.shape = bases, through, name, (now, change), through.shape
 
     @property
     def gram(self) -> Float[Tensor, "r r"]:
-        """That of the identity, in the place of a moment."""
+        """The moment that stands for the identity."""
         return self.bases.gram(self.name)
 
     def like(self, K: Tensor) -> Tensor:
@@ -119,24 +173,49 @@ class Seen:
 
     def formed(self, K: Float[Tensor, "r r"] | None) -> Float[Tensor, "d_in d_in"]:
         """V^T K V."""
-        return self.through.block(self.gram if K is None else K, *self.parts)
+        return self.through.block(self.gram if K is None else K, *self.weights)
+
+    def matrix(self, K: Tensor | None, halves: tuple[Tensor, Tensor] | None = None) -> FeatureMatrix:
+        return Formed(self, K, halves)
+
+    def without_each(self, parts: Parts) -> Sizes | None:
+        """<F, G> and |F| |G| with each group left out, from the inner products of the groups' own matrices."""
+        F, halved = self.formed(None).flatten(), parts[0][0] is not parts[0][1]
+        first = torch.stack([self.formed(A.to(F)).flatten() for A, _, _ in parts])
+        second = torch.stack([self.formed(B.to(F)).flatten() for _, B, _ in parts]) if halved else first
+        inner = ((first + second) @ F / 2 if halved else first @ F).cpu()
+        squares, norm = (first @ second.T).cpu(), F.norm().item()
+        number, left = sum(n for _, _, n in parts), 1 - torch.eye(len(parts), dtype=squares.dtype)
+        return [((keep @ inner).item() / (number - n), norm * max((keep @ squares @ keep).item(), 0.0) ** 0.5 / (number - n))
+                for keep, (_, _, n) in zip(left, parts, strict=True)]
+
+    def with_each_moved(self, parts: Parts) -> Sizes:
+        """<F, G> and |F| |G| with a share of half the difference of both halves added in one group."""
+        F = self.formed(None).flatten()
+        A, B = (self.formed(total([part[half] for part in parts]).to(F)).flatten() for half in (0, 1))  # type: ignore[misc]
+        steps = torch.stack([self.formed((a - b).to(F) / 2).flatten() for a, b, _ in parts])
+        return _moved(parts, F.norm().item(), ((A + B) @ F / 2).item(), (A @ B).item(), steps @ F, steps @ (A + B))
 
 
-def sum_of(terms: Iterable[Tensor]) -> Tensor:
-    """One after another."""
-    return functools.reduce(Tensor.add_, terms)
+def _moved(parts: Parts, norm: float, inner: float, square: float, along: Tensor, across: Tensor) -> Sizes:
+    """From sums over all groups and what each step adds to them, in first order: there and back, the second cancels."""
+    number = sum(n for _, _, n in parts)
+    return [((inner + share * along[g].item()) / number,
+             norm * max(square + share * across[g].item(), 0.0) ** 0.5 / number) for g, share in shares(len(parts))]
 
+
+# ------------------------------------------------------------------------------------------------------------- weights
 
 @dataclass(frozen=True)
 class OfWeight(Statistic):
-    """A statistic of the matrices now and then: compute(W, W0). ``initial``: it needs W0; ``seen``: it is this much of W and this
-    much of W - W0, and Seen where moments with ``project`` are kept as they are asked through these; ``lying``: large ones arrive
-    as they lie, for Factors."""
+    """A statistic of the matrices now and then: compute(W, W0). ``initial``: it needs W0; ``weights``: it is this much of W and
+    this much of W - W0, and Projected where moments with ``project`` are kept as products with these; ``lying``: large matrices
+    arrive as they lie, for Factors."""
 
     name: str
     compute: Callable[[Tensor, Any], Any]
     initial: bool = False
-    seen: tuple[float, float] | None = None
+    weights: tuple[float, float] | None = None
     lying: bool = False
     of_examples: bool = False
 
@@ -148,10 +227,10 @@ class OfWeight(Statistic):
         return Wants(alone=max((self._bytes(subject, k) for k in subject.maps), default=0), what="the weights of one layer")
 
     def _bytes(self, subject: Subject, name: str) -> int:
-        """Of a map's matrices in double precision, now, then and their difference, or of some columns of them; and of products
-        with themselves."""
-        rows, entries = rank(subject, name) if self.seen else 0, subject.survey.maps[name].entries
-        need = 8 * (3 * (min(entries, TILE) if self.seen or self.lying else entries) + SIDE_BY_SIDE * rows * rows)
+        """Bytes of a map's matrices in double precision, now, then and their difference, or of some columns of them; and of
+        products with themselves."""
+        rows, entries = bases_of(subject).rank(name) if self.weights else 0, subject.survey.maps[name].entries
+        need = 8 * (3 * (min(entries, TILE) if self.weights or self.lying else entries) + SIDE_BY_SIDE * rows * rows)
         return need if need > SMALL else 0
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
@@ -164,23 +243,25 @@ class _OfWeight(Simple):
         self.statistic, self.subject = statistic, subject
 
     def value(self, place: str, without: Group | None = None) -> Any:
-        if place not in self.subject.maps:
-            raise Missing(APART)
-        if self.statistic.initial and place not in self.subject.W0:
-            raise Missing(NO_INITIAL)
         statistic, subject = self.statistic, self.subject
-        if statistic.seen is not None and bases_of(subject)[place] is not None:
-            return Seen(bases_of(subject), place, *statistic.seen)
-        lying = (statistic.seen or statistic.lying) and subject.survey.maps[place].entries > TILE
+        if place not in subject.maps:
+            raise Missing(APART)
+        if statistic.initial and place not in subject.W0:
+            raise Missing(NO_INITIAL)
+        if statistic.weights is not None and (through := bases_of(subject)[place]) is not None:
+            return Projected(bases_of(subject), through, place, *statistic.weights)
+        lying = (statistic.weights or statistic.lying) and subject.survey.maps[place].entries > TILE
         return statistic.compute(*(subject.plain(place) if lying else subject.pair(place)))
 
 
 MATRIX = OfWeight("matrix", lambda W, W0: W)
-WEIGHT = OfWeight("weight", lambda W, W0: Factor(W), seen=(1, 0))
-INITIAL_WEIGHT = OfWeight("initial_weight", lambda W, W0: Factor(W0), initial=True, seen=(1, -1))
-CHANGE = OfWeight("change", lambda W, W0: Factor(W, W0), initial=True, seen=(0, 1))
+WEIGHT = OfWeight("weight", lambda W, W0: Factor(W), weights=(1, 0))
+INITIAL_WEIGHT = OfWeight("initial_weight", lambda W, W0: Factor(W0), initial=True, weights=(1, -1))
+CHANGE = OfWeight("change", lambda W, W0: Factor(W, W0), initial=True, weights=(0, 1))
 OWN_WEIGHT = OfWeight("own_weight", lambda W, W0: Factor(W), lying=True)  # where nothing but the matrix itself is asked for
 OWN_CHANGE = OfWeight("own_change", lambda W, W0: Factor(W, W0), initial=True, lying=True)
+
+# ----------------------------------------------------------------------------------------------------- feature matrices
 
 
 @dataclass(frozen=True)
@@ -200,7 +281,7 @@ class FeatureMatrix:
 
     def total(self) -> float:
         """The sum of all entries."""
-        u = sum_of(A.sum(1) for A in self.factor.tiles())
+        u = functools.reduce(Tensor.add_, (A.sum(1) for A in self.factor.tiles()))
         return (u @ (u if self.K is None else self.K @ u)).item()
 
     def inner(self, other: FeatureMatrix) -> float:
@@ -218,9 +299,7 @@ class FeatureMatrix:
             N = self.factor.times(other.factor)
             left = N if A is None else A @ N
             return (left * (N if B is None else N @ B)).sum().item()
-        if A is None and B is None:
-            return self.factor.square
-        return (self.KM * other.KM.T).sum().item()
+        return self.factor.square if A is None and B is None else (self.KM * other.KM.T).sum().item()
 
     def cosine(self, other: FeatureMatrix) -> float:
         """<A, B> / (|A| |B|); NaN if one is zero.  [nfa, Eq. NFC]"""
@@ -230,10 +309,8 @@ class FeatureMatrix:
     @cached_property
     def norm(self) -> float:
         """|A|; of a sketch without the noise's share, which squaring would leave in."""
-        if self.halves is not None:
-            first, second = (replace(self, K=K, halves=None) for K in self.halves)
-            return max(first.inner(second), 0.0) ** 0.5
-        return max(self.inner(self), 0.0) ** 0.5
+        first, second = (self, self) if self.halves is None else (replace(self, K=K, halves=None) for K in self.halves)
+        return max(first.inner(second), 0.0) ** 0.5
 
     @property
     def isotropic(self) -> bool:
@@ -254,9 +331,9 @@ def _multiple(K: Tensor, other: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Formed(FeatureMatrix):
-    """The same of a map that writes more than it reads: the d_in x d_in matrix itself is the smaller one."""
+    """The feature matrix of a Projected factor, which is formed."""
 
-    factor: Seen  # type: ignore[assignment]
+    factor: Projected  # type: ignore[assignment]
 
     @cached_property
     def matrix(self) -> Float[Tensor, "d_in d_in"]:
@@ -279,11 +356,10 @@ class Formed(FeatureMatrix):
         return self.K is not None and _multiple(self.K, self.factor.gram)
 
 
-def feature_matrix(factor: Factor | Seen, K: Tensor | Sketched | None = None) -> FeatureMatrix:
-    kind: Callable[..., FeatureMatrix] = Formed if isinstance(factor, Seen) else FeatureMatrix
+def feature_matrix(factor: Factor | Projected, K: Tensor | Sketched | None = None) -> FeatureMatrix:
     if isinstance(K, Sketched):
-        return kind(factor, factor.like(K.mean), (factor.like(K.first), factor.like(K.second)))
-    return kind(factor, None if K is None else factor.like(K))
+        return factor.matrix(factor.like(K.mean), (factor.like(K.first), factor.like(K.second)))
+    return factor.matrix(None if K is None else factor.like(K))
 
 
 NFM = Derived("nfm", feature_matrix, (WEIGHT,))
@@ -308,49 +384,15 @@ def egop(target: Callable[[Tensor], Tensor], x: Float[Tensor, "n d"]) -> Float[T
     return G / len(x)
 
 
-# --------------------------------------------------------------------------------------------------------------- moved
-# Feature matrices from random outputs, with what their two halves differ by added in one group of examples: the sketch's own
-# error is the jackknife of these.
-
-def formed_with_each_moved(factor: Seen, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
-    """<F, G> and |F| |G| with a share of half the difference of both halves added in one group."""
-    F = factor.formed(None).flatten()
-    A, B = (factor.formed(total([part[half] for part in parts]).to(F)).flatten() for half in (0, 1))  # type: ignore[misc]
-    steps = torch.stack([factor.formed((a - b).to(F) / 2).flatten() for a, b, _ in parts])
-    return _moved(parts, F.norm().item(), ((A + B) @ F / 2).item(), (A @ B).item(), steps @ F, steps @ (A + B))
-
-
-def with_each_moved(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
-    """The same on the side of the outputs."""
-    M, M2 = factor.M, (factor.M @ factor.M).flatten()
-    A, B = (total([part[half] for part in parts]).to(M) for half in (0, 1))  # type: ignore[misc]
-    MA, MB = M @ A, M @ B
-    square = (MA * MB.T).sum().item()
-    both = ((MA + MB) @ M).flatten()
-    steps = torch.stack([(a - b).to(M).flatten() / 2 for a, b, _ in parts])
-    return _moved(parts, factor.square ** 0.5, ((A + B).flatten() @ M2 / 2).item(), square, steps @ M2, steps @ both)
-
-
-def _moved(parts: Sequence[tuple[Tensor, Tensor, int]], norm: float, inner: float, square: float, along: Tensor,
-           across: Tensor) -> list[tuple[float, float]]:
-    """From sums over all groups and what each step adds to them, in first order: there and back, the second cancels."""
-    number = sum(n for _, _, n in parts)
-    return [((inner + share * along[g].item()) / number,
-             norm * max(square + share * across[g].item(), 0.0) ** 0.5 / number) for g, share in shares(len(parts))]
-
-
 # --------------------------------------------------------------------------------------------------------------- pairs
 
 class Pair:
-    """The neural feature matrix F = W^T W and the gradient outer product G = W^T K W of one W, and how they stand to each other:
-    what several measures ask is computed once. ``known``: <F, G> and |F| |G|, where somebody has them already."""
+    """The neural feature matrix F = W^T W and the gradient outer product G = W^T K W of one W, and how they stand to each other.
+    ``sizes``: <F, G> and |F| |G|, where they are known already; K is then made when somebody asks for G."""
 
-    def __init__(self, factor: Factor | Seen, K: Tensor | Sketched | Callable[[], Any],
-                 known: tuple[float, float] | None = None) -> None:
-        self._factor, self._K = factor, K
-        if known is None:
-            known = self.F.inner(self.G), finite(self.F.norm * self.G.norm)
-        self.inner, self.size = known  # <F, G> and |F| |G|
+    def __init__(self, factor: Factor | Projected, K: Any, sizes: tuple[float, float] | None = None) -> None:
+        self._factor, self._K = factor, K if sizes else lambda: K
+        self.inner, self.size = sizes or (self.F.inner(self.G), finite(self.F.norm * self.G.norm))
 
     @cached_property
     def F(self) -> FeatureMatrix:
@@ -358,7 +400,7 @@ class Pair:
 
     @cached_property
     def G(self) -> FeatureMatrix:
-        return feature_matrix(self._factor, self._K() if callable(self._K) else self._K)
+        return feature_matrix(self._factor, self._K())
 
 
 @dataclass(frozen=True)
@@ -371,81 +413,14 @@ class OfPair(Derived):
 
 class _OfPair(DerivedGathering):
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
-        factor, moment = self.needs
-        made = moment.gathering if isinstance(moment, Remembered) else moment
-        parts = made.parts(place) if kind in ("examples", WITHIN) and isinstance(made, MomentGathering) else None
-        if parts is None or len(parts) < 2:
-            return super().leaving(place, kind)
-        of = factor.value(place)
-        known: Sequence[tuple[float, float]] | None
-        if kind == WITHIN:
-            known = formed_with_each_moved(of, parts) if isinstance(of, Seen) else with_each_moved(of, parts)
-        else:
-            known = formed_without_each(of, parts) if isinstance(of, Seen) else without_each_group(of, parts)
-        if known is None:
-            return super().leaving(place, kind)
-        finite(sum(abs(inner) + size for inner, size in known))
-        return [Pair(of, partial(moment.value, place, (kind, i)), sizes) for i, sizes in enumerate(known)]
-
-
-def formed_without_each(factor: Seen, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]]:
-    """<F, G> and |F| |G| with each group left out, from the inner products of the groups' own matrices."""
-    F, halved = factor.formed(None).flatten(), parts[0][0] is not parts[0][1]
-    first = torch.stack([factor.formed(A.to(F)).flatten() for A, _, _ in parts])
-    second = torch.stack([factor.formed(B.to(F)).flatten() for _, B, _ in parts]) if halved else first
-    inner, squares, norm = ((first + second) @ F / 2 if halved else first @ F).cpu(), (first @ second.T).cpu(), F.norm().item()
-    number, left = sum(n for _, _, n in parts), 1 - torch.eye(len(parts), dtype=squares.dtype)
-    return [((keep @ inner).item() / (number - n), norm * max((keep @ squares @ keep).item(), 0.0) ** 0.5 / (number - n))
-            for keep, (_, _, n) in zip(left, parts, strict=True)]
-
-
-SINGLE = 128  # rows up to which double precision costs nothing
-REMAINING = 1e-6  # of |G|^2: where leaving a group out leaves less, too many digits are lost
-TOLD = 1e-4  # of <F, G> / (|F| |G|): groups whose leaving out changes it by less are not told apart in single precision
-
-
-def without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]]) -> list[tuple[float, float]] | None:
-    """<F, G> and |F| |G| with each group left out of K = (sum of all groups) / (positions). Standard errors need few digits:
-    single precision, if it tells the groups apart. None where a group is nearly all there is."""
-    single = factor.M.dtype == torch.float64 and len(factor.M) > SINGLE
-    known = _without_each_group(factor, parts, torch.float32) if single else None
-    if known is not None:
-        cosines = [inner / size for inner, size in known]
-        known = known if max(cosines) - min(cosines) > TOLD * max(map(abs, cosines)) else None
-    return known or _without_each_group(factor, parts, factor.M.dtype)
-
-
-def _without_each_group(factor: Factor, parts: Sequence[tuple[Tensor, Tensor, int]],
-                        dtype: torch.dtype) -> list[tuple[float, float]] | None:
-    """From K_g M of every group g: <F, G> = <K M, M>, and |G|^2 = Tr(K M K M). The two halves of a sketch stand for the two K."""
-    M, halved = factor.M, parts[0][0] is not parts[0][1]
-    by = math.sqrt(factor.square)  # |M| = |F|
-    scale = max(A.diagonal().max().item() for A, _, _ in parts)  # no entry is larger
-    if not (0 < by < math.inf and 0 < scale < math.inf):
-        return None
-    scale = scale if not 1 / MODEST < scale < MODEST else 1.0
-    unit = (M / by).to(dtype)
-
-    def products(sums: Iterable[Tensor]) -> tuple[list[Tensor], Tensor]:
-        mine = [(A if scale == 1 else A.to(M) / scale).to(unit) @ unit for A in sums]
-        return mine, total(mine)
-
-    first, whole = products(A for A, _, _ in parts)
-    second, other = products(B for _, B, _ in parts) if halved else (first, whole)
-    square = whole.flatten().dot(other.T.flatten()).item()
-    number, flat = sum(n for _, _, n in parts), unit.flatten()
-    known = []
-    for a, b, (_, _, n) in zip(first, second, parts, strict=True):
-        left = whole - a
-        right = other - b if halved else left
-        rest = left.flatten().dot(right.T.flatten()).item()
-        if rest <= REMAINING * abs(square):
-            return None
-        inner = left.flatten().dot(flat).item()
-        inner = (inner + right.flatten().dot(flat).item()) / 2 if halved else inner
-        size = by * by * scale / (number - n)
-        known.append((inner * size, rest ** 0.5 * size))
-    return known
+        factor, left = self.needs[0].value(place), self.needs[1].leaving(place, kind)
+        parts = left.parts  # type: ignore[attr-defined]
+        each = factor.with_each_moved if kind == WITHIN else factor.without_each
+        sizes = each(parts) if parts is not None and len(parts) > 1 else None
+        if sizes is None:
+            return [Pair(factor, K) for K in left]
+        finite(sum(abs(inner) + size for inner, size in sizes))
+        return [Pair(factor, partial(left.__getitem__, i), known) for i, known in enumerate(sizes)]
 
 
 NFM_AND_AGOP = OfPair("nfm_and_agop", Pair, (WEIGHT, PROJECTED_PTK_COVARIANCE))

@@ -34,45 +34,21 @@ from richter.instrument.stream import LayerCapture, covariance, steps
 from richter.instrument.subject import Subject
 
 # --------------------------------------------------------------------------------------------------------------- bases
-# What is asked of a map that writes more than it reads is kept as what is asked of its inputs: through its matrix, and through
-# what was added to that since initialisation. It takes less room, nothing is lost that is later multiplied by the one or the
-# other,
-# and the feature matrices lie in the sums as they are.
+# A map that writes more than it reads keeps g, the gradients of the outputs in what it writes, as products with its matrix and
+# with the change of that since initialisation. They take less room, lose nothing that is later multiplied by one of the two, and
+# the feature matrices lie in their moments as blocks.
 
-ASKED = 8  # cotangents of an example, from which is told how a moment is kept
+ASKED = 8  # cotangents of an example, by which the form of a moment is chosen
 WRITTEN = 2 ** 20  # entries of matrices that are written down side by side
 TILE = 2 ** 20  # entries of a larger one that are read at a time
-PRODUCTS = 20  # of a moment with a map's matrix that are made of a snapshot's sums
+PRODUCTS = 20  # products of a moment with a map's matrix in a snapshot
 
 
 def size(shape: Sequence[int], matrices: int, rows: int) -> int | None:
-    """How many numbers of each of so many rows are kept where they are asked of the inputs of a map of this shape, through so
-    many matrices; None where to keep them as they are takes fewer operations, with those that are made of the sums."""
+    """How many numbers of each of so many rows are kept as products with so many matrices of this shape; None where keeping the
+    rows as they are takes fewer operations, with those that are made of their moment."""
     d, r = shape[0], matrices * shape[1]
     return r if shape[1] <= d and rows * r * (d + r) < d * d * (rows + PRODUCTS * d) else None
-
-
-def seen(subject: Subject, name: str) -> int | None:
-    """How many numbers a moment keeps of what is asked of a map at a position, where it does so through the map's matrices."""
-    info, n = subject.survey.maps[name], subject.probe.n
-    return size(*_matrices(subject, name), n * info.positions * min(subject.survey.outputs, ASKED))
-
-
-def rank(subject: Subject, name: str) -> int:
-    """The same, or all of them."""
-    return seen(subject, name) or _matrices(subject, name)[0][0]
-
-
-def written_bytes(subject: Subject, name: str) -> int:
-    """Of a map's matrices side by side, where they are written down."""
-    (o, i), matrices = _matrices(subject, name)
-    return subject.itemsize * matrices * o * i if seen(subject, name) and matrices * o * i <= WRITTEN else 0
-
-
-def _matrices(subject: Subject, name: str) -> tuple[tuple[int, int], int]:
-    """The shape of a map's matrix, grouped ones as one, and how many there are: now, and then."""
-    shape, kind = subject.survey.maps[name].shape, subject.survey.maps[name].kind
-    return (shape[0] * shape[1], shape[0] * shape[2]) if kind == "grouped" else (shape[0], shape[1]), 1 + (name in subject.W0)
 
 
 class Through:
@@ -132,7 +108,7 @@ class Through:
 
 
 class Bases(dict[str, Through | None]):
-    """By map, each made when it is first asked for; None where what is asked of a map is kept as it is."""
+    """Through which matrices g of each map is kept, made when it is first asked for; None where g is kept as it is."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
@@ -140,16 +116,34 @@ class Bases(dict[str, Through | None]):
         self._gram: tuple[str, Tensor] | None = None  # of the map that was looked at last
 
     def __missing__(self, name: str) -> Through | None:
-        self[name] = Through(*self.subject.plain(name), self.subject.widened) if seen(self.subject, name) else None
+        subject = self.subject
+        self[name] = Through(*subject.plain(name), subject.widened) if self._size(name)[1] else None
         return self[name]
 
     def gram(self, name: str) -> Tensor:
-        """A^T A of one map after another."""
+        """A^T A, held of one map at a time."""
         if self._gram is None or self._gram[0] != name:
             through = self[name]
             assert through is not None
             self._gram = name, through.gram()
         return self._gram[1]
+
+    def _size(self, name: str) -> tuple[tuple[int, int], int | None]:
+        """The shape of a map's matrix, grouped ones as one, and how many numbers of g are kept through it at a position."""
+        info, n = self.subject.survey.maps[name], self.subject.probe.n
+        groups, o, i = info.shape if info.kind == "grouped" else (1, *info.shape[:2])
+        shape, rows = (groups * o, groups * i), n * info.positions * min(self.subject.survey.outputs, ASKED)
+        return shape, size(shape, 1 + (name in self.subject.W0), rows)
+
+    def rank(self, name: str) -> int:
+        """How many numbers of g are kept at a position."""
+        (o, _), r = self._size(name)
+        return r or o
+
+    def written_bytes(self, name: str) -> int:
+        """Bytes of a map's matrices side by side, where they are written down."""
+        (o, _), r = self._size(name)
+        return self.subject.itemsize * r * o if r and r * o <= WRITTEN else 0
 
 
 def bases_of(subject: Subject) -> Bases:
@@ -161,7 +155,7 @@ def bases_of(subject: Subject) -> Bases:
 
 # ------------------------------------------------------------------------------------------------------------- moments
 
-FEW, MANY = 2, 2 ** 20  # examples of a group; numbers beside which a copy of a few is nothing
+FEW = 2  # examples of a group, which tell whether a sum of zero is one of zeros
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
@@ -189,13 +183,17 @@ class Sums:
     counts: list[int] = field(default_factory=lambda: [0] * GROUPS)
     chunk: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)  # of the chunk in hand, in its own precision
 
+    def put(self, statistic: Moment, part: LayerCapture, group: int, number: int, share: float) -> None:
+        """Add what a moment sums over a part of a chunk."""
+        self.add(group, statistic.block(part), number, share)
+
     def add(self, group: int, value: Tensor, number: int, share: float = 1.0) -> None:
         before = self.chunk[group]
         self.chunk[group] = value * share if before is None else before.add_(value, alpha=share)
         self.counts[group] += number
 
     def settle(self) -> None:
-        """The chunk is done: chunks are added up in float64."""
+        """Add the chunk in hand to the sums, in float64."""
         for g, value in enumerate(self.chunk):
             if value is not None:
                 value, before = value.cpu() if value.device.type == "mps" else value, self.sums[g]
@@ -204,9 +202,9 @@ class Sums:
 
     def merge(self, other: Sums) -> None:
         for g, value in enumerate(other.sums):
-            mine = self.sums[g]
+            before = self.sums[g]
             if value is not None:
-                self.sums[g] = value.clone() if mine is None else mine.add_(value.to(mine.device))
+                self.sums[g] = value.clone() if before is None else before.add_(value.to(before.device))
             self.counts[g] += other.counts[g]
 
     def made(self) -> Sums:
@@ -220,14 +218,18 @@ class Sums:
 
 @dataclass
 class RowSums(Sums):
-    """The same, kept as the rows whose products are summed: less, where there are fewer of them than columns. They lie side by
-    side, in room that is taken once: many small arrays among those of the passes would keep the system from having these back."""
+    """Sums that are kept as the rows whose products are summed: less, where there are fewer of them than columns. They lie side
+    by side in one array: many small arrays among those of the passes would keep the system from having these back."""
 
     room: tuple[int, int] = (GROUPS, 0)  # groups, and rows of each that are expected
     store: Float[Tensor, "g m r"] | None = None
     filled: list[int] = field(default_factory=lambda: [0] * GROUPS)
     more: list[list[Tensor]] = field(default_factory=lambda: [[] for _ in range(GROUPS)])  # "m r" that have no room there
     scale: float = 1.0
+
+    def put(self, statistic: Moment, part: LayerCapture, group: int, number: int, share: float) -> None:
+        assert statistic.rows is not None
+        self.keep(group, statistic.rows(part), number, share)
 
     def keep(self, group: int, rows: Float[Tensor, "v n s r"], number: int, scale: float) -> None:
         flat = rows.flatten(0, -2)
@@ -243,8 +245,8 @@ class RowSums(Sums):
         self.scale = scale
 
     def _rows(self, group: int) -> list[Tensor]:
-        there = self.filled[group]
-        return ([] if self.store is None or not there else [self.store[group, :there]]) + self.more[group]
+        filled = self.filled[group]
+        return ([] if self.store is None or not filled else [self.store[group, :filled]]) + self.more[group]
 
     def merge(self, other: Sums) -> None:
         assert isinstance(other, RowSums)
@@ -264,35 +266,24 @@ class RowSums(Sums):
         return sums
 
 
-@dataclass
-class Halves:
-    """The same from even and from odd random outputs."""
+Halves = tuple[Sums, ...]  # from even and from odd random outputs; or one of all outputs
 
-    even: Sums = field(default_factory=Sums)
-    odd: Sums = field(default_factory=Sums)
 
-    def made(self) -> Halves:
-        return Halves(self.even.made(), self.odd.made())
+def mean_of(halves: Halves, without: int | None = None) -> Any:
+    """The mean, Sketched if there are two halves; None without positions."""
+    means = [m for m in (s.mean(without) for s in halves) if m is not None]
+    if len(means) < len(halves):
+        return None
+    return Sketched((means[0] + means[1]) / 2, *means) if len(means) == 2 else means[0]
 
-    def settle(self) -> None:
-        self.even.settle()
-        self.odd.settle()
 
-    def merge(self, other: Halves) -> None:
-        self.even.merge(other.even)
-        self.odd.merge(other.odd)
-
-    def mean(self, without: int | None = None) -> Sketched | None:
-        first, second = self.even.mean(without), self.odd.mean(without)
-        return None if first is None or second is None else Sketched((first + second) / 2, first, second)
-
-    def moved(self, group: int, share: float) -> Sketched | None:
-        """With a share of half the difference of both added in one group: that has the spread of the noise of their mean."""
-        known, a, b = self.mean(), self.even.sums[group], self.odd.sums[group]
-        if known is None or a is None or b is None:
-            return known
-        step = (a - b) * (share / 2 / sum(self.even.counts))
-        return Sketched(known.mean + step, known.first + step, known.second + step)
+def moved_mean(halves: Halves, group: int, share: float) -> Any:
+    """The mean with a share of half the difference of both halves added in one group: that has the spread of its noise."""
+    mean, a, b = mean_of(halves), *(s.sums[group] for s in halves)
+    if mean is None or a is None or b is None:
+        return mean
+    step = (a - b) * (share / 2 / sum(halves[0].counts))
+    return Sketched(mean.mean + step, mean.first + step, mean.second + step)
 
 
 def shares(groups: int) -> list[tuple[int, float]]:
@@ -303,8 +294,8 @@ def shares(groups: int) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Moment(Statistic):
-    """block(capture) is summed over examples and positions and divided by their number. With ``project`` it is kept as
-    it is asked through W and W - W0, where that is less, which loses nothing that is later multiplied by them."""
+    """block(capture) is summed over examples and positions and divided by their number. With ``project`` it is kept as products
+    with W and W - W0 where these are fewer, which loses nothing that is later multiplied by them."""
 
     name: str
     block: Callable[[LayerCapture], Tensor]
@@ -319,41 +310,36 @@ class Moment(Statistic):
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         sizes = [self._bytes(subject, cotangents, k) for k in subject.maps]
-        bases = sum(written_bytes(subject, k) for k in subject.maps) if self.project else 0
+        bases = sum(bases_of(subject).written_bytes(k) for k in subject.maps) if self.project else 0
         return Wants(tuple(subject.maps), reads=self.reads, initial=self.initial,
-                     held=sum(rows if rows is not None and rows < sums else sums for sums, rows in sizes)
-                     + (bases if bases > SMALL else 0),
-                     alone=max((sums for sums, rows in sizes if rows is not None and rows < sums), default=0),
+                     held=sum(rows or sums for sums, rows in sizes) + (bases if bases > SMALL else 0),
+                     alone=max((sums for sums, rows in sizes if rows), default=0),
                      what=f"the sums of {len(subject.maps)} layers")
 
-    def _bytes(self, subject: Subject, cotangents: Cotangents, name: str) -> tuple[int, int | None]:
-        """Of one map's sums, and of the rows that they are made of, where these may be kept in their place."""
+    def _bytes(self, subject: Subject, cotangents: Cotangents, name: str) -> tuple[int, int]:
+        """Bytes of one map's sums, and of the rows that are kept in their place; 0 where they are not."""
         info = subject.survey.maps[name]
-        r = rank(subject, name) if self.project else math.prod(info.shape[:-1])
-        sums = 8 * (GROUPS + 2) * (1 + self._halved(subject, cotangents)) * r * r
+        r = bases_of(subject).rank(name) if self.project else math.prod(info.shape[:-1])
+        sums = 8 * (GROUPS + 2) * self._halves(subject, cotangents) * r * r
         if not subject.frugal or self.rows is None:
-            return sums, None
-        return sums, subject.itemsize * subject.probe.n * info.positions * subject.number(cotangents, "mean") * r
+            return sums, 0
+        rows = subject.itemsize * subject.probe.n * info.positions * subject.number(cotangents, "mean") * r
+        return sums, rows if rows < sums else 0
 
-    def _halved(self, subject: Subject, cotangents: Cotangents) -> bool:
-        return self.halves and not cotangents.exact and subject.number(cotangents, "mean") > 1
+    def _halves(self, subject: Subject, cotangents: Cotangents) -> int:
+        return 2 if self.halves and not cotangents.exact and subject.number(cotangents, "mean") > 1 else 1
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        number = subject.number(cotangents, "mean")
+        number, halves, n = subject.number(cotangents, "mean"), self._halves(subject, cotangents), subject.probe.n
 
-        halved = self._halved(subject, cotangents)
-
-        def sums_of(name: str) -> Sums:
-            by_sums, by_rows = self._bytes(subject, cotangents, name)
-            if by_rows is None or by_rows >= by_sums:
+        def empty(name: str) -> Sums:
+            if not self._bytes(subject, cotangents, name)[1]:
                 return Sums()
-            each = subject.survey.maps[name].positions * -(-number // (1 + halved))
-            return RowSums(room=(subject.groups, -(-subject.probe.n // subject.groups) * each))
+            each = subject.survey.maps[name].positions * -(-number // halves)
+            return RowSums(room=(subject.groups, -(-n // subject.groups) * each))
 
-        def empty(name: str) -> Sums | Halves:
-            return Halves(sums_of(name), sums_of(name)) if halved else sums_of(name)
-        sums = {k: empty(k) for k in subject.maps}
-        groups = {"examples": subject.groups, **({WITHIN: 2 * subject.groups} if self._halved(subject, cotangents) else {})}
+        groups = {"examples": subject.groups, **({WITHIN: 2 * subject.groups} if halves == 2 else {})}
+        sums = {k: tuple(empty(k) for _ in range(halves)) for k in subject.maps}
         return MomentGathering(self, subject, groups, number, sums, remark_of(subject, cotangents))
 
 
@@ -363,66 +349,59 @@ class MomentGathering(Gathering):
     subject: Subject
     groups: Mapping[str, int]
     number: int  # of cotangents
-    sums: dict[str, Sums | Halves]
+    sums: dict[str, Halves]
     remark: Remark
     apart: set[str] = field(default_factory=set)  # maps that the initial network reaches with other positions
-    asked: dict[str, Tensor] = field(default_factory=dict)  # what a few examples ask of each map: is a sum of zero one of zeros?
-    made: tuple[str, Sums | Halves] | None = None  # of the map that was looked at last, where rows are kept
+    asked: dict[str, Tensor] = field(default_factory=dict)  # do a few examples ask anything of a map?
+    made: tuple[str, Halves] | None = None  # of the map that was looked at last, where rows are kept
 
     def add(self, reading: Reading) -> None:
-        first, statistic = reading.first, self.statistic
-        bases = bases_of(self.subject) if statistic.project else None
-        for name, sums in self.sums.items():
+        statistic, bases = self.statistic, bases_of(self.subject) if self.statistic.project else None
+        for name, halves in self.sums.items():
             for g, part, number in reading.parts(name, bases, statistic.initial):
                 if statistic.initial and part.g0 is not None and part.g0.shape != part.g.shape:
                     self.apart.add(name)
-                else:
-                    self._sum(sums, part, g, number if first else 0, reading.block.start)
-                    if name not in self.asked:
-                        self.asked[name] = part.g[:, :FEW].clone() if part.g.numel() > MANY else part.g[:, :FEW]
-        if reading.last:
-            for sums in self.sums.values():
+                    continue
+                self._sum(halves, part, g, number if reading.first else 0, reading.block.start)
+                if name not in self.asked:
+                    self.asked[name] = part.g[:, :FEW].any()
+            for sums in halves if reading.last else ():
                 sums.settle()
 
-    def _sum(self, sums: Sums | Halves, part: LayerCapture, group: int, number: int, start: int) -> None:
-        """Positions are counted once, not once a block of cotangents."""
-        if isinstance(sums, Sums):
-            self._put(sums, part, group, number, 1.0)
+    def _sum(self, halves: Halves, part: LayerCapture, group: int, number: int, start: int) -> None:
+        """Positions are counted once, not once a block of cotangents. Each half stands for all."""
+        if len(halves) == 1:
+            halves[0].put(self.statistic, part, group, number, 1.0)
             return
-        for half, mine in enumerate((sums.even, sums.odd)):
+        for half, sums in enumerate(halves):
             rows = slice((half - start) % 2, None, 2)
-            share = self.number / len(range(half, self.number, 2))  # each half stands for all
-            if rows.start >= len(part.g):  # a block of one cotangent has none of the other half
-                mine.counts[group] += number
-                continue
             one = replace(part, g=part.g[rows], g0=None if part.g0 is None else part.g0[rows])
-            self._put(mine, one, group, number, share)
+            if len(one.g):
+                sums.put(self.statistic, one, group, number, self.number / len(range(half, self.number, 2)))
+            else:  # a block of one cotangent has none of the other half
+                sums.counts[group] += number
 
-    def _put(self, sums: Sums, part: LayerCapture, group: int, number: int, share: float) -> None:
-        if isinstance(sums, RowSums):
-            assert self.statistic.rows is not None
-            sums.keep(group, self.statistic.rows(part), number, share)
-            return
-        sums.add(group, self.statistic.block(part), number, share)
-
-    def _made(self, name: str) -> Sums | Halves:
+    def _made(self, name: str) -> Halves:
         """A map's sums; if they are kept as rows, of one map at a time."""
         if self.made is None or self.made[0] != name:
-            self.made = name, self.sums[name].made()
+            self.made = name, tuple(sums.made() for sums in self.sums[name])
         return self.made[1]
 
     def parts(self, place: str) -> list[tuple[Tensor, Tensor, int]] | None:
         """Of each group: its sums from even and from odd outputs (the same twice, if there are no halves), and how many positions
         they are of. None if a group is empty."""
-        sums = self._made(place)
-        first, second = (sums.even, sums.odd) if isinstance(sums, Halves) else (sums, sums)
-        parts = [(a, b, n) for a, b, n in zip(first.sums, second.sums, first.counts, strict=True)][:self.groups["examples"]]
-        known = [(a, b, n) for a, b, n in parts if a is not None and b is not None and n]
-        return known if len(known) == len(parts) else None
+        halves, groups = self._made(place), self.groups["examples"]
+        parts = [(a, b, n) for a, b, n in zip(halves[0].sums, halves[-1].sums, halves[0].counts, strict=True)
+                 if a is not None and b is not None and n]
+        return parts if len(parts) == groups else None
+
+    def leaving(self, place: str, kind: str) -> LeftOut:
+        return LeftOut(self, place, kind)
 
     def merge(self, other: MomentGathering) -> None:
-        for name, sums in self.sums.items():
-            sums.merge(other.sums[name])  # type: ignore[arg-type]
+        for name, halves in self.sums.items():
+            for sums, others in zip(halves, other.sums[name], strict=True):
+                sums.merge(others)
         self.apart |= other.apart
 
     def value(self, place: str, without: Group | None = None) -> Any:
@@ -433,18 +412,40 @@ class MomentGathering(Gathering):
         if place in self.apart:
             raise Missing("the initial network sends other positions of some examples to this layer (routing), so what is asked "
                           "of them now and then cannot be subtracted")
-        sums = self._made(place)
-        if without is not None and without[0] == WITHIN and isinstance(sums, Halves):
-            mean: Any = sums.moved(*shares(self.groups["examples"])[without[1]])
+        halves = self._made(place)
+        if without is not None and without[0] == WITHIN and len(halves) == 2:
+            mean = moved_mean(halves, *shares(self.groups["examples"])[without[1]])
         else:
-            mean = sums.mean(None if without is None else without[1])
+            mean = mean_of(halves, None if without is None else without[1])
         if mean is None:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
         if without is None:
-            K = mean.mean if isinstance(mean, Sketched) else mean
-            vanished = not self.statistic.initial and not K.any() and place in self.asked and bool(self.asked[place].any())
+            K = mean.mean if len(halves) == 2 else mean
+            vanished = not self.statistic.initial and not K.any() and place in self.asked and bool(self.asked[place])
             in_range(K, self.subject, vanished=vanished)
         return mean
+
+
+@dataclass(frozen=True)
+class LeftOut(Sequence[Any]):
+    """Means with each group of a kind left out, each made when it is asked for."""
+
+    moment: MomentGathering
+    place: str
+    kind: str
+
+    def __len__(self) -> int:
+        return self.moment.groups[self.kind]
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return self.moment.value(self.place, (self.kind, i))
+
+    @property
+    def parts(self) -> list[tuple[Tensor, Tensor, int]] | None:
+        """The sums that they are made of."""
+        return self.moment.parts(self.place)
 
 
 def remark_of(subject: Subject, cotangents: Cotangents) -> Remark:
