@@ -593,6 +593,9 @@ def specialisation(K_diagonal: ArrayLike, Y: ArrayLike) -> Array:
     return like(A / A.mean(0), K_diagonal, Y)
 
 
-def quotient(a: float, b: float) -> float:
-    """a / b, and NaN (not an error, not infinity, not 0) where it is 0/0 or b is 0 or infinite."""
-    return a / b if b and math.isfinite(b) else math.nan
+def quotient(a: Any, b: Any) -> Any:
+    """a / b of numbers or arrays, and NaN (not an error, not infinity, not 0) where it is 0/0 or b is 0 or infinite."""
+    if not isinstance(b, np.ndarray):
+        return a / b if b and math.isfinite(b) else math.nan
+    there = (b != 0) & np.isfinite(b)
+    return np.where(there, a / np.where(there, b, 1.0), np.nan)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from richter.core import Card, Interval, Mark, Ref, Remark
 from richter.core.values import ASSUMED_LOSS
 from richter.instrument.statistics import (
@@ -27,8 +29,7 @@ FARTHEST = 3.0  # of the magnitude, on both sides
 
 def gap(g: Gap) -> float:
     """G = |df - J0 dw| / (|df| + |J0 dw|), but no less than what rounding makes of it.  [lazy, Sec. 1]"""
-    whole = g.change + g.linear
-    return min(1.0, max(g.rest, g.rounding) / whole) if whole else math.nan
+    return np.minimum(1.0, quotient(np.maximum(g.rest, g.rounding), g.change + g.linear))  # type: ignore[no-any-return]
 
 
 def rounded(g: Gap) -> Remark:
@@ -40,7 +41,7 @@ def rounded(g: Gap) -> Remark:
 
 def magnitude(g: Gap) -> float:
     """M = log10(G / (1 - G)), between -3 and 3."""
-    G = gap(g)
+    G = float(gap(g))
     if math.isnan(G) or G in (0.0, 1.0):
         return math.nan if math.isnan(G) else math.copysign(FARTHEST, G - 0.5)
     return max(-FARTHEST, min(FARTHEST, math.log10(G / (1 - G))))
@@ -90,12 +91,12 @@ def accuracy(a: Answers) -> float:
 
 def spread(s: Sizes) -> float:
     """sqrt(mean_n |f_n - mean f|^2)."""
-    return math.sqrt(s.spread)
+    return np.sqrt(s.spread)  # type: ignore[no-any-return]
 
 
 def rms(s: Sizes) -> float:
     """sqrt(mean f^2)."""
-    return math.sqrt(s.square)
+    return np.sqrt(s.square)  # type: ignore[no-any-return]
 
 
 MEASURES = (
@@ -104,25 +105,25 @@ MEASURES = (
         "log10(G / (1 - G)) of the linearisation gap G: positive when richer, negative when lazier, a unit for a factor of about "
         "ten in the scale of the outputs.",
         rich="up", panel=MOVEMENT, bounds=Interval(-3.0, 3.0), ref=Ref("lazy", "Sec. 1"))),
-    Measure("linearisation_gap", gap, (LINEARISATION,), remark=rounded, card=Card(
+    Measure("linearisation_gap", gap, (LINEARISATION,), batched=True, remark=rounded, card=Card(
         "linearisation gap (G)",
         "The share of what the network did that is not in its linearisation: 0 exactly lazy, towards 1 rich.",
         rich="up", panel=MOVEMENT, bounds=UNIT, whole=True, ref=Ref("lazy", "Sec. 1"))),
     Measure("feature_change_cka", largest, (FEATURE_CHANGE,), remark=partial, card=Card(
         "feature change (F)", "How far what the layers read has turned since initialisation, in the layer where it turned most.",
         rich="up", panel=MOVEMENT, bounds=Interval(0.0, 2.0), ref=Ref("cka", "Sec. 3"))),
-    Measure("function_change", ratio, (FUNCTION_CHANGE,), remark=rescaled, card=Card(
+    Measure("function_change", ratio, (FUNCTION_CHANGE,), batched=True, remark=rescaled, card=Card(
         "change of a layer's function",
         "What the change of a layer's weights does to its output, relative to what its initial weights do: 0 if it is frozen.",
         rich="up", typical=Interval(0.15, 1.0), panel=MOVEMENT, bounds=POSITIVE, ref=Ref("lazy", "Sec. 1"))),
-    Measure("probe_loss", loss, (OUTPUTS,), remark=assumed, card=Card(
+    Measure("probe_loss", loss, (OUTPUTS,), batched=True, remark=assumed, card=Card(
         "loss on the probe", "The loss of the probe's examples.", panel=ANSWERS, ref=Ref("lazy", "Sec. 1"))),
-    Measure("probe_accuracy", accuracy, (OUTPUTS,), card=Card(
+    Measure("probe_accuracy", accuracy, (OUTPUTS,), batched=True, card=Card(
         "accuracy on the probe", "The share of the probe's labels that have the largest output.", panel=ANSWERS, bounds=UNIT,
         whole=True, ref=Ref("lazy", "Sec. 1"))),
-    Measure("output_spread", spread, (SPREAD,), card=Card(
+    Measure("output_spread", spread, (SPREAD,), batched=True, card=Card(
         "spread of outputs", "How far outputs differ from example to example: near 0 the network has collapsed.", panel=ANSWERS,
         bounds=POSITIVE, ref=Ref("lazy", "Sec. 1"))),
-    Measure("output_rms", rms, (SPREAD,), card=Card(
+    Measure("output_rms", rms, (SPREAD,), batched=True, card=Card(
         "size of outputs", "The root mean square of the outputs.", panel=ANSWERS, bounds=POSITIVE, ref=Ref("lazy", "Sec. 1"))),
 )

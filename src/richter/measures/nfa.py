@@ -29,7 +29,7 @@ from richter.measures.measure import Measure
 
 def correlation(p: Pair) -> float:
     """<F, G> / (|F| |G|) in the Frobenius inner product, F = W^T W and G = W^T K W.  [nfa, Eq. NFC]"""
-    return p.inner / p.size if p.size else math.nan
+    return quotient(p.inner, p.size)  # type: ignore[no-any-return]
 
 
 def pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
@@ -55,7 +55,7 @@ def diagonal_pearson(A: FeatureMatrix, B: FeatureMatrix) -> float:
 
 def energy_ratio(p: Pair, q: Pair) -> float:
     """<F_p, G_p> / <F_q, G_q>: how much of the uncentred correlation the change of the weights carries.  [nfa, Fig. 4, 5]"""
-    return p.inner / q.inner if q.inner else math.nan
+    return quotient(p.inner, q.inner)  # type: ignore[no-any-return]
 
 
 def relative_change(change: Factor, weight: Factor) -> float:
@@ -75,24 +75,24 @@ def both(p: Pair) -> dict[str, Tensor]:
 
 
 MEASURES = (
-    Measure("nfc", correlation, (NFM_AND_AGOP,), remark=trivial, arrays=both, card=Card(
+    Measure("nfc", correlation, (NFM_AND_AGOP,), batched=True, remark=trivial, arrays=both, card=Card(
         "feature correlation (nfc)", "How far the weights amplify the directions that the outputs use; 1: exactly those.",
         rich="up", panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("nfa", "Eq. (NFC)"))),
-    Measure("cnfc", correlation, (CENTRED_PAIR,), remark=trivial, card=Card(
+    Measure("cnfc", correlation, (CENTRED_PAIR,), batched=True, remark=trivial, card=Card(
         "centred feature correlation (cnfc)", "How far what training added to the weights points where the outputs look.",
         rich="up", panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("nfa", "Eq. (C-NFC)"))),
-    Measure("double_centred_nfc", correlation, (DOUBLE_CENTRED_PAIR,), card=Card(
+    Measure("double_centred_nfc", correlation, (DOUBLE_CENTRED_PAIR,), batched=True, card=Card(
         "doubly centred (double_centred_nfc)",
         "How far the change of the weights aligns with the change of what the outputs ask of the layer.",
         panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("nfa", "App. D"))),
-    Measure("ptk_centred_nfc", correlation, (PTK_CENTRED_PAIR,), card=Card(
+    Measure("ptk_centred_nfc", correlation, (PTK_CENTRED_PAIR,), batched=True, card=Card(
         "gradient-centred (ptk_centred_nfc)", "How the initial weights stand to what the outputs newly ask of the layer.",
         panel=CORRELATIONS, bounds=UNIT, whole=True, ref=Ref("nfa", "App. D"))),
-    Measure("c_uc_ratio", energy_ratio, (CENTRED_PAIR, NFM_AND_AGOP), card=Card(
+    Measure("c_uc_ratio", energy_ratio, (CENTRED_PAIR, NFM_AND_AGOP), batched=True, card=Card(
         "share learned (c_uc_ratio)",
         "The share of the correlation that the learned part of the weights carries: near 0 it is that of the initial ones.",
         rich="up", panel=LEARNED, bounds=POSITIVE, ref=Ref("nfa", "Fig. 4"))),
-    Measure("dc_c_ratio", energy_ratio, (DOUBLE_CENTRED_PAIR, CENTRED_PAIR), card=Card(
+    Measure("dc_c_ratio", energy_ratio, (DOUBLE_CENTRED_PAIR, CENTRED_PAIR), batched=True, card=Card(
         "doubly centred share (dc_c_ratio)",
         "The share of the centred correlation that the change of what is asked carries: small early, relevant late.",
         panel=LEARNED, bounds=POSITIVE, ref=Ref("nfa", "Fig. 5"))),

@@ -8,10 +8,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core.values import SMALL
@@ -26,6 +28,7 @@ from richter.instrument.statistics.frame import (
     Group,
     Missing,
     Simple,
+    Stack,
     Statistic,
     Wants,
     finite,
@@ -403,6 +406,13 @@ class Pair:
         return feature_matrix(self._factor, self._K())
 
 
+class Inner(NamedTuple):
+    """<F, G> and |F| |G| of a pair, with one group left out each."""
+
+    inner: NDArray[np.float64]
+    size: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class OfPair(Derived):
     """A pair of a factor and a moment."""
@@ -420,7 +430,8 @@ class _OfPair(DerivedGathering):
         if sizes is None:
             return [Pair(factor, K) for K in left]
         finite(sum(abs(inner) + size for inner, size in sizes))
-        return [Pair(factor, partial(left.__getitem__, i), known) for i, known in enumerate(sizes)]
+        whole = Inner(*np.array(sizes).T)
+        return Stack(whole, len(sizes), lambda g: Pair(factor, partial(left.__getitem__, g), sizes[g]))
 
 
 NFM_AND_AGOP = OfPair("nfm_and_agop", Pair, (WEIGHT, PROJECTED_PTK_COVARIANCE))

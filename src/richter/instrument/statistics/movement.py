@@ -37,7 +37,18 @@ from richter.instrument.capture import (
     to_device,
 )
 from richter.instrument.cotangents import Cotangents, every_output
-from richter.instrument.statistics.frame import APART, NO_INITIAL, Gathering, Group, Missing, Place, Simple, Statistic, Wants
+from richter.instrument.statistics.frame import (
+    APART,
+    NO_INITIAL,
+    Gathering,
+    Group,
+    Missing,
+    Place,
+    Simple,
+    Stack,
+    Statistic,
+    Wants,
+)
 from richter.instrument.stream import Chunk, Layout, MapInfo, as_read, by_example, chunks, fitting, grouped, steps, timed
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Audit, applied, check_calls, passed, remade, tolerance
@@ -380,10 +391,10 @@ NO_WAY = "the product of the initial Jacobian with the change of the weights can
 class Gap:
     """Norms over the probe: of df - J0 dw, of df, of J0 dw, and of what rounding does to df."""
 
-    rest: float = 0.0
-    change: float = 0.0
-    linear: float = 0.0
-    rounding: float = 0.0
+    rest: Any = 0.0  # a number, or one for each group that is left out
+    change: Any = 0.0
+    linear: Any = 0.0
+    rounding: Any = 0.0
     precision: str = ""  # that it was rounded in
     remark: Remark = NOTHING_TO_SAY
 
@@ -523,6 +534,13 @@ class Linearisation(Listener):
         sampled = way == CAPTURES and not self.cotangents.exact
         remark = Remark(Mark.ESTIMATED, self.cotangents.label(self.subject.survey.outputs)) if sampled else NOTHING_TO_SAY
         return Gap(rest, change, linear, rounding, str(self.journey.last.precision).removeprefix("torch."), remark)
+
+    def leaving(self, place: str, kind: str) -> Stack:
+        whole, keep = self.value(place), 1 - torch.eye(len(self.sums), dtype=self.sums.dtype)
+        rest, change, linear = (keep @ self.sums.cpu()).sqrt().T.numpy()
+        rounding = (self._rounding * (keep @ self.counts.cpu().to(keep))).sqrt().numpy()
+        without = replace(whole, rest=rest, change=change, linear=linear, rounding=rounding)
+        return Stack(without, len(keep), lambda g: self.value(place, (kind, g)))
 
     @cached_property
     def _rounding(self) -> float:
@@ -678,8 +696,8 @@ READOUT = ("the read-out: its output is the model's, and moves as far where the 
 class Moved(NamedTuple):
     """Norms of dW h + db and of W0 h + b0, and the factor that brought a scale-invariant W to its initial norm."""
 
-    change: float
-    first: float
+    change: Any  # a number, or one for each group that is left out
+    first: Any
     scale: float = 1.0
 
 
@@ -769,6 +787,11 @@ class FunctionChange(Listener):
         keep = [g for g in range(len(squares)) if without is None or g != without[1]]
         change, first = squares[keep].sum(0).sqrt().tolist()
         return Moved(change, first, self.journey.scales.get(str(subject.survey.maps[place].weight), 1.0))
+
+    def leaving(self, place: str, kind: str) -> Stack:
+        whole, squares = self.value(place), self.squares[place].cpu()
+        change, first = ((1 - torch.eye(len(squares), dtype=squares.dtype)) @ squares).sqrt().T.numpy()
+        return Stack(whole._replace(change=change, first=first), len(squares), lambda g: self.value(place, (kind, g)))
 
 
 LINEARISATION = OfJourney("linearisation", Linearisation, zero="0/0: untrained, the weights are the initial ones")

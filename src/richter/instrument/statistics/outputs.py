@@ -4,7 +4,7 @@ labels (OUTPUTS).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,18 @@ from richter.core.values import FEW_BATCHES, NO_DATA, SMALL
 from richter.instrument.capture import running_norms
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.probe import Objective
-from richter.instrument.statistics.frame import NO_LABELS, Gathering, Group, Missing, Place, Reading, Simple, Statistic, Wants
+from richter.instrument.statistics.frame import (
+    NO_LABELS,
+    Gathering,
+    Group,
+    Missing,
+    Place,
+    Reading,
+    Simple,
+    Stack,
+    Statistic,
+    Wants,
+)
 from richter.instrument.stream import steps
 from richter.instrument.subject import Subject
 
@@ -51,8 +62,8 @@ def settling(subject: Subject) -> Remark:
 class Sizes:
     """Of outputs: the mean square of an example's distance from the mean example, and of a single number."""
 
-    spread: float
-    square: float
+    spread: Any  # a number, or one for each group that is left out
+    square: Any
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,11 @@ class _Spread(Gathering):
         whole = sum(others, start=first)
         return Sizes(whole.scatter / whole.examples, whole.squares / whole.counted)
 
+    def leaving(self, place: str, kind: str) -> Stack:
+        each = [self.value(place, (kind, g)) for g in range(self.groups[kind])]
+        whole = Sizes(np.array([s.spread for s in each]), np.array([s.square for s in each]))
+        return Stack(whole, len(each), each.__getitem__)
+
 
 @dataclass(frozen=True)
 class Outputs(Statistic):
@@ -199,6 +215,21 @@ class Answers:
         return (f.argmax(-1) == ids)[real].double().mean().item()
 
 
+@dataclass(frozen=True)
+class EachAnswers:
+    """The loss and the accuracy with one group of examples left out each."""
+
+    each: Sequence[Answers]
+
+    @property
+    def loss(self) -> NDArray[np.float64]:
+        return np.array([answers.loss for answers in self.each])
+
+    @property
+    def right(self) -> NDArray[np.float64]:
+        return np.array([answers.right for answers in self.each])
+
+
 @dataclass
 class _Outputs(Gathering):
     subject: Subject
@@ -221,6 +252,10 @@ class _Outputs(Gathering):
         f = f.view(len(f), *self.subject.survey.shape).to(torch.promote_types(f.dtype, torch.float32))
         keep = None if without is None else torch.arange(len(f)) % self.groups["examples"] != without[1]
         return Answers(f, objective, keep)
+
+    def leaving(self, place: str, kind: str) -> Stack:
+        each = [self.value(place, (kind, g)) for g in range(self.groups[kind])]
+        return Stack(EachAnswers(each), len(each), each.__getitem__)
 
 
 SPREAD = Spread("spread")
