@@ -1,4 +1,4 @@
-"""What the instrument says of an architecture beside what brute force says: every correlation and kernel of the default set.
+"""What the instrument says of an architecture beside what brute force says: correlations and kernels.
 
 The Jacobian of each example is taken alone, in every parameter, and in a zero that is added to whatever a parameter's product
 writes. Products are seen where torch computes them (`Products`), whichever module or function asks for them; nothing of
@@ -32,7 +32,8 @@ from richter.instrument.survey import survey
 from zoo_architectures import Architecture
 
 EXAMPLES = 14
-ASSESSED = tuple(m for m in richter.measures.DEFAULT if m not in richter.measures.MOVEMENT)
+ASSESSED = (*(m for m in richter.measures.DEFAULT if m not in richter.measures.MOVEMENT),
+            "tangent_stable_rank", "tangent_correlation")
 CORRELATIONS = ("nfc", "cnfc", "c_uc_ratio", "weight_change")
 TANGENT = ("tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation")
 PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__, Tensor.__rmatmul__}

@@ -303,7 +303,7 @@ def _evidence(c: Course, failure: Judgement | None) -> list[str]:
     if failure is not None and failure.word in ("early", "stale") and math.isfinite(G) and math.isfinite(F):
         when = "so far" if failure.word == "early" else f"then, at step {last.step}"
         lines.append(f"{when}: {regime(G, F)} ({GAP} {G:.3g}, {TURN} {F:.3g})")
-    for measure in ("tangent_cka", "tangent_stable_rank"):
+    for measure in ("tangent_cka",):
         a, b = (None if snap is None else snap.get(measure) for snap in (c.first, last))
         if a is not None and b is not None and math.isfinite(a.value) and math.isfinite(b.value):
             noise = math.hypot(a.error, b.error)  # two standard errors; where one is missing, nobody knows

@@ -21,8 +21,7 @@ names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
 MOVEMENT = ("linearisation_gap", "magnitude", "feature_change_cka", "function_change",
             "probe_loss", "probe_accuracy", "output_spread", "output_rms")  # cheap: what a verdict rests on
-DEFAULT = ("nfc", "cnfc", "c_uc_ratio", "weight_change", "function_change",
-           "tangent_alignment", "tangent_cka", "tangent_stable_rank", "tangent_correlation",
+DEFAULT = ("nfc", "cnfc", "c_uc_ratio", "weight_change", "function_change", "tangent_alignment", "tangent_cka",
            "linearisation_gap", "magnitude", "feature_change_cka", "probe_loss", "probe_accuracy", "output_spread", "output_rms")
 
 
