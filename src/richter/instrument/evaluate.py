@@ -355,7 +355,7 @@ def _values(p: MeasurePlan, place: str, statistics: Sequence[Gathering]) -> list
     try:
         if p.reason:
             return Missing(p.reason)
-        return every([partial(s.value, place) for s in statistics])
+        return every([partial(s.value, place) for s in statistics]) if len(statistics) > 1 else [statistics[0].value(place)]
     except Missing as why:
         return why.with_traceback(None)  # which would hold what was gathered
 
@@ -388,8 +388,9 @@ def _errors(m: Measure, place: str, statistics: Sequence[Gathering], values: Seq
 def _error(m: Measure, kind: str, left_out: Sequence[Sequence[Any]]) -> float:
     """Jackknife error over one kind of group, from each statistic with one group left out: one call of the measure for all groups
     if it takes numbers with a leading axis, else one for each."""
-    if m.batched and all(isinstance(s, Stack) and len(s) == len(left_out[0]) for s in left_out):
-        values = m.compute(*(statistic.whole for statistic in left_out)).tolist()  # type: ignore[attr-defined]
+    stacks = [s for s in left_out if isinstance(s, Stack)]
+    if m.batched and len(stacks) == len(left_out) and len({s.groups for s in stacks}) == 1:
+        values = m.compute(*(s.whole for s in stacks)).tolist()  # type: ignore[attr-defined]
     else:
         values = [float(m.compute(*arguments)) for arguments in together(left_out, kind)]
     if any(map(math.isnan, values)):

@@ -88,6 +88,7 @@ class Writer:
         self._guard = threading.RLock()
         self._begins = time.time(), json.dumps(provenance())
         self._deferred: Callable[[], object] | None = None
+        self._labels: Any = None  # of the last snapshot
         if meta:
             self._database.begin(meta, *self._begins)
         self.run = Run(folder)
@@ -123,8 +124,9 @@ class Writer:
         labels = None if snap.labels is None else snap.labels.to_json()  # those of the probe, the same in every snapshot
         cost = [None if number != number else number for number in (float(snap.seconds), float(snap.passes))]  # SQLite has no NaN
         with self._transaction("written"):
-            if labels is not None and (about := self.run.about).get("labels") != labels:
-                self._put_meta("about", {**about, "labels": labels})
+            if labels is not None and labels != self._labels:
+                self._put_meta("about", {**self.run.about, "labels": labels})
+                self._labels = labels
             self._database.rows("row", rows)
             self._database.put("snapshots", time.time(), *cost, int(snap.examples), notes, number=step)
             self._put_arrays(matrices)
@@ -186,6 +188,7 @@ class Writer:
 
     def clear(self) -> None:
         """Forget everything but the settings: the work is done anew."""
+        self._labels = None
         with self._transaction("cleared"):
             self._database.clear()
 

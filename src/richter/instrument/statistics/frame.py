@@ -390,19 +390,14 @@ class Reading:
     _ready: dict[tuple[str, bool], LayerCapture] = field(default_factory=dict)
     _kept: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
 
-    @property
-    def first(self) -> bool:
-        return self.block.start == 0
+    def __post_init__(self) -> None:
+        self.first = self.block.start == 0
+        self.f = self.chunk.f  # outputs "n k"
 
     @property
     def examples(self) -> range:
         """Their numbers in the probe."""
         return range(self.rows.start, self.rows.stop)
-
-    @property
-    def f(self) -> Tensor:
-        """Outputs "n k"."""
-        return self.chunk.f
 
     @property
     def Y(self) -> Tensor | None:

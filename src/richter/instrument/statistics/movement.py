@@ -264,7 +264,7 @@ class Journey:
         room = min(subject.memory // 2, subject.memory - change)
         return fitting(room, each, min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Groups of examples for the jackknife: blocks where norms mix examples."""
         if not self.norms:
