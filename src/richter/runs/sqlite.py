@@ -385,23 +385,26 @@ class Reader:
         self.folder, self._guard = folder, threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._current: object = None  # the moment in hand
-        self._connected()
+        self._stamp, self._version = files.Stamp(), 0  # of the file, as it is known
+        with explained(folder, "read"):
+            self._connected()
 
     def _connected(self) -> sqlite3.Connection:
+        """SQLite sees what its own writers do. What else is done to the file (cut, replaced, written by other programs) would be
+        hidden by what is known of it already, so that it is opened anew; so is a copy that others went on behind."""
+        stamp = files.stamp(self.folder / DATABASE)
+        if self._connection is not None and stamp != self._stamp and _version(self._connection) == self._version:
+            self.close()
         if self._connection is None:
-            with explained(self.folder, "read"):
-                self._stamp = files.stamp(self.folder / DATABASE)
-                connection = opened(self.folder)
-                self._contents, self._version = Contents(self._ask), _version(connection)
-                self._connection = connection
+            connection = opened(self.folder)
+            self._contents, self._version = Contents(self._ask), _version(connection)
+            self._connection = connection
+        self._stamp = stamp
         return self._connection
 
     @contextlib.contextmanager
     def moment(self) -> Iterator[Contents]:
-        """The contents of one state of a run that may be written meanwhile, for all questions inside.
-
-        SQLite sees what its own writers do. What else is done to the file (cut, replaced, written by other programs) would be
-        hidden by what is known of it already, so that it is opened anew; so is a copy that others went on behind."""
+        """The contents of one state of a run that may be written meanwhile, for all questions inside."""
         with self._guard:
             if self._current is not None:  # inside of another
                 yield self._contents
@@ -410,16 +413,12 @@ class Reader:
             try:
                 self._current = mine
                 self._end()  # what an interrupt has left open
-                now = files.stamp(self.folder / DATABASE)
-                if self._connection is not None and now != self._stamp:
-                    self._stamp = now
-                    with explained(self.folder, "read"):
-                        if _version(self._connection) == self._version:
-                            self.close()
-                self._read = 0  # bytes of all answers in this state
-                self._ask("BEGIN")
-                if (version := self._ask("PRAGMA data_version")[0][0]) != self._version:
-                    self._contents, self._version = Contents(self._ask), version
+                with explained(self.folder, "read"):
+                    connection = self._connected()
+                    connection.execute("BEGIN")
+                    self._left = OFTEN * bound(connection)  # bytes of answers in this state
+                    if (version := _version(connection)) != self._version:
+                        self._contents, self._version = Contents(self._ask), version
                 with damage(self.folder):
                     yield self._contents
             finally:
@@ -429,18 +428,18 @@ class Reader:
 
     def _end(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
-            self._ask("COMMIT")
+            with explained(self.folder, "read"):
+                self._connection.execute("COMMIT")
 
     def _ask(self, question: str, values: Sequence[Any] = (), kinds: str = "") -> list[Any]:
         """All rows of an answer. Every page belongs to one row, so that all answers together hold no more than the file does; in
         one that was made to do harm many rows lead to the same pages, and a small file to more than there is memory."""
+        rows = []
         with explained(self.folder, "read"):
-            connection, rows = self._connected(), []
-            most = OFTEN * bound(connection)
-            for row in connection.execute(question, values):
+            for row in self._connection.execute(question, values):  # type: ignore[union-attr]  # inside of a moment
                 rows.append(row)
-                self._read += ROW + sum(len(value) for value in row if isinstance(value, (str, bytes)))
-                if self._read > most:
+                self._left -= ROW + sum(len(value) for value in row if isinstance(value, (str, bytes)))
+                if self._left < 0:
                     raise sqlite3.DatabaseError("interrupted, more was read than the file can hold")
         return typed(self.folder, rows, kinds)
 
