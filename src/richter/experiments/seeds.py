@@ -29,7 +29,7 @@ ON_AVERAGE, TOO_FEW = "holds on average", "too few seeds"  # verdicts on numbers
 
 
 class Summary(NamedTuple):
-    """What is said of all values. Without an interval: one value alone, none, or some that are no numbers."""
+    """One number for all values. It has no interval for one value alone, for none, or where some are no numbers."""
 
     value: float
     interval: Interval | None

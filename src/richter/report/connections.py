@@ -29,5 +29,5 @@ class Limited(H11Protocol):
 
     @property
     def answering(self) -> bool:
-        """Is it our turn? It is not while there is no whole request, nor while an answer waits to be taken."""
+        """Tell whether it is our turn: there is a whole request, and no part of an answer waits to be taken."""
         return self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused

@@ -1,4 +1,4 @@
-"""What the bytes and texts of a run mean: records as plain data, rows as blocks, arrays; and what a run says of its process."""
+"""The meaning of the bytes and texts of a run: provenance, records as plain data, rows as blocks, arrays."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ DIMENSIONS = 32
 
 
 class Encoded(NamedTuple):
-    """How an array is kept: ``form`` is plain, zlib, eigen (values and vectors), or half and half-zlib (the lower triangle of a
+    """An array as bytes; ``form`` is plain, zlib, eigen (values and vectors), or half and half-zlib (the lower triangle of a
     symmetric matrix)."""
 
     form: str

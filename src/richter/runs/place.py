@@ -78,14 +78,14 @@ def gone(folder: Path, why: str | None) -> StoreError:
 
 
 def refused_by_disk(why: BaseException) -> bool:
-    """Was a write refused by the disk or the system, and not for what was to be written? Then it may be tried again."""
+    """Tell whether the disk or the system refused a write, so that it may be tried again; not what was to be written."""
     from safetensors import SafetensorError
     return isinstance(why, StoreError) and isinstance(why.__cause__, (sqlite3.Error, OSError, SafetensorError)) \
         and not isinstance(why.__cause__, StoreError)
 
 
 def is_lasting(why: BaseException) -> bool:
-    """Is a run refused for what its files are, and not for what may pass by: a disk, a lock, memory, a limit of time?"""
+    """Tell whether a run is refused for its files, and not for something that may pass: a disk, a lock, memory, a time limit."""
     return isinstance(why, StoreError) and not isinstance(why.__cause__, (OSError, sqlite3.OperationalError, MemoryError))
 
 
@@ -97,7 +97,7 @@ def beside(path: Path) -> tuple[Path, Path]:
     return path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")
 
 
-def own(path: Path) -> Path:
+def checked(path: Path) -> Path:
     """Check a database and the files beside it: neither a link nor the name in a journal leads out of the run's folder."""
     for part in (path, *beside(path), path.with_name(f"{path.name}-shm")):
         regular(part)
@@ -128,7 +128,7 @@ def regular(path: Path) -> Path:
 
 
 def _hollow(path: Path, facts: os.stat_result) -> bool:
-    """Are less than one of its hundred bytes on the disk? Some file systems count late; they are asked where the bytes are."""
+    """Tell whether less than 1 % of a file is on the disk. Some file systems count late; they are asked where the bytes are."""
     least = (facts.st_size - HOLLOW) // 100
     if not 0 < 512 * getattr(facts, "st_blocks", 0) < least or not hasattr(os, "SEEK_DATA"):
         return False
@@ -187,8 +187,8 @@ def identity(facts: os.stat_result) -> tuple[int, int]:
 
 
 def stamp(path: Path) -> Stamp:
-    """What the file system says of a database and of the files read with it, when each was written first. It differs when
-    something was written, or done to them in any other way."""
+    """Time, size and identity of a database and of the files read with it. The stamp differs when something was written, or
+    done to them in any other way."""
     files: Stamp = []
     for end in ("", "-wal", "-journal", "-shm"):
         with contextlib.suppress(OSError, ValueError):
@@ -228,7 +228,7 @@ def to_read(path: Path) -> sqlite3.Connection:
     """A connection that only reads; to a copy in memory, where a write-ahead log lies in a folder that may not be written."""
     try:
         with contextlib.ExitStack() as undo:
-            connection = undo.enter_context(contextlib.closing(only_reading(own(path))))
+            connection = undo.enter_context(contextlib.closing(only_reading(checked(path))))
             connection.execute("PRAGMA schema_version")
             undo.pop_all()
         return connection
@@ -239,7 +239,7 @@ def to_read(path: Path) -> sqlite3.Connection:
     with tempfile.TemporaryDirectory(prefix="richter-") as folder:
         for part in (path, *beside(path)):
             if part.is_file():
-                shutil.copyfile(own(part), Path(folder) / part.name)
+                shutil.copyfile(checked(part), Path(folder) / part.name)
         with contextlib.closing(sqlite3.connect(Path(folder) / path.name)) as source:
             source.backup(copy)
     return copy
@@ -420,8 +420,8 @@ def take(path: Path) -> BaseFileLock | None:
 
 
 def held(path: Path) -> bool:
-    """Is somebody writing? Asked by a shared lock, which filelock does not have: readers must not take each other for a writer,
-    and may be allowed to read the file only."""
+    """Tell whether somebody writes, by a shared lock, which filelock does not have: readers must not take each other for a
+    writer, and may be allowed to read the file only."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | FLAGS | getattr(os, "O_NONBLOCK", 0))

@@ -88,7 +88,7 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What it is of: model, parameters, examples, measures."""
+        """Facts about the run: model, parameters, examples, measures."""
         return _record(self._meta("about"))
 
     @property
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def failures(self) -> list[Failure]:
-        """What could not be measured or written, and why."""
+        """Everything that could not be measured or written, and why."""
         try:
             return [Failure.from_json(record) for record in self._meta("failures") or []]
         except (ValueError, TypeError) as why:
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def layers(self) -> list[str]:
-        """In the order in which they were measured, the whole model (``"*"``) last."""
+        """The layers in the order in which they were measured, the whole model (``"*"``) last."""
         return sorted(dict.fromkeys(c.layer for c in self._curves("row")), key=lambda layer: layer == WHOLE)
 
     @property
@@ -167,12 +167,11 @@ class Run:
         return Series(rows.step, rows.value, rows.error)
 
     def curves(self, measures: Iterable[str], layers: Iterable[str]) -> dict[tuple[str, str], tuple[Series, Remark]]:
-        """Those of these measures and layers that there are, in one question: by (measure, layer), the series, and the mark and
-        note of its last row."""
+        """The series of these measures and layers that exist, by (measure, layer), with the mark and note of the last row."""
         return self._several("row", {(layer, name) for name in measures for layer in layers})
 
     def scalar_curves(self, names: Iterable[str]) -> dict[str, Series]:
-        """Those of these scalars that there are."""
+        """The series of these scalars that exist, by name."""
         return {name: series for (name, _), (series, _) in self._several("scalar", {("", name) for name in names}).items()}
 
     def _several(self, kind: Kind, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, Remark]]:
@@ -218,7 +217,7 @@ class Run:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """What was measured, as it was returned then (without the matrices)."""
+        """All measurements as they were returned, without their matrices."""
         return self.at()
 
     @property
@@ -229,17 +228,17 @@ class Run:
             return [] if steps is None else self.at(steps)
 
     def at(self, steps: Sequence[int] = ()) -> list[Snapshot]:
-        """What was measured at these steps (none: at all of them)."""
+        """The measurements at these steps (none: at all of them)."""
         with self._database.moment() as now:
             table = [column.tolist() if isinstance(column, np.ndarray) else column for column in self._rows("row", steps=steps)]
             costs = {step: cost for step, _, *cost, _ in now.table("snapshots") if not steps or step in steps}
-        rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *table[0]})}
+        by_step: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *table[0]})}
         for step, layer, name, value, error, note, mark in zip(*table, strict=True):
-            rows[step].append(Row(step, layer, name, value, error, note, Mark(mark)))
+            by_step[step].append(Row(step, layer, name, value, error, note, Mark(mark)))
         snapshots, labels = [], Labels.from_json(self.about.get("labels"))
-        for step, mine in rows.items():
-            seconds, passes, examples, notes = costs.get(step, (math.nan, math.nan, 0, "{}"))
-            snapshots.append(Snapshot(tuple(mine), step, _record(parsed(notes)), _number(seconds), examples or 0, _number(passes),
+        for step, rows in by_step.items():
+            seconds, passes, examples, notes = costs.get(step, (None, None, 0, "{}"))
+            snapshots.append(Snapshot(tuple(rows), step, _record(parsed(notes)), _number(seconds), examples or 0, _number(passes),
                                       labels=labels))
         return snapshots
 
@@ -256,7 +255,7 @@ class Run:
         return arrays.decode(form, dtype, shape, data)
 
     def shape(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[int, ...]:
-        """Of an array, as its run says, before it is put together."""
+        """The shape of an array, read without its bytes."""
         return self._stored(name, layer, step, load=False)[2]
 
     def eigenpairs(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -270,10 +269,10 @@ class Run:
         with self._database.moment() as now:
             rows = [row for row in now.arrays.get((layer, name), []) if step is None or row[3] == step]
             if not rows:
-                known = [f"{n} of {k} at step {s}" for k, n, s in self.arrays]
+                names = [f"{n} of {k} at step {s}" for k, n, s in self.arrays]
                 raise SelectionError(f"the run {self.name} has no array {name!r} of layer {layer!r}"
                                      + (f" at step {step}" if step is not None else "") + ". It has: "
-                                     + (", ".join(known[:20]) + (", ..." if len(known) > 20 else "") if known else "none") + ".")
+                                     + (", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none") + ".")
             number, _, _, _, form, dtype, shape, stored, body = max(rows, key=operator.itemgetter(3))
             data = now.data("arrays", number, body) if load and body is not None else b""
         sizes = parsed(shape)

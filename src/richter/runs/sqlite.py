@@ -30,7 +30,7 @@ from richter.core import Mark, Row, StoreError
 from richter.runs import format as blocks
 from richter.runs import place as files
 from richter.runs.format import MARKS, Columns, plain_text, whole_step
-from richter.runs.place import DATABASE, LOCK, Place, bound, explained, own, to_read
+from richter.runs.place import DATABASE, LOCK, Place, bound, checked, explained, to_read
 
 Kind = Literal["row", "scalar"]  # a number that was measured, or one of the user's own
 APPLICATION = 0x52434854  # "RCHT", in the file's header
@@ -97,7 +97,7 @@ def _digest(data: bytes) -> bytes:
 
 
 class Ledger(NamedTuple):
-    """How many rows each table has and what their sums add up to, and the last block of rows there was when it was written."""
+    """Number of rows and total of their sums for each table, and the last block of rows when the ledger was written."""
 
     tallies: Mapping[str, tuple[int, int]]
     last: int
@@ -171,7 +171,7 @@ def opened(folder: Path) -> sqlite3.Connection:
 
 
 def begun(folder: Path) -> bool:
-    """Is there a run? One whose process ended before its first write is none."""
+    """Tell whether a folder holds a run; one whose process ended before its first write does not count."""
     with explained(folder, "read"):
         if not (folder / DATABASE).is_file():
             return False
@@ -182,7 +182,7 @@ def begun(folder: Path) -> bool:
 def to_write(place: Place) -> tuple[sqlite3.Connection, sqlite3.Connection]:
     """The database of a run that this process alone writes; it is made if need be. The second connection only reads, and is
     closed after the first: until then SQLite removes no log (``Appender.close``)."""
-    folder, path = place.path, own(place.path / DATABASE)
+    folder, path = place.path, checked(place.path / DATABASE)
     with contextlib.ExitStack() as undo:
         anchor = undo.enter_context(contextlib.closing(files.only_reading(path)))
         connection = undo.enter_context(contextlib.closing(files.connection_to(path)))
@@ -306,7 +306,7 @@ class Contents:
 
     @cached_property
     def curves(self) -> dict[tuple[str, str, str], Curve]:
-        """By kind, layer and name, in the order in which they were first written."""
+        """The curves by kind, layer and name, in the order in which they were first written."""
         curves = [Curve._make(row[:-1]) for row in self.table("series")]
         if any(not 0 < c.number < 2 ** 31 for c in curves):
             raise StoreError("it has curves with numbers that none has")
@@ -361,7 +361,7 @@ class Contents:
             pieces = self.rows_of(line for line in self.chunks(c) if (not steps or any(line[1] <= s <= line[2] for s in steps))
                                   and (after is None or line[2] > after))
             pieces += [self._recent_rows[c.number]] if c.number in self._recent_rows else []
-            columns = blocks.latest(blocks.joined(pieces)) if pieces else blocks.NONE
+            columns = blocks.latest(blocks.joined(pieces))
             if steps:
                 columns = columns.taken(np.isin(columns.step, steps))
             elif after is not None:
@@ -409,9 +409,9 @@ class Reader:
             if self._current is not None:  # inside of another
                 yield self._contents
                 return
-            mine = object()
+            token = object()
             try:
-                self._current = mine
+                self._current = token
                 self._end()  # what an interrupt has left open
                 with explained(self.folder, "read"):
                     connection = self._connected()
@@ -422,7 +422,7 @@ class Reader:
                 with damage(self.folder):
                     yield self._contents
             finally:
-                if self._current is mine:  # not one that an interrupt cut off, and that is only now collected
+                if self._current is token:  # not one that an interrupt cut off, and that is only now collected
                     self._current = None
                     self._end()
 
@@ -467,7 +467,7 @@ class Appender:
         self.session: tuple[int, float, str] | None = None  # number, begin and provenance of what this process writes
         self._ledger, self._ours, self._dirty = b"", False, False  # as we left it; nobody else writes it; it is not up to date
         with explained(folder, "opened for writing"), contextlib.ExitStack() as undo:
-            own(folder / DATABASE)  # nothing is made beside what is refused
+            checked(folder / DATABASE)  # nothing is made beside what is refused
             self.place = undo.enter_context(contextlib.closing(Place(folder)))
             self.connection, self.anchor = to_write(self.place)
             undo.callback(self.anchor.close)
@@ -481,10 +481,10 @@ class Appender:
 
     @contextlib.contextmanager
     def transaction(self, done: str) -> Iterator[None]:
-        """What is written inside is kept whole, or (whatever is raised inside) not at all; ``done`` is a word for errors."""
+        """Keep everything that is written inside, or (whatever is raised inside) nothing; ``done`` is a word for errors."""
         with explained(self.folder, done):
             self._undo()  # what an interrupt has left open
-            settled, self._settled, self._current = self._settled, False, (mine := object())
+            settled, self._settled, self._current = self._settled, False, (token := object())
             try:
                 self.connection.execute("BEGIN IMMEDIATE")
                 # another process may write it as well, where locks do not hold or somebody has deleted the file of ours
@@ -499,7 +499,7 @@ class Appender:
                     self._dirty, self._ours = False, self._ours or self._ledger != before
                 self.connection.execute("COMMIT")
             except BaseException:
-                if self._current is mine:  # not one that an interrupt cut off before its body, and that is only now collected
+                if self._current is token:  # not one that an interrupt cut off before its body, and that is only now collected
                     self._undo()
                 raise
             self._settled = True

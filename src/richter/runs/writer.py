@@ -101,7 +101,7 @@ class Writer:
 
     @property
     def begun(self) -> bool:
-        """Was anything written? A run that goes on is as it was until then, with the command and the end that it had."""
+        """Tell whether anything was written. A run that goes on is as it was until then, with the command and end that it had."""
         return self._database.session is not None and self._deferred is None
 
     def defer(self, work: Callable[[], object]) -> None:
@@ -111,13 +111,13 @@ class Writer:
     # ------------------------------------------------------------------------------------------------------ writing
 
     def rows(self, rows: Iterable[Row]) -> None:
-        """Numbers of layers. A step that is written again replaces what was there."""
+        """Write numbers of layers. A step that is written again replaces what was there."""
         written = list(rows)
         with self._transaction("written"):
             self._database.rows("row", written)
 
     def snapshot(self, snap: Snapshot) -> None:
-        """All rows of a measurement, what it cost and its matrices, in one transaction."""
+        """Write all rows of a measurement, its cost and its matrices in one transaction."""
         step, notes = whole_step(snap.step), json.dumps(plain(snap.notes, "notes"))
         rows = [r if r.step == step else replace(r, step=step) for r in snap.rows]
         matrices = [(layer, name, step, arrays.encode(a)) for (layer, name), a in snap.arrays.items()]
@@ -132,35 +132,35 @@ class Writer:
             self._put_arrays(matrices)
 
     def scalars(self, step: int, values: Mapping[str, float] | None = None, **more: float) -> None:
-        """The user's own curves: loss, accuracy, learning rate."""
-        given = {**(values or {}), **more}
-        if "step" in given:
+        """Write the user's own curves: loss, accuracy, learning rate."""
+        scalars = {**(values or {}), **more}
+        if "step" in scalars:
             raise StoreError("a scalar cannot be called 'step': that is the column of its steps. Choose another name.")
-        plain_numbers = type(step) is int and abs(step) < 2 ** 62 and all(type(v) is float for v in given.values())
+        plain_numbers = type(step) is int and abs(step) < 2 ** 62 and all(type(v) is float for v in scalars.values())
         with self._writing():
             # at every step of training: it takes half the time
-            if not (plain_numbers and self.begun and self._database.scalars(step, given)):
-                self.scalar_rows(Row(step, "", name, value) for name, value in given.items())
+            if not (plain_numbers and self.begun and self._database.scalars(step, scalars)):
+                self.scalar_rows(Row(step, "", name, value) for name, value in scalars.items())
 
     def scalar_rows(self, rows: Iterable[Row]) -> None:
-        """Scalars of many steps at once (the layer of each is empty), in one transaction."""
+        """Write scalars of many steps (the layer of each is empty) in one transaction."""
         written = list(rows)
         with self._transaction("written"):
             self._database.rows("scalar", written)
 
     def failures(self, failures: Iterable[Failure]) -> None:
-        """What could not be measured or written, and why (``run.failures``); replaces what was said of it before."""
+        """Replace the record of what could not be measured or written, and why (``run.failures``)."""
         record = [failure.to_json() for failure in failures]
         with self._transaction("written"):
             self._put_meta("failures", record)
 
     def array(self, name: str, values: ArrayLike, *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
-        """A spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
+        """Write a spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
         eigenpairs, up to that share of its trace (0.9999 loses nothing that a picture shows)."""
         self.arrays({name: values}, layer=layer, step=step, eigen=eigen)
 
     def arrays(self, values: Mapping[str, ArrayLike], *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
-        """Several at once, all or none."""
+        """Write several arrays, all or none."""
         encoded = [(layer, name, whole_step(step), arrays.encode(v, eigen)) for name, v in values.items()]
         with self._transaction("written"):
             self._put_arrays(encoded)
@@ -170,7 +170,7 @@ class Writer:
             self._database.put("claims", plain_text(name), json.dumps(plain(record, "record")))
 
     def figure(self, name: str, kind: str, data: bytes) -> None:
-        """A picture: ``kind`` is svg, pdf or png."""
+        """Write a picture; ``kind`` is svg, pdf or png."""
         if kind not in ("svg", "pdf", "png"):
             raise StoreError(f"a figure of kind {kind!r} cannot be kept: svg, pdf or png.")
         if not isinstance(data, bytes):
@@ -179,7 +179,7 @@ class Writer:
             self._database.put("figures", plain_text(name), kind, data=data)
 
     def progress(self, share: float) -> None:
-        """How much is done, 0 to 1: for bars and lists of runs. Cheap to call at every step."""
+        """Say how much is done, 0 to 1: for bars and lists of runs. Cheap to call at every step."""
         if (now := time.monotonic()) - self._last_progress > 0.5:
             self._last_progress = now
             self.describe(progress=round(share, 4))
@@ -202,13 +202,13 @@ class Writer:
                 self._put_meta("failures", [failure.to_json() for failure in left])
 
     def describe(self, **facts: Any) -> None:
-        """What the run is of: model, parameters, examples, ... (``run.about``)."""
+        """Keep facts about the run: model, parameters, examples, ... (``run.about``)."""
         with self._transaction("written"):
             self._put_meta("about", plain({**self.run.about, **facts}))
 
     def keep_state(self, write: Callable[[Path], object], key: Literal["initial", "previous"] = "initial") -> str:
-        """The initial state, or what the last snapshot hands on: ``write(path)`` puts a safetensors file there. Returns its
-        digest. What the snapshot before it handed on is dropped."""
+        """Keep the initial state, or what the last snapshot hands on, and return its digest: ``write(path)`` puts a safetensors
+        file there. What the snapshot before it handed on is dropped."""
         with self._writing():
             before = self.run.state_name("previous")
             with self._transaction("written"):
@@ -219,13 +219,13 @@ class Writer:
         return name
 
     def sync(self) -> None:
-        """What was written so far outlasts a power cut from here on, and not only the end of this process. Done by itself before
-        the first write that comes ``SYNC`` seconds after the last time, and when the run is closed."""
+        """Make what was written so far outlast a power cut, and not only the end of this process. This is done before the first
+        write that comes ``SYNC`` seconds after the last time, and when the run is closed."""
         with self._writing():
             self._sync()
 
     def finish(self, how: str = "finished") -> None:
-        """The end of the run, as it should be. Without it, a run whose process has gone is shown as interrupted."""
+        """End the run as it should end. Without it, a run whose process has gone is shown as interrupted."""
         self.close(how)
 
     def close(self, how: str | None = None) -> None:
@@ -246,7 +246,7 @@ class Writer:
                     raise
 
     def _let_go(self) -> None:
-        """All of it may be done twice."""
+        """Close everything and release the lock; all of it may be done twice."""
         ours, self.closed = False, True
         with contextlib.suppress(StoreError):
             self._database.place.check()
@@ -277,7 +277,7 @@ class Writer:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """No other thread writes inside, or gives names their numbers, and what is written is not lost."""
+        """Keep other threads from writing inside, and refuse if what is written would be lost."""
         global _exit
         if os.getpid() != self._process:  # before the guard, which in a child may be that of a thread that only its parent has
             raise StoreError(f"the run {self.path} is written by the process that opened it, not by one that was forked from "
@@ -315,7 +315,7 @@ class Writer:
         self._database.put("meta", key, json.dumps(value))
 
     def _put_arrays(self, encoded: Iterable[tuple[str, str, int, arrays.Encoded]]) -> None:
-        """Large ones as files of their own."""
+        """Write arrays, large ones as files of their own."""
         for layer, name, step, e in encoded:
             large = len(e.data) >= arrays.LARGE
             stored = self._database.place.keep_object(partial(arrays.to_file, e=e)) if large else None
@@ -327,7 +327,7 @@ _open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()
 
 
 def _last_error() -> BaseException | None:
-    """What the interpreter last reported as unhandled; notebooks and prompts keep it."""
+    """The error that the interpreter last reported as unhandled; notebooks and prompts keep it."""
     return getattr(sys, "last_value", None)
 
 
@@ -359,7 +359,7 @@ def _hear_exits() -> None:
 
 
 def _end(database: Appender, held: BaseFileLock, guard: threading.RLock, process: int, earlier: BaseException | None) -> None:
-    """When the writer or the whole process goes: how it ended, as far as can be told."""
+    """Record how a run ended, as far as can be told, when its writer or the whole process goes."""
     if os.getpid() != process:  # a child that was forked; the run is its parent's
         return
     error = _exit or _last_error()
