@@ -1,4 +1,9 @@
-"""Products with the Jacobian of a network, J v: forward, or backward twice; and norms that use the statistics of their batch."""
+"""One forward pass that remembers what every linear map read and where its output stands in the graph, the backward passes that
+start from there, and products with the Jacobian.
+
+Hooks on every module see the calls of known layers. A torch function mode sees all other calls of torch functions; ``HANDLERS``
+says what is done with them.
+"""
 
 from __future__ import annotations
 
@@ -239,8 +244,7 @@ def _dense(d: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------ recorder
-# One forward pass of a model: hooks on every module and a torch function mode remember what every linear map read and where its
-# output stands in the graph; any number of backward passes start from there.
+
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
@@ -253,9 +257,8 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     passes cheaper: derivatives of activations are computed once, and in the named linear layers the positions from which no
     output is reached are skipped. ``seed``: what the model draws (dropout in train mode) is the same in every pass with it.
     ``splits``: modules that are several maps, and which outputs belong to each. ``products``: a list that gets the products of
-    tensors with each other. ``plain``: attention without fused kernels,
-    which can be differentiated but once and not forward. ``anew``: modules whose insides are not kept for backward passes but
-    computed again. Call it inside ``quiet``.
+    tensors with each other. ``plain``: attention without fused kernels, which can be differentiated but once and not forward.
+    ``anew``: modules whose insides are not kept for backward passes but computed again. Call it inside ``quiet``.
     """
     recorder = Recorder(model, state, expand or {}, silent, splits or {}, products, plain) if record else None
     args, kwargs = arguments(model, x)
@@ -325,7 +328,7 @@ class Recorder(TorchFunctionMode):
         self.parameters, self.expand, self.state = Parameters(), expand, state
         self.calls: list[Call] = []
         self.differentiates = False  # does the model itself differentiate?
-        self._handles: list[Any] = []
+        self._hooks = contextlib.ExitStack()
         self._thread = 0  # that entered it: calls of the same modules by other threads are theirs
         self._known: Iterator[Known] | None = None  # the calls that a block has made which is run again
 
@@ -335,30 +338,24 @@ class Recorder(TorchFunctionMode):
             for module in self.scope.modules.values():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and nothing inside is seen
                     continue
-                self._handles.append(module.register_forward_pre_hook(self._begin, prepend=True))
+                self._hooks.callback(module.register_forward_pre_hook(self._begin, prepend=True).remove)
                 # first of all hooks: a user's may change the output, and that is no longer the linear map; after an error too,
                 # which the model may catch
-                ended = module.register_forward_hook(self._end, with_kwargs=True, prepend=True, always_call=True)
-                self._handles.append(ended)
+                self._hooks.callback(module.register_forward_hook(
+                    self._end, with_kwargs=True, prepend=True, always_call=True).remove)
             super().__enter__()
         except BaseException:
-            self._unhook()
+            self._hooks.close()
             raise
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        try:
+        with self._hooks:
             super().__exit__(*exc)
-        finally:
-            self._unhook()
-
-    def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def begun(self) -> Callable[[], Again]:
-        """A block begins. When it has ended, what is called then gives what stands around it when it is run again."""
+        """A block begins. The function that is returned is called when it has ended, and gives what stands around it when it is
+        run again."""
         path, first = list(self.scope.path), len(self.calls)
         return lambda: partial(self._again, path, [(c.name, c.read, c.version) for c in self.calls[first:]])
 

@@ -116,9 +116,8 @@ def _outcome(lost: list[str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- detours
 # Detours around what a capture cannot look through: checkpointed functions are simply called, compiled ones run eagerly,
-# parametrised weights are computed once in a pass, and batch norms of one example get gradients that torch reads correctly.
-# Each is
-# taken by the thread that measures, and by no other.
+# parametrised weights are computed once in a pass, and batch norms of one example get gradients that torch reads correctly. The
+# thread that measures takes each of them, and no other.
 
 Taken = Callable[[], bool]
 
@@ -295,8 +294,7 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
     if mode not in ("eval", "train"):
         raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
     devices = {"cpu"} | {p.device.type for p in model.parameters()}
-    with (torch.inference_mode(False), torch.enable_grad(), in_turn(model),
-          finished(Guard(model).finish), remembered(model),
+    with (torch.inference_mode(False), torch.enable_grad(), in_turn(model), finished(Guard(model).finish), remembered(model),
           _streams_kept(model, seed), _without_autocast(devices), compiled_eagerly()):
         for module in model.modules():
             module.training = mode == "train"  # not module.train(): some models act on being switched
@@ -333,10 +331,10 @@ def _generators(model: nn.Module) -> list[torch.Generator]:
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
     """For one forward pass: what is drawn inside depends on ``seed`` and on that of the measurement alone, and the streams are
     as they were afterwards."""
-    mine = _DRAWN.get()[0]
+    measured = _DRAWN.get()[0]
     with _borrowed(model) as generators:
         for generator in generators:
-            generator.manual_seed(mine * 1_000_003 + seed)
+            generator.manual_seed(measured * 1_000_003 + seed)
         yield
 
 
