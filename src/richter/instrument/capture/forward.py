@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 
 from richter.core import CaptureError, RichterError
 from richter.core.values import trim
-from richter.instrument.capture.attributes import attributes_kept, same_bits
+from richter.instrument.capture.attributes import attributes_kept
 from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right
-from richter.instrument.capture.recompute import ANEW, Again, Blocks, unkept
+from richter.instrument.capture.recompute import Again, Blocks, unkept
 from richter.instrument.capture.state import Inputs, Output, State, arguments, pick, state_of
 from richter.instrument.capture.uses import READERS, Reader, Scope, Use
 from richter.layers import TAKEN_APART, LinearMap, View
@@ -311,9 +310,6 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
         raise
 
 
-Known = tuple[str, Tensor, int]  # a call without its place in the graph: the name of the map, what it read, in which version
-
-
 class Recorder(TorchFunctionMode):
     """While it is entered, every call of every linear map of ``model`` is remembered, in the order in which they happen."""
 
@@ -330,7 +326,7 @@ class Recorder(TorchFunctionMode):
         self.differentiates = False  # does the model itself differentiate?
         self._hooks = contextlib.ExitStack()
         self._thread = 0  # that entered it: calls of the same modules by other threads are theirs
-        self._known: Iterator[Known] | None = None  # the calls that a block has made which is run again
+        self._repeats = False  # is a block run again?
 
     def __enter__(self) -> Recorder:
         self._thread = threading.get_ident()
@@ -353,22 +349,20 @@ class Recorder(TorchFunctionMode):
         with self._hooks:
             super().__exit__(*exc)
 
-    def begun(self) -> Callable[[], Again]:
-        """A block begins. The function that is returned is called when it has ended, and gives what stands around it when it is
-        run again."""
-        path, first = list(self.scope.path), len(self.calls)
-        return lambda: partial(self._again, path, [(c.name, c.read, c.version) for c in self.calls[first:]])
+    def begun(self) -> Again:
+        """A block begins; the function that is returned gives what stands around it when it is run again."""
+        return partial(self._again, list(self.scope.path))
 
     @contextlib.contextmanager
-    def _again(self, path: list[nn.Module], calls: Sequence[Known]) -> Iterator[None]:
-        """As the first time; what maps read is compared with what they read then."""
-        before = self.scope.path, self._known, self.scope.copies, self._thread
-        self.scope.path, self._known, self.scope.copies = list(path), iter(calls), dict(self.scope.copies)
+    def _again(self, path: list[nn.Module]) -> Iterator[None]:
+        """As the first time, but calls are not remembered again."""
+        before = self.scope.path, self.scope.copies, self._thread, self._repeats
+        self.scope.path, self.scope.copies, self._repeats = list(path), dict(self.scope.copies), True
         try:
             with self:
                 yield
         finally:
-            self.scope.path, self._known, self.scope.copies, self._thread = before
+            self.scope.path, self.scope.copies, self._thread, self._repeats = before
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         if self._thread == threading.get_ident():
@@ -450,7 +444,7 @@ class Recorder(TorchFunctionMode):
 
     def multiplied(self, operands: slice, handler: Handler, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that multiplies tensors with each other."""
-        if self.products is not None and self._known is None:
+        if self.products is not None and not self._repeats:
             chosen = [*args, *kwargs.values()][operands]
             self.products.append(Product(len(self.calls), tuple(t for t in chosen if isinstance(t, Tensor))))
         return handler(self, func, args, kwargs)
@@ -505,11 +499,9 @@ class Recorder(TorchFunctionMode):
         return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
     def _add(self, use: Use, z: Tensor, given: bool = False) -> None:
-        if self._known is not None:
-            _check_known(next(self._known, None), use)
-            return
-        self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
-                               use.read._version, given))
+        if not self._repeats:
+            self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
+                                   use.read._version, given))
 
 
 Handler = Callable[[Recorder, Any, Any, Any], Any]  # of a call: the function, and its arguments by position and by keyword
@@ -532,20 +524,6 @@ HANDLERS: dict[Any, Handler] = {  # function of torch -> what is done when the m
     F.scaled_dot_product_attention: Recorder.attended, F.linear: Recorder.linear,
     **dict.fromkeys((F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid), Recorder.curved),  # derivatives cost more than a product
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), Recorder.derived)}
-
-
-def _check_known(known: Known | None, use: Use) -> None:
-    """A block that runs again must read the same: up to rounding, because some devices add up in any order."""
-    name, read, version = known or ("", None, 0)
-    if name != use.name or read is None or read.shape != use.read.shape:
-        raise CaptureError(f"layer {use.name!r} is called when its block is run again for a backward pass, and was not the first "
-                           f"time. {ANEW}")
-    now = use.read.detach()
-    if version != read._version or same_bits(read, now):
-        return
-    eps = torch.finfo(read.dtype).eps if read.is_floating_point() else 0.0
-    if not bool((read - now).abs().max() <= math.sqrt(eps) * read.abs().max()):
-        raise CaptureError(f"layer {use.name!r} reads other numbers when its block is run again for a backward pass. {ANEW}")
 
 
 def _transformed() -> bool:

@@ -254,13 +254,12 @@ def _never(_: Any) -> Tensor:
 
 class Blocks:
     """Around a forward pass: what modules of these names compute is not kept but computed again. ``recorded()`` is called when
-    a block begins, and its result when the block has ended: that gives what stands around the block when it runs again."""
+    a block begins, and gives what stands around the block when it runs again."""
 
-    def __init__(self, state: State, names: Collection[str], recorded: Callable[[], Callable[[], Again]] | None) -> None:
-        self.state, self.names = state, names
-        self.recorded = recorded or (lambda: lambda: contextlib.nullcontext)
+    def __init__(self, state: State, names: Collection[str], recorded: Callable[[], Again] | None) -> None:
+        self.state, self.names, self.recorded = state, names, recorded or (lambda: contextlib.nullcontext)
         self._room, self._number, self._around = Room(), 0, contextlib.ExitStack()
-        self._open: list[tuple[nn.Module, Block | None, Callable[[], Again]]] = []
+        self._open: list[tuple[nn.Module, Block | None]] = []  # those that are running
         self._stay = {p.untyped_storage().data_ptr() for _, p in state.shared}
 
     def __enter__(self) -> None:
@@ -276,27 +275,24 @@ class Blocks:
             self._close()
 
     def _begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        inside = any(block is not None for _, block, _ in self._open)
+        inside = any(block is not None for _, block in self._open)
         functional = torch._C._functorch.peek_interpreter_stack() is not None
-        if inside or functional or not torch.is_grad_enabled():
-            self._open.append((module, None, lambda: contextlib.nullcontext))
-            return
-        ended = self.recorded()
-        self._number += 1
-        block = Block(self._number, name, module, args, kwargs, self.state, self._room, contextlib.nullcontext, self._stay)
-        self._open.append((module, block, ended))
+        block = None
+        if not inside and not functional and torch.is_grad_enabled():
+            self._number += 1
+            block = Block(self._number, name, module, args, kwargs, self.state, self._room, self.recorded(), self._stay)
+        self._open.append((module, block))
 
     def _end(self, module: nn.Module, *_: Any) -> None:
         """By an error too, which the model may catch; it may have come before the block began."""
-        if any(begun is module for begun, *_ in self._open):
+        if any(begun is module for begun, _ in self._open):
             while self._close() is not module:
                 pass
 
     def _close(self) -> nn.Module:
-        module, block, ended = self._open.pop()
+        module, block = self._open.pop()
         if block is not None:
             block.close()
-            block.recorded = ended()
         return module
 
 
