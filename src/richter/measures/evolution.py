@@ -11,7 +11,7 @@ import torch
 
 from richter.core import Interval, Mark, Ref, Remark
 from richter.instrument.statistics import SAME_OUTPUT, SINCE_INITIAL, SINCE_PREVIOUS, STEP, Evolved, Initial, Previous
-from richter.instrument.statistics.kernels import SameOutput
+from richter.instrument.statistics.per_output import SameOutput
 from richter.measures.measure import Measure, quotient
 
 ROUNDING = 1e-12  # an alignment that is nearer to 1 is 1

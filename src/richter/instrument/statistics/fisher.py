@@ -20,12 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from richter import linalg
-from richter.core import WHOLE, Mark, Remark, SelectionError
+from richter.core import Mark, Remark, SelectionError
 from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs
 from richter.instrument.statistics.frame import WITHIN, Derived, Gathering, OfKernels, Statistic, Wants, finite
-from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Labels, Tangents, flat, left
+from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Estimate, Estimates, Labels, Tangents, flat, left
 from richter.instrument.statistics.operators import Multiplied, Operator, Products
-from richter.instrument.statistics.sketches import Estimate, Estimates
 
 if TYPE_CHECKING:
     from richter.instrument.cotangents import Use
@@ -202,10 +201,9 @@ class Fisher(Derived):
             return ONE_CLASS if subject.survey.shape[-1:] == (1,) and subject.objective is not None else NO_CLASSES
         if subject.survey.shape[-1] < 2:
             return ONE_CLASS
-        exact = super().planned(subject, cotangents)
         t = Tangents(subject, cotangents)
-        if t.v <= self.most and not isinstance(exact, str) and t.bytes() + t.least() <= subject.memory:
-            return exact
+        if t.v <= self.most and cotangents.exact and t.fits:
+            return super().planned(subject, cotangents)
         return FisherSketch(f"{self.name} of {self.draws} draws", self.draws, self.seed)
 
 
@@ -244,14 +242,8 @@ def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:
     without = [left(t.n, ("examples", g)) for g in range(t.groups["examples"])]
     sets = [(keep, _energy(Y[keep], None if counted is None else counted[keep]))
             for keep in (torch.ones(t.n, dtype=torch.bool), *without)]
-    whole: Tensor | None = None
-    for name, kernel in t.anew("full"):
-        K = kernel.to(subject.home, torch.float64)  # "v n v n"
-        if subject.layers is None:
-            whole = K.clone() if whole is None else whole.add_(K)
+    for name, K in t.summed((name, K.to(subject.home, torch.float64)) for name, K in t.anew("full")):  # "v n v n"
         yield name, _estimate(K, *sets)
-    if whole is not None:
-        yield WHOLE, _estimate(whole, *sets)
 
 
 def _energy(Y: Float[Tensor, "n k"], counted: Tensor | None) -> float:

@@ -256,20 +256,15 @@ class Remembered(Gathering):
         return self.left_out[place, kind]
 
 
-# (subject, cotangents, why the exact form cannot be had or "") -> what stands in for it; None: nothing has to
-Estimate = Callable[["Subject", Cotangents, str], Statistic | None]
-
-
 @dataclass(frozen=True)
 class Derived(Statistic):
     """``compute(*needs)``; ``leaving(value, *needs, groups)``, if there is a quicker way, all values with one group of examples
-    left out at once; ``estimate`` says what stands in for it."""
+    left out at once."""
 
     name: str
     compute: Callable[..., Any]
     needs: tuple[Statistic, ...]
     leaving: Callable[..., Sequence[Any]] | None = None
-    estimate: Estimate | None = None
 
     @property
     def use(self) -> Use:  # type: ignore[override]
@@ -282,8 +277,7 @@ class Derived(Statistic):
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         plans = [s.planned(subject, cotangents) for s in self.needs]
         reason = next((p for p in plans if isinstance(p, str)), "")
-        stand_in = self.estimate(subject, cotangents, reason) if self.estimate is not None else None
-        return stand_in or reason or replace(self, needs=tuple(s for s in plans if not isinstance(s, str)))
+        return reason or replace(self, needs=tuple(s for s in plans if not isinstance(s, str)))
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return DerivedGathering(self, needs)
