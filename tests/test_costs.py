@@ -43,9 +43,9 @@ from richter.instrument.statistics import kernels as tangents
 from richter.instrument.statistics import output_sketch as drawn
 from richter.instrument.statistics import sketches as estimates
 from richter.instrument.statistics.kernels import Tangents
-from richter.instrument.stream import LayerCapture, Survey
+from richter.instrument.stream import LayerCapture
 from richter.instrument.subject import Subject
-from richter.instrument.survey import Audit, SurveyMemo, surveyed
+from richter.instrument.survey import Audit, Survey, SurveyMemo, surveyed
 from richter.kernels import contract
 from richter.kernels import contract as operations
 from richter.kernels.contract import Size, Sum, mirror
