@@ -18,7 +18,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,7 +196,7 @@ class Columns(NamedTuple):
         return Columns(*columns)
 
 
-NONE = Columns(np.empty(0, np.int64), None, np.empty(0), np.empty(0))
+NONE = Columns(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
 def pack(c: Columns) -> bytes:
@@ -226,23 +226,24 @@ def head(body: bytes) -> tuple[int, int]:
     return flags, n
 
 
+@lru_cache(64)
+def _layout(counts: tuple[int, ...]) -> np.dtype[Any]:
+    return np.dtype([("head", "V", HEAD.size), *zip(Columns._fields, KINDS, counts, strict=True)])
+
+
 def unpack(bodies: Iterable[bytes]) -> Columns:
     """The rows of blocks one after the other; those of the same form are read together. What is no block is refused before
     something is made of it."""
     pieces = []
     for (flags, n, size), group in itertools.groupby(bodies, key=lambda body: (*head(body), len(body))):
-        counts = [n if not flag or flags & flag else 0 for flag in FLAGS]
-        if flags & EVEN:
-            counts[0] = 2
+        counts = 2 if flags & EVEN else n, *(n if not flag or flags & flag else 0 for flag in FLAGS[1:])
         if not n or flags >= 32 or size != HEAD.size + sum(map(operator.mul, counts, (8, 4, 8, 8, 4, 1))):
             raise StoreError("a block of its rows has another size than it says")
-        fields = list(zip(Columns._fields, KINDS, counts, strict=True))
-        blocks = np.frombuffer(b"".join(group), [("head", "V", HEAD.size), *fields])
-        columns: list[Any] = [blocks[name].astype("f8" if kind == "<f8" else "i8") if count else None
-                              for name, kind, count in fields]
+        blocks = np.frombuffer(b"".join(group), _layout(counts))
+        columns: list[Any] = [blocks[name].astype(np.float64 if kind == "<f8" else np.int64).reshape(-1) if count else None
+                              for name, kind, count in zip(Columns._fields, KINDS, counts, strict=True)]
         if flags & EVEN:
-            columns[0] = columns[0][:, :1] + columns[0][:, 1:] * np.arange(n)
-        columns = [None if column is None else column.reshape(-1) for column in columns]
+            columns[0] = (columns[0][::2, None] + columns[0][1::2, None] * np.arange(n)).reshape(-1)
         c = Columns(*columns)
         if c.mark is not None and c.mark.max() >= len(MARKS):
             raise StoreError(f"its rows hold the mark {c.mark.max()}, and no row has such a one")
@@ -274,7 +275,7 @@ def latest(c: Columns) -> Columns:
 
 def by_curve(c: Columns) -> dict[int, Columns]:
     """The rows of each curve, in the order of writing."""
-    if c.series is None:
+    if c.series is None or not len(c.series):
         return {}
     order = np.argsort(c.series, kind="stable")
     series = c.series[order]

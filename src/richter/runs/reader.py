@@ -137,7 +137,7 @@ class Run:
     def last(self) -> int | None:
         """The last step that anything was written for."""
         with self._database.moment() as now:
-            rows = now.extent(list(now.curves.values()))
+            rows = now.extent(now.curves.values())
             return max([*(rows or ()), *self.steps, *(step for _, _, step in self.arrays)], default=None)
 
     def has(self, measure: str, layer: str = WHOLE) -> bool:
@@ -187,16 +187,17 @@ class Run:
             result[c.name, c.layer] = Series(columns.step, columns.value, columns.error), remark
         return result
 
-    def _rows(self, kind: Kind, steps: Sequence[int] = ()) -> list[list[Any]]:
-        """A table, column by column, by step and curve; ``steps``: of one or two steps only."""
+    def _rows(self, *kinds: Kind, steps: Sequence[int] = ()) -> list[Any]:
+        """A table, column by column, by kind, step and curve; ``steps``: of one or two steps only."""
         with self._database.moment() as now:
-            curves, notes = now.of_kind(kind), now.notes
-            rows = now.rows(curves, steps)
-        table, of_curve = joined([rows[c.number] for c in curves]), [c for c in curves for _ in rows[c.number].step]
-        order = np.lexsort((np.array([c.number for c in of_curve]), table.step))
-        table, of_curve = table.taken(order), [of_curve[i] for i in order]
-        return [table.step.tolist(), [c.layer for c in of_curve], [c.name for c in of_curve], table.value.tolist(),
-                table.error.tolist(), _notes(table, notes), _marks(table)]
+            curves, notes = [c for kind in kinds for c in now.of_kind(kind)], now.notes
+            rows = now.rows(curves, steps).values()
+        table: Any = joined([r._replace(series=np.full(len(r.step), place)) for place, r in enumerate(rows)])
+        kind = np.array([kinds.index(c.kind) for c in curves], np.int64)[table.series]
+        table = table.taken(np.lexsort((table.series, table.step, kind)))
+        named = [curves[place] for place in table.series.tolist()]
+        return [table.step, [c.layer for c in named], [c.name for c in named], table.value, table.error, _notes(table, notes),
+                [mark.value for mark in _marks(table)]]
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -205,10 +206,7 @@ class Run:
 
     def _frame(self, *kinds: Kind) -> pandas.DataFrame:
         import pandas as pd
-        with self._database.moment():
-            tables = [self._rows(kind) for kind in kinds]
-        *columns, marks = ([entry for part in column for entry in part] for column in zip(*tables, strict=True))
-        frame = pd.DataFrame(dict(zip(COLUMNS, [*columns, [mark.value for mark in marks]], strict=True)))
+        frame = pd.DataFrame(dict(zip(COLUMNS, self._rows(*kinds), strict=True)))
         return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
 
     @property
@@ -233,11 +231,11 @@ class Run:
     def at(self, steps: Sequence[int] = ()) -> list[Snapshot]:
         """What was measured at these steps (none: at all of them)."""
         with self._database.moment() as now:
-            table = self._rows("row", steps)
+            table = [column.tolist() if isinstance(column, np.ndarray) else column for column in self._rows("row", steps=steps)]
             costs = {step: cost for step, _, *cost, _ in now.table("snapshots") if not steps or step in steps}
         rows: dict[int, list[Row]] = {step: [] for step in sorted({*costs, *table[0]})}
-        for row in zip(*table, strict=True):
-            rows[row[0]].append(Row(*row))
+        for step, layer, name, value, error, note, mark in zip(*table, strict=True):
+            rows[step].append(Row(step, layer, name, value, error, note, Mark(mark)))
         snapshots, labels = [], Labels.from_json(self.about.get("labels"))
         for step, mine in rows.items():
             seconds, passes, examples, notes = costs.get(step, (math.nan, math.nan, 0, "{}"))

@@ -14,12 +14,11 @@ from __future__ import annotations
 import contextlib
 import json
 import operator
-import re
 import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -70,7 +69,6 @@ TYPES: Mapping[str, set[type]] = {"i": {int}, "s": {int, type(None)}, "n": {int,
                                   "?": {str, type(None)}, "b": {bytes}}
 TAIL = 2 ** 62  # where the end of the blocks is written down: behind the last, on its page
 CURVE = 2 ** 32  # numbers of the chunks of one curve: its own times this, and on
-SEVERAL = 20  # curves are asked for together from so many on
 FEW = 16  # chunks of a curve before they are put together
 RECENT = 30_000  # rows before they are moved,
 BLOCKS = 2_000  # or writes: each is read on its own
@@ -232,17 +230,13 @@ def _check(connection: sqlite3.Connection, folder: Path) -> None:
                          f"version of Richter reads format {FORMAT} only: measure again, under another name.")
     if version != FORMAT:
         raise StoreError(f"the run {folder} says it has format {version}, which never existed: it is damaged.")
-    ours = sorted(("table", _plain(line)) for line in SCHEMA.strip().split("\n"))
-    theirs = connection.execute("SELECT type, coalesce(sql, ''), rootpage FROM sqlite_master").fetchall()
-    if sorted((str(kind), _plain(str(sql))) for kind, sql, _ in theirs if (kind, sql) != ("index", "")) != ours:
+    ours = sorted(("table", statement.rstrip(";")) for statement in SCHEMA.strip().split("\n"))
+    theirs = connection.execute("SELECT type, sql, rootpage FROM sqlite_master").fetchall()
+    if sorted((str(kind), str(sql)) for kind, sql, _ in theirs) != ours:
         raise StoreError(f"the database of the run {folder} has other tables, views or triggers than Richter writes. It is "
                          f"damaged, or was made to do harm; it was not read.")
     if len({root for *_, root in theirs}) < len(theirs):
         raise StoreError(f"the run {folder} is damaged: two of its tables are one. Nothing in it was read or changed.")
-
-
-def _plain(sql: str) -> str:
-    return re.sub(r"\s+", " ", sql).strip().rstrip(";")
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -341,26 +335,14 @@ class Contents:
     def _recent_rows(self) -> dict[int, Columns]:
         return blocks.by_curve(blocks.unpack(self.recent[1]))
 
-    def chunks(self, curves: Sequence[Curve]) -> dict[int, list[Any]]:
-        """The chunks of each curve: number, first and last step, rows and sum."""
-        if len(curves) < SEVERAL:
-            lines = [line for c in curves for line in self._ask(
-                f"SELECT {CHUNK} FROM chunks WHERE id BETWEEN ? AND ? ORDER BY id",
-                (c.number * CURVE, c.number * CURVE + CURVE - 1), "iiiii")]
-        else:
-            numbers = ", ".join(str(c.number) for c in curves)
-            lines = self._ask(f"SELECT {CHUNK} FROM chunks WHERE id >> 32 IN ({numbers}) ORDER BY id", (), "iiiii")
-        chunks: dict[int, list[Any]] = {c.number: [] for c in curves}
-        for line in lines:
-            if line[0] >> 32 not in chunks:  # a damaged tree gives what was not asked for
-                raise StoreError("its rows are not in their places")
-            chunks[line[0] >> 32].append(line)
-        for c in curves:
-            mine = chunks[c.number]
-            if [line[0] for line in mine] != list(range(c.number * CURVE, c.number * CURVE + len(mine))) \
-                    or len(mine) != c.chunks or sum(row_sum("chunks", *line) for line in mine) % WRAP != c.tip % WRAP:
-                raise StoreError(f"rows of {c.name!r} of layer {c.layer!r} are not there, or not what was written")
-        return chunks
+    def chunks(self, c: Curve) -> list[Any]:
+        """The chunks of a curve: number, first and last step, rows and sum."""
+        first = c.number * CURVE
+        lines = self._ask(f"SELECT {CHUNK} FROM chunks WHERE id BETWEEN ? AND ? ORDER BY id", (first, first + CURVE - 1), "iiiii")
+        if [line[0] for line in lines] != list(range(first, first + len(lines))) or len(lines) != c.chunks \
+                or sum(row_sum("chunks", *line) for line in lines) % WRAP != c.tip % WRAP:
+            raise StoreError(f"rows of {c.name!r} of layer {c.layer!r} are not there, or not what was written")
+        return lines
 
     def rows_of(self, lines: Iterable[Sequence[int]]) -> list[Columns]:
         """The rows of these chunks."""
@@ -372,24 +354,24 @@ class Contents:
             pieces.append(c)
         return pieces
 
-    def rows(self, curves: Sequence[Curve], steps: Sequence[int] = (), after: int | None = None) -> dict[int, Columns]:
+    def rows(self, curves: Collection[Curve], steps: Sequence[int] = (), after: int | None = None) -> dict[int, Columns]:
         """The rows of each curve by step, the latest for each; ``steps``: of these only; ``after``: of later ones only."""
         result = {}
-        for number, lines in self.chunks(curves).items():
-            pieces = self.rows_of(line for line in lines if (not steps or any(line[1] <= s <= line[2] for s in steps))
+        for c in curves:
+            pieces = self.rows_of(line for line in self.chunks(c) if (not steps or any(line[1] <= s <= line[2] for s in steps))
                                   and (after is None or line[2] > after))
-            pieces += [self._recent_rows[number]] if number in self._recent_rows else []
+            pieces += [self._recent_rows[c.number]] if c.number in self._recent_rows else []
             columns = blocks.latest(blocks.joined(pieces)) if pieces else blocks.NONE
             if steps:
                 columns = columns.taken(np.isin(columns.step, steps))
             elif after is not None:
                 columns = columns.taken(columns.step > after)
-            result[number] = columns
+            result[c.number] = columns
         return result
 
-    def extent(self, curves: Sequence[Curve]) -> tuple[int, int] | None:
+    def extent(self, curves: Collection[Curve]) -> tuple[int, int] | None:
         """The first and last step of these curves."""
-        ends = [step for lines in self.chunks(curves).values() for line in lines for step in line[1:3]]
+        ends = [step for c in curves for line in self.chunks(c) for step in line[1:3]]
         recent = (self._recent_rows[c.number].step for c in curves if c.number in self._recent_rows)
         ends += [int(step) for steps in recent for step in (steps.min(), steps.max())]
         return (min(ends), max(ends)) if ends else None
@@ -620,7 +602,7 @@ class Appender:
                 errors.append(float(r.error))
                 notes.append((self._rows["notes"].get(r.note) or [self.put("notes", plain_text(r.note))])[0] if r.note else 0)
             columns = Columns(np.array(steps, np.int64), np.array(numbers, np.int64), np.array(values), np.array(errors),
-                              np.array(notes, np.int64), np.array(marks))
+                              *(np.array(column, np.int64) if any(column) else None for column in (notes, marks)))
         except (TypeError, ValueError, OverflowError, RuntimeError) as why:
             for other in rows:
                 whole_step(other.step)
@@ -700,7 +682,7 @@ class Appender:
     def _pieces(self, c: Curve, start: int = 0) -> tuple[list[Any], list[Columns]]:
         """The chunks of a curve from one on, and their rows."""
         with damage(self.folder):
-            lines = self._contents.chunks([c])[c.number][start:]
+            lines = self._contents.chunks(c)[start:]
             return lines, self._contents.rows_of(lines)
 
     def _drop_chunks(self, lines: list[Any]) -> None:
