@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import CaptureError, DivergedError, SelectionError
+from richter.core import CaptureError, DivergedError, MemoryBudgetError, SelectionError, show_bytes
 from richter.core.modules import unwrapped_name
 from richter.core.values import SMALL, progress, trim
 from richter.instrument.capture import Call, Inputs, Pass, check_finite, count, select, to_device, weight_bytes
