@@ -1,13 +1,11 @@
 """How far estimates are from what they estimate, and what they save: nfc from random outputs on a small GPT, tangent_cka from
-compressed gradients on the same, at initialisation and trained; every sketched measure beside the same of all gradients; and
-tangent_cka without the kernel on an MLP with 4,000 and a CNN with 1,000 examples. Exact kernels are summed up block by block."""
+compressed gradients on the same, at initialisation and trained; every sketched measure beside the same of all gradients."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
 import math
-import time
 from collections import Counter
 
 import torch
@@ -18,8 +16,7 @@ import richter
 import richter.linalg
 from richter.core import Mark
 from richter.instrument.cotangents import every_output, random_outputs
-from richter.models import GPT, mlp
-from richter.tasks import digits
+from richter.models import GPT
 
 OUTPUTS = 10
 
@@ -139,26 +136,25 @@ def compressions(seeds: range, steps: int) -> None:
 
     from richter.instrument.evaluate import jackknife
     from richter.instrument.statistics import output_sketch as drawn
-    from richter.instrument.statistics import sketches as compressed
     from richter.instrument.statistics import sketches as estimates
-    from richter.instrument.statistics.kernels import Tangents
+    from richter.instrument.statistics.kernels import Estimate, Tangents
     ids = text(16, 16, 65)
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     model = trained(GPT(65, 16, d=64, depth=2), x, y, steps)
     probe = richter.Probe(x, y)
     within: dict[str, list[bool]] = {}
     for seed in seeds:
-        known: list[dict[str, estimates.Estimate]] = []
+        known: list[dict[str, Estimate]] = []
         for compresses in (False, True):
-            found: dict[str, estimates.Estimate] = {}
+            found: dict[str, Estimate] = {}
 
-            def kept(t: Tangents, found: dict[str, estimates.Estimate] = found, make: object = estimates._sketch) -> object:
+            def kept(t: Tangents, found: dict[str, Estimate] = found, make: object = estimates._sketch) -> object:
                 found.update(make(t))  # type: ignore[operator]
                 return iter(found.items())
-            small = {1024: compressed.SIZES[1024]}  # so that the layers of a small network are compressed too
-            with mock.patch.object(drawn.Drawn, "least", return_value=2 ** 62), \
+            small = {1024: estimates.SIZES[1024]}  # so that the layers of a small network are compressed too
+            with mock.patch.object(drawn.OutputSketch, "least", return_value=2 ** 62), \
                     mock.patch.multiple(estimates, _compresses=lambda t, c=compresses: c, _sketch=kept), \
-                    mock.patch.object(compressed, "SIZES", small):
+                    mock.patch.object(estimates, "SIZES", small):
                 richter.measure(model, probe, ["tangent_cka"], cotangents=random_outputs(64, seed))
             known.append(found)
         for layer, whole in known[0].items():
@@ -175,62 +171,11 @@ def compressions(seeds: range, steps: int) -> None:
           f"{', '.join(f'{layer} {share:.0%}' for layer, share in shares.items())}", flush=True)
 
 
-def exact_cka(model: nn.Module, x: Tensor, Y: Tensor, block: int) -> dict[str, float]:
-    """y~^T K y~ / (|C K C| |y~|^2) of each module, by blocks: |C K C|^2 = |K|^2 - 2 |K 1|^2 / N + (1 K 1)^2 / N^2."""
-    N, y = Y.numel(), (Y - Y.mean()).double()
-    squares: dict[str, float] = {}
-    quadratic: dict[str, float] = {}
-    ones: dict[str, Tensor] = {}
-    for i in range(0, len(x), block):
-        for j in range(0, i + 1, block):
-            a, b = slice(i, i + block), slice(j, j + block)
-            there = None if i == j else x[b]
-            for name, K in richter.kernels.ntk(model, x[a], there, outputs="full", per_layer=True).items():
-                twice = 1 if i == j else 2
-                squares[name] = squares.get(name, 0.0) + twice * sum(k.double().square().sum().item() for k in K)
-                row = ones.setdefault(name, torch.zeros_like(y))
-                row[a] += K.sum((2, 3), dtype=torch.float64)
-                if i != j:
-                    row[b] += K.sum((0, 1), dtype=torch.float64)
-                Ky = torch.einsum("nvmw,mw->nv", K, y[b].float()).double()
-                quadratic[name] = quadratic.get(name, 0.0) + twice * (y[a] * Ky).sum().item()
-    return {name: quadratic[name] / math.sqrt(squares[name] - 2 * ones[name].square().sum() / N + (ones[name].sum() / N) ** 2)
-            / y.square().sum().item() for name in squares}
-
-
-def without_kernel(name: str, model: nn.Module, x: Tensor, y: Tensor, block: int) -> None:
-    start = time.perf_counter()
-    truth = exact_cka(model, x, F.one_hot(y, OUTPUTS).double(), block)
-    exact = time.perf_counter() - start
-    start = time.perf_counter()
-    found = richter.measure(model, richter.Probe(x, y, kernel=None), ["tangent_cka"])
-    took = time.perf_counter() - start
-    off = {k: found.value("tangent_cka", k) / v - 1 for k, v in truth.items()}
-    stated = {k: found.error("tangent_cka", k) / v for k, v in truth.items()}
-    print(f"{name}, n={len(x)}: tangent_cka without the kernel is off by " +
-          ", ".join(f"{100 * off[k]:+.2f}({100 * stated[k]:.2f})%" for k in truth) +
-          f" (stated error) in the layers; the kernel by blocks takes {exact / took:.1f} times as long")
-
-
-def images(n: int, side: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Digits, enlarged and with a little noise: more of them than there are."""
-    data = digits(seed=0)
-    pick = torch.randint(len(data.x), (n,), generator=torch.Generator().manual_seed(0))
-    x = F.interpolate(data.x[pick].view(n, 1, 8, 8), size=side, mode="bilinear").expand(-1, channels, -1, -1)
-    return x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)), data.y[pick]
-
-
-def cnn() -> nn.Module:
-    layers = [m for a, b, stride in ((3, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2))
-              for m in (nn.Conv2d(a, b, 3, padding=1, stride=stride), nn.ReLU())]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, OUTPUTS))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=1000, help="the first seed: what was chosen was on 0 to 139")
-    parser.add_argument("--only", choices=["gpt", "coverage", "compressed", "mlp", "cnn"])
+    parser.add_argument("--only", choices=["gpt", "coverage", "compressed"])
     asked = parser.parse_args()
     torch.manual_seed(0)
     if asked.only in (None, "gpt"):
@@ -241,13 +186,6 @@ def main() -> None:
     if asked.only in (None, "compressed"):
         for steps in (0, 100):
             compressions(range(asked.first, asked.first + asked.seeds), steps)
-    if asked.only in (None, "mlp"):
-        x, y = images(4000, 8, 1)
-        x = x.flatten(1)
-        without_kernel("MLP 64-256x3-10", trained(mlp([64, 256, 256, 256, OUTPUTS], seed=0), x, y, 100), x, y, 400)
-    if asked.only in (None, "cnn"):
-        x, y = images(1000, 32, 3)
-        without_kernel("CNN 3-32-64-64-128 on 32 x 32", trained(cnn(), x[:200], y[:200], 30), x, y, 200)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def test_gamma_norm_and_alignment_are_those_of_the_kernels() -> None:
     result = acceleration(model, X, Y, lr=0.01, steps=100, train_step=step)
     last = ntk(model, X, outputs="full")  # the model itself was trained
     assert result.norm == pytest.approx((last.norm() / first.norm()).item())
-    own0, own1 = own.own(first), own.own(last)
+    own0, own1 = own.diagonal(first), own.diagonal(last)
     assert result.gamma == pytest.approx(dynamics.effective_gamma(own0, own1, Y, normalised=True))
     assert result.alignment == pytest.approx([alignments(K, Y).diagonal().mean().item() for K in (own0, own1)])
     assert result.curves["network"] == pytest.approx(acceleration(network(), X, Y, lr=0.01, steps=100).curves["network"])
@@ -221,7 +221,7 @@ def test_networks_in_closed_form_are_those_of_autograd(relu: bool) -> None:
                      for i in range(9) for c in range(3)])
     K = (J @ J.T).view(9, 3, 9, 3)
     assert torch.allclose(net.kernel(), K, atol=1e-12)
-    assert torch.allclose(net.sub_kernels(), own.own(K), atol=1e-12)
+    assert torch.allclose(net.sub_kernels(), own.diagonal(K), atol=1e-12)
 
 
 def test_descent_ends_once_the_loss_is_small() -> None:

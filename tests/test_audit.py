@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import oracles
 import richter
 from richter.core import MixingError
-from richter.instrument.statistics import FEATURES, HeldOut, Operator, stored
+from richter.instrument.statistics import FEATURES, HeldOut, Operator, per_output
 from richter.instrument.statistics import frame as passes
 from richter.instrument.statistics import sketches as estimates
 from richter.instrument.subject import Subject
@@ -595,8 +595,8 @@ def test_what_is_used_elsewhere_by_later_examples_is_always_seen(make: Callable[
 
 @pytest.mark.filterwarnings("ignore:layer .c.*")
 @pytest.mark.parametrize(("measure", "outputs", "place", "value"), [
-    ("nfc", 3, (passes, "BLOCK_BYTES"), 0), ("tangent_alignment", 80, (stored, "fewer_passes"), lambda *_: True),
-    ("tangent_cka", 3, (estimates, "formed"), lambda *_: False)],
+    ("nfc", 3, (passes, "BLOCK_BYTES"), 0), ("tangent_alignment", 80, (per_output.KeptCaptures, "fewer_passes"), lambda *_: True),
+    ("tangent_cka", 3, (estimates, "way"), lambda *_: "blocks")],
     ids=["moments", "kernels of single outputs", "products with kernels"])
 def test_outputs_that_share_a_forward_pass_are_all_looked_at(measure: str, outputs: int, place: tuple[Any, str], value: Any,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:

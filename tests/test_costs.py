@@ -38,10 +38,11 @@ from richter.instrument.capture import check_finite, forward, quiet, state_of
 from richter.instrument.cotangents import every_output, random_outputs
 from richter.instrument.evaluate import RichterWarning
 from richter.instrument.observe import Measurement
-from richter.instrument.statistics import Operator, stored
-from richter.instrument.statistics import kernels as sampling
+from richter.instrument.statistics import Operator, per_output
+from richter.instrument.statistics import kernels as tangents
 from richter.instrument.statistics import output_sketch as drawn
 from richter.instrument.statistics import sketches as estimates
+from richter.instrument.statistics.kernels import Tangents
 from richter.instrument.stream import LayerCapture
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Audit, Survey, SurveyMemo, surveyed
@@ -661,7 +662,7 @@ def test_random_signs_are_their_examples_own() -> None:
 def test_an_average_over_random_outputs_is_that_over_all() -> None:
     """E[V^T V] = I, for shared combinations and for each example's own."""
     f = torch.zeros(50, 6, dtype=torch.float64)
-    own = torch.stack([random_outputs(16, seed).rows(f, None, range(50), slice(None), "mean") for seed in range(40)])
+    own = torch.stack([random_outputs(16, seed).own(f, range(50)) for seed in range(40)])
     assert own.shape == (40, 2, 50, 6)
     close(torch.einsum("rvna,rvnb->ab", own, own) / (40 * 50), torch.eye(6, dtype=torch.float64), 0.05)
     shared = torch.stack([random_outputs(64, seed)(f)[:, 0] for seed in range(40)])
@@ -680,7 +681,7 @@ def test_many_outputs_are_sketched_and_the_row_says_so() -> None:
 
 def of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if combinations of each example's outputs had no room: from vectors of all outputs of all examples."""
-    monkeypatch.setattr(drawn.Drawn, "least", lambda *_: 2 ** 62)
+    monkeypatch.setattr(drawn.OutputSketch, "least", lambda *_: 2 ** 62)
 
 
 def test_sketched_kernels_are_unbiased_and_their_error_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -706,7 +707,7 @@ def test_sampled_outputs_give_the_mean_over_outputs(monkeypatch: pytest.MonkeyPa
     found = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
     off = found.value("tangent_alignment", "0") - oracles.tangent_alignment(K["0"], Y)
     assert abs(off) < 4 * float(found.note("tangent_alignment", "0").rpartition("sketch error ")[2])
-    monkeypatch.setattr(estimates, "SAMPLED", 90)
+    monkeypatch.setattr(per_output, "SAMPLED", 90)
     every = richter.measure(model, richter.Probe(x, y), ["tangent_alignment"])
     assert every.value("tangent_alignment", "0") == pytest.approx(oracles.tangent_alignment(K["0"], Y), rel=1e-9)
     assert every.note("tangent_alignment", "0") == ""
@@ -732,7 +733,7 @@ def test_drawn_outputs_have_the_error_of_few_examples_too(labels: str) -> None:
     there = (Y.norm(dim=0) > 0).nonzero().flatten()
     numbers, seeded, group = "numbers" in labels, torch.Generator().manual_seed(0), torch.arange(24) % 8
     by_group = torch.stack([Y[group == g][:, there].sum(0) for g in range(8)], 1)
-    sample = sampling.uniform(there, 8, seeded) if numbers else sampling.by_labels(there, by_group, 8, seeded)
+    sample = per_output.uniform(there, 8, seeded) if numbers else per_output.by_labels(there, by_group, 8, seeded)
     chosen = sample.picked.tolist()
     chances = dict.fromkeys(there.tolist(), 8 / len(there)) if numbers else dict(
         zip(there.tolist(), oracles.chances(Y[:, there].sum(0).tolist(), 8), strict=True))
@@ -803,66 +804,71 @@ def test_padding_enters_no_sketch() -> None:
         assert a.value(name, "0") == pytest.approx(b.value(name, "0"), rel=1e-9)
 
 
-# -------------------------------------------------------------------------------------------------- without the kernel
+# ------------------------------------------------------------------------------------------------------- in blocks
 
 
-def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never the kernel itself."""
-    monkeypatch.setattr(estimates, "formed", lambda t, reason: False)
+def unformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel is formed."""
+    monkeypatch.setattr(Tangents, "fits", False)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "groupnorm", "twice", "tied", "lstm", "embedding_bag_of_words", "raw", "encoder"])
-def test_an_estimate_with_nothing_left_to_estimate_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more vectors than rows of the kernel, the subspace is everything."""
+def test_a_kernel_in_blocks_is_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are exact, and errors are those of examples left out, in blocks of any size."""
     case = zoo.CASES[name]
-    model, (x, y) = case.build(), case.batch(4)
-    exact = richter.measure(model, richter.Probe(x, y), TANGENT, output=case.output)
-    estimated(monkeypatch)
-    monkeypatch.setattr(estimates, "SKETCHED", 40)
-    for chunk in (4, 3):
-        found = richter.measure(model, richter.Probe(x, y, chunk=chunk), TANGENT, output=case.output)
-        assert [(r.layer, r.measure) for r in found.rows] == [(r.layer, r.measure) for r in exact.rows]
-        for a, b in zip(found.rows, exact.rows, strict=True):
+    model, (x, y) = case.build(), case.batch(9)
+    formed = richter.measure(model, richter.Probe(x, y), TANGENT, output=case.output)
+    unformed(monkeypatch)
+    for chunk in (9, 4, 1):
+        blocks = richter.measure(model, richter.Probe(x, y, chunk=chunk), TANGENT, output=case.output)
+        assert [(r.layer, r.measure, r.mark, r.note) for r in blocks.rows] == [(r.layer, r.measure, r.mark, r.note)
+                                                                               for r in formed.rows]
+        for a, b in zip(blocks.rows, formed.rows, strict=True):
             assert a.value == pytest.approx(b.value, rel=1e-7, nan_ok=True), a
-            assert a.measure == "tangent_alignment" or "which is not formed" in a.note
+            assert a.error == pytest.approx(b.error, rel=1e-7 if a.measure in TANGENT[:2] else 0.05, abs=1e-9, nan_ok=True), a
 
 
-def test_an_estimate_is_near_and_says_how_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model, x = mlp([20, 40, 40, 5], seed=0), torch.randn(150, 20)
-    probe = richter.Probe(x, x[:, :5].argmax(1), kernel=None)
-    exact = richter.measure(model, probe, TANGENT)
-    estimated(monkeypatch)
-    found = richter.measure(model, probe, TANGENT)
-    for layer in found.layers:
-        off = found.value("tangent_cka", layer) / exact.value("tangent_cka", layer) - 1
-        assert abs(off) < 0.03
-        assert abs(off) * exact.value("tangent_cka", layer) < 4 * found.error("tangent_cka", layer)
-        assert found.value("tangent_alignment", layer) == pytest.approx(exact.value("tangent_alignment", layer), rel=1e-5)
-        top = found.value("tangent_stable_rank", layer)
-        if math.isnan(top):
-            assert "was not resolved" in found.note("tangent_stable_rank", layer)
-        else:
-            assert top == pytest.approx(exact.value("tangent_stable_rank", layer), rel=0.03)
-
-
-def test_kernels_are_estimated_where_they_do_not_fit_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_computed_in_blocks_where_they_do_not_fit_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = mlp([10, 12, 5], seed=0), torch.randn(120, 10)
     probe = richter.Probe(x, torch.arange(120) % 5, kernel=None)
-    assert richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0") == ""
-    monkeypatch.setattr(estimates, "SMALL", 0)
-    monkeypatch.setattr(estimates, "operations", lambda t: (1.0, 2.0))  # the exact form is the cheaper
-    exact = richter.measure(model, probe, ["tangent_cka"], memory="1GiB")
-    assert exact.note("tangent_cka", "0") == ""
-    tight = richter.measure(model, probe, ["tangent_cka"], memory="5MiB")  # the kernel of 600 rows takes 13 MB
-    assert "which is not formed" in tight.note("tangent_cka", "0")
-    assert tight.value("tangent_cka", "0") == pytest.approx(exact.value("tangent_cka", "0"), rel=0.02)
-    monkeypatch.setattr(estimates, "operations", lambda t: (3.0, 2.0))
-    assert "which is not formed" in richter.measure(model, probe, ["tangent_cka"], memory="1GiB").note("tangent_cka", "0")
+    blocks: list[int] = []
+    real = tangents.full_blocks
+    monkeypatch.setattr(tangents, "full_blocks", lambda job, x, memory: blocks.append(job.chunk) or real(job, x, memory))
+    plenty = richter.measure(model, probe, TANGENT, memory="1GiB")
+    assert not blocks
+    tight = richter.measure(model, probe, TANGENT, memory="5MiB")  # the kernel of 600 rows takes 16 MB
+    assert 0 < blocks[0] < 120
+    for a, b in zip(tight.rows, plenty.rows, strict=True):
+        assert (a.value, a.mark, a.note) == (pytest.approx(b.value, rel=1e-5), Mark.EXACT, "")
+        assert a.error == pytest.approx(b.error, rel=0.05)
 
 
-def test_an_estimate_of_no_labels_and_of_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eigenvalue_of_blocks_that_is_not_resolved_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    unformed(monkeypatch)
+    monkeypatch.setattr(tangents, "STEPS", 2)
+    model, x = mlp([20, 40, 5], seed=0), draw(40, 20).float()
+    snap = richter.measure(model, richter.Probe(x, torch.arange(40) % 5, kernel=None), ["tangent_cka", "tangent_stable_rank"])
+    assert math.isfinite(snap.value("tangent_cka", "0"))
+    assert math.isnan(snap.value("tangent_stable_rank", "0"))
+    assert "was not resolved" in snap.note("tangent_stable_rank", "0")
+
+
+def test_centring_in_blocks_keeps_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of a last bias and of nearly equal inputs is nearly constant; one of a bias alone is."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    probe = richter.Probe(1 + 1e-3 * draw(20, 4), draw(20, 1), kernel=None)
+    formed = richter.measure(model, probe, TANGENT)
+    unformed(monkeypatch)
+    blocks = richter.measure(model, probe, TANGENT)
+    for a, b in zip(blocks.rows, formed.rows, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-7), a
+    alone = nn.Linear(4, 1).double()
+    alone.weight.requires_grad_(False)
+    assert all(math.isnan(r.value) for r in richter.measure(alone, probe, TANGENT[1:]).rows)
+
+
+def test_no_labels_and_masked_outputs_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What needs labels says that it has none; the rest is there."""
     model, x, y = talker()
     snap = richter.measure(model, richter.Probe(x, None), ["tangent_alignment", "tangent_cka", "tangent_stable_rank", "nfc"])
@@ -876,21 +882,27 @@ def test_an_estimate_of_no_labels_and_of_a_mask(monkeypatch: pytest.MonkeyPatch)
     mask[::2, 2] = False
     probe = richter.Probe(x, y % 4, mask=mask)
     exact = richter.measure(model, probe, TANGENT, output=few, layers=["0"])
-    estimated(monkeypatch)
-    monkeypatch.setattr(estimates, "SKETCHED", 120)
-    found = richter.measure(model, probe, TANGENT, output=few, layers=["0"])
-    for a, b in zip(found.rows, exact.rows, strict=True):
-        assert a.value == pytest.approx(b.value, rel=1e-7), a
+    unlabelled = richter.measure(model, richter.Probe(x, None, mask=mask), ["tangent_stable_rank"], output=few)
+    unformed(monkeypatch)
+    for chunk in (10, 3):
+        found = richter.measure(model, replace(probe, chunk=chunk), TANGENT, output=few, layers=["0"])
+        for a, b in zip(found.rows, exact.rows, strict=True):
+            assert a.value == pytest.approx(b.value, rel=1e-7), a
+    found = richter.measure(model, richter.Probe(x, None, mask=mask), ["tangent_stable_rank"], output=few)
+    assert found.value("tangent_stable_rank", "0") == pytest.approx(unlabelled.value("tangent_stable_rank", "0"), rel=1e-7)
 
 
-@pytest.mark.parametrize("cotangents", [None, random_outputs(64)], ids=["without the kernel", "sketched"])
-def test_the_smallest_memory_of_an_estimate_is_stated_and_works(cotangents: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    estimated(monkeypatch)
+@pytest.mark.parametrize(("cotangents", "says"), [
+    (None, "blocks of the kernels of 20 examples and 5 outputs, then estimates of kernels over 20 examples"),
+    (random_outputs(64), "estimates of kernels over 20 examples")], ids=["in blocks", "sketched"])
+def test_the_smallest_memory_of_kernels_is_stated_and_works(cotangents: object, says: str,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     of_vectors(monkeypatch)
     model, x = mlp([10, 12, 5], seed=0), torch.randn(20, 10)
     probe = richter.Probe(x, torch.arange(20) % 5)
-    with pytest.raises(MemoryBudgetError, match="estimates of kernels over 20 examples") as caught:
+    with pytest.raises(MemoryBudgetError) as caught:
         richter.measure(model, probe, TANGENT, memory=100, cotangents=cotangents)
+    assert all(part in str(caught.value) for part in says.split(", then "))
     least = re.findall(r"works here is memory='([^']+)'", str(caught.value))[0]
     frugal, plenty = (richter.measure(model, probe, TANGENT, memory=m, cotangents=cotangents) for m in (least, "2GiB"))
     for a, b in zip(frugal.rows, plenty.rows, strict=True):
@@ -1054,8 +1066,9 @@ def test_a_pass_is_as_long_as_three_forward_passes_whatever_is_measured(measure:
 
 
 @pytest.mark.parametrize(("measure", "words", "place", "says"), [
-    ("tangent_cka", 80, (drawn.Drawn, "why_not"), "they are dear"), ("tangent_alignment", 80, (stored, "fewer_passes"), True),
-    ("tangent_cka", 3, (estimates, "formed"), False)], ids=["gradients of vectors", "captures that are kept", "products"])
+    ("tangent_cka", 80, (drawn.OutputSketch, "why_not"), "they are dear"),
+    ("tangent_alignment", 80, (per_output.KeptCaptures, "fewer_passes"), True),
+    ("tangent_cka", 3, (estimates, "way"), "blocks")], ids=["gradients of vectors", "captures that are kept", "products"])
 def test_passes_of_kernels_that_are_had_otherwise_are_counted(measure: str, words: int, place: tuple[Any, str], says: Any,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = mlp([6, 8, words], seed=0).double(), draw(20, 6)

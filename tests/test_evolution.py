@@ -22,7 +22,7 @@ from richter.core import WHOLE, Mark, SelectionError
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.statistics import MATRIX, Previous
 from richter.instrument.statistics import per_output as own
-from richter.instrument.statistics import sketches as estimates
+from richter.instrument.statistics.kernels import Tangents
 from richter.measures.alignment import specialisation, specialisation_matrix
 from richter.measures.evolution import distance, norm, rotation, velocity
 from richter.measures.measure import Measure
@@ -315,7 +315,7 @@ def test_one_output_after_another_gives_the_same_numbers(monkeypatch: pytest.Mon
     first = {k: v.clone() for k, v in model.state_dict().items()}
     train(model, probe)
     formed = richter.measure(model, probe, EVERY, initial=first)
-    monkeypatch.setattr(estimates, "formed", lambda t, reason: False)
+    monkeypatch.setattr(Tangents, "fits", False)
     apart = richter.measure(model, probe, EVERY, initial=first)
     for a, b in zip(formed.rows, apart.rows, strict=True):
         assert (b.value, b.error) == pytest.approx((a.value, a.error), rel=1e-8, nan_ok=True), (a, b)

@@ -21,12 +21,10 @@ from richter.instrument.cotangents import random_outputs
 from richter.instrument.probe import OneHot, labelled
 from richter.instrument.statistics import feature_matrices as weights
 from richter.instrument.statistics import moments as bases
-from richter.instrument.statistics import output_sketch as tables
+from richter.instrument.statistics import per_output
 from richter.instrument.statistics import sketches as compressed
-from richter.instrument.statistics import sketches as estimates
-from richter.instrument.statistics import stored
 from richter.instrument.statistics.kernels import Tangents
-from richter.instrument.statistics.sketches import parameters
+from richter.instrument.statistics.per_output import KeptCaptures
 from richter.instrument.subject import Subject
 from richter.instrument.survey import examine
 from richter.instrument.survey import examine as verify
@@ -106,11 +104,11 @@ def test_what_is_not_written_down_is_the_same(plenty: richter.Snapshot, monkeypa
 def test_kernels_of_single_outputs_from_kept_captures_are_the_same(plenty: richter.Snapshot, at_once: int,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """However many outputs one forward pass serves; chunks of examples in which outputs are reached from other positions."""
-    seen, forwards, real = [], [], stored.chunks
-    monkeypatch.setattr(stored, "fewer_passes", lambda t, outputs: seen.append(outputs) or True)
-    monkeypatch.setattr(stored, "together", lambda t, units, outputs: at_once)
-    monkeypatch.setattr(stored, "fitting", lambda *a: 3)
-    monkeypatch.setattr(stored, "chunks", lambda *a, **k: forwards.append(1) or real(*a, **k))
+    seen, forwards, real = [], [], per_output.chunks
+    monkeypatch.setattr(KeptCaptures, "fewer_passes", lambda kept, outputs: seen.append(outputs) or True)
+    monkeypatch.setattr(KeptCaptures, "together", lambda kept, units, outputs: at_once)
+    monkeypatch.setattr(per_output, "fitting", lambda *a: 3)
+    monkeypatch.setattr(per_output, "chunks", lambda *a, **k: forwards.append(1) or real(*a, **k))
     agree(plenty, measured(), 1e-8)
     assert set(seen) == {8}
     assert len(forwards) == math.ceil(8 / at_once)
@@ -124,8 +122,9 @@ def test_captures_of_as_many_outputs_are_kept_as_have_room() -> None:
             s = Subject(model, probe, None, None, parse_bytes(memory), None)
             s.renew()
             t = Tangents(s, random_outputs(64))
-            found[memory] = stored.together(t, t.units, 8)
-            held = stored.kept_bytes(t, t.units, found[memory]) + stored.chunk_bytes(t) + stored.products_bytes(t)
+            kept = KeptCaptures(t)
+            found[memory] = kept.together(t.units, 8)
+            held = kept.kept_bytes(t.units, found[memory]) + kept.chunk_bytes + kept.products_bytes
             assert held <= s.memory or found[memory] == 1
     assert found["2GiB"] == 8 > found["400KiB"] > found["1KiB"] == 1, found
 
@@ -173,7 +172,7 @@ def test_few_examples_are_surveyed_of_a_large_model_with_many_outputs(monkeypatc
 
 def of_vectors(monkeypatch: pytest.MonkeyPatch) -> richter.Snapshot:
     """Norms from vectors of all outputs, as if combinations of each example's had no room."""
-    monkeypatch.setattr(richter.instrument.statistics.output_sketch.Drawn, "least", lambda *_: 2 ** 62)
+    monkeypatch.setattr(richter.instrument.statistics.output_sketch.OutputSketch, "least", lambda *_: 2 ** 62)
     return measured(measures=["tangent_cka"])
 
 
@@ -231,8 +230,8 @@ def test_compressed_gradients_give_the_same_within_their_error(monkeypatch: pyte
 def test_a_vocabulary_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     plenty = of_vectors(monkeypatch)
     compressing(monkeypatch)
-    monkeypatch.setattr(tables, "LARGE", 1)
-    monkeypatch.setattr(tables, "tile_rows", lambda *a: 7)
+    monkeypatch.setattr(compressed, "LARGE", 1)
+    monkeypatch.setattr(compressed, "tile_rows", lambda *a: 7)
     for small in (2 ** 26, 0):  # signs as they are, and as bits
         monkeypatch.setattr(compressed, "SMALL", small)
         little = measured(measures=["tangent_cka"])
@@ -268,10 +267,10 @@ def test_tables_are_all_of_a_module_and_as_all_use_them(factory: type[nn.Module]
     ids = torch.randint(1, TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(1))
     ids[1:, 1:4] = 0
     probe = richter.Probe(ids, ids.roll(1, 0))
-    monkeypatch.setattr(richter.instrument.statistics.output_sketch.Drawn, "least", lambda *_: 2 ** 62)
+    monkeypatch.setattr(richter.instrument.statistics.output_sketch.OutputSketch, "least", lambda *_: 2 ** 62)
     plenty = richter.measure(model, probe, ["tangent_cka"])
     compressing(monkeypatch)
-    monkeypatch.setattr(tables, "LARGE", 1)
+    monkeypatch.setattr(compressed, "LARGE", 1)
     little = richter.measure(model, probe, ["tangent_cka"])
     for layer in ("", "out", "*"):
         row, exact = little.row("tangent_cka", layer), plenty.value("tangent_cka", layer)
@@ -285,12 +284,12 @@ def test_where_a_read_out_has_no_room_to_be_compressed_it_is_said(monkeypatch: p
     torch.manual_seed(0)
     ids = torch.randint(1, TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(1))
     ids[1:, 1:4] = 0
-    monkeypatch.setattr(richter.instrument.statistics.output_sketch.Drawn, "least", lambda *_: 2 ** 62)
+    monkeypatch.setattr(richter.instrument.statistics.output_sketch.OutputSketch, "least", lambda *_: 2 ** 62)
     compressing(monkeypatch)
-    monkeypatch.setattr(tables, "LARGE", 1)
+    monkeypatch.setattr(compressed, "LARGE", 1)
     real = compressed.compressed_bytes
-    monkeypatch.setattr(estimates, "compressed_bytes", lambda t, q: real(t, q) + 2 ** 40 * (len(tables.tables_of(
-        t, parameters(t, t.units))) < 3))
+    monkeypatch.setattr(compressed, "compressed_bytes", lambda t, q: real(t, q) + 2 ** 40 * (len(compressed.tables_of(
+        t, t.parameters(t.units))) < 3))
     snap = richter.measure(Silenced().double(), richter.Probe(ids, ids.roll(1, 0)), ["tangent_cka"])
     assert all(math.isnan(row.value) and "differs between examples" in row.note for row in snap.rows)
 

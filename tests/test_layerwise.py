@@ -13,7 +13,7 @@ from jaxtyping import install_import_hook
 from torch import Tensor, nn
 
 from richter.core import SelectionError
-from richter.core.chains import chain
+from richter.core.modules import chain
 from richter.models import mlp
 from richter.tasks import digits
 

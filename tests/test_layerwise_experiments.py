@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from richter.core.chains import evaluated
+from richter.core.modules import evaluated
 from richter.experiments.frame import Results
 from richter.experiments.layerwise import classes, dynamics, laziness, metrics, props, step, targets
 from richter.experiments.layerwise.metrics import Recipe, fit, indicators, numbers, read, right

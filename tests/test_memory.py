@@ -34,6 +34,7 @@ from richter.instrument.statistics import moments as bases
 from richter.instrument.survey import audit, examine
 from richter.kernels import contract as planning
 from richter.kernels import contract as shared
+from richter.models import mlp
 from test_large import Tied
 
 TOKENS, WIDTH, LENGTH, N = 3000, 48, 8, 8
@@ -111,6 +112,16 @@ def test_a_bound_is_kept_where_kernels_are_drawn(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("nothing_is_small")
+@pytest.mark.parametrize("share", [1, 3])
+def test_a_bound_is_kept_by_kernels_in_blocks(share: int) -> None:
+    model, probe = mlp([20, 40, 40, 6], seed=0), richter.Probe(torch.randn(120, 20), torch.arange(120) % 6, kernel=None)
+    measures = ["tangent_cka", "tangent_stable_rank"]
+    bound = share * smallest(model, probe, measures)
+    taken = peak(lambda: richter.measure(model, probe, measures, memory=bound))
+    assert taken <= KEPT * bound, (taken, bound)
+
+
+@pytest.mark.usefixtures("nothing_is_small")
 def test_the_smallest_that_is_said_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     model, probe, initial = language_model(monkeypatch)
     least = smallest(model, probe, None, initial=initial)
@@ -127,11 +138,10 @@ def test_smaller_chunks_form_no_gradients_that_larger_ones_do_not(monkeypatch: p
     model, probe, _ = language_model(monkeypatch)
     seen: list[int] = []
     original = shared.by_pairs
-    for module in (sys.modules["richter.kernels.ntk"], planning):  # richter.kernels.ntk is its function
-        monkeypatch.setattr(module, "by_pairs", lambda *a: seen.append(a[4]) or original(*a))
+    monkeypatch.setattr(planning, "by_pairs", lambda *a: seen.append(a[2]) or original(*a))
     some = {"cotangents": random_outputs(3), "per_layer": True}
     whole = richter.kernels.ntk(model.double(), probe.x, **some)
-    monkeypatch.setattr(planning, "_numbers", lambda r, n, m, block, same: n)  # one example at a time
+    monkeypatch.setattr(planning.Job, "bytes", lambda job, n, m, same: 8 * n)  # one example at a time
     little = richter.kernels.ntk(model, probe.x, **some, memory=8)
     assert set(seen) == {N}
     torch.testing.assert_close(whole["table"], little["table"], rtol=1e-12, atol=0)
@@ -145,14 +155,14 @@ def test_the_audit_of_a_tied_matrix_sees_what_is_wrong_without_its_gradient(monk
         maps.subject.renew()
         tied = next(own for weight, own in maps.subject.survey.structured.items() if len(own) == 2)
         for wrong in tied:
-            recording = maps.subject.source.record(probe.x, slice(0, N), tied)
-            check, recording.check = recording.check, None
+            chunk = captures.Chunk(maps.subject.network, probe.x, slice(0, N), tied)
+            V = torch.randn(1, *chunk.f.shape, generator=torch.Generator().manual_seed(0))
+            check, chunk._check = chunk._check, None
             assert check is not None
             assert all(t.numel() < 2 ** 12 for part in check.totals._adding.values() for _, t in part)
-            V = torch.randn(1, *recording.f.shape, generator=torch.Generator().manual_seed(0))
-            check.add(V, {k: 1.1 * c.g if k == wrong else c.g for k, c in recording.captures(V).items()})
+            check.add(V, {k: 1.1 * c.g if k == wrong else c.g for k, c in chunk.ask(V).items()})
             with pytest.raises(audit.Doubt) as doubt:
-                check.finish(recording.gradients)
+                check.finish(chunk.backward)
             assert set(doubt.value.maps) == set(tied)
             maps.subject.audit.done.clear()
 
@@ -170,7 +180,7 @@ def test_examples_are_put_into_another_order_once(monkeypatch: pytest.MonkeyPatc
         measurement.subject.renew()
         seen.clear()
         for rows, name in ((slice(0, 4), "up"), (slice(0, 4), "down"), (slice(4, 8), "up")):
-            measurement.subject.source.record(probe.x[rows], rows, [name]).look()
+            captures.Chunk(measurement.subject.network, probe.x[rows], rows, [name]).look()
     assert seen == [0, 4]
 
 
@@ -263,8 +273,8 @@ def test_what_an_audit_has_compared_is_given_back_before_it_goes_on(monkeypatch:
     with quiet(measurement.model):
         measurement.subject.renew()
         calls.clear()
-        recording = measurement.subject.source.record(probe.x, slice(0, N), ["up", "down"])
-        recording.captures(torch.randn(1, *recording.f.shape, generator=torch.Generator().manual_seed(0)))
+        chunk = captures.Chunk(measurement.subject.network, probe.x, slice(0, N), ["up", "down"])
+        chunk.ask(torch.randn(1, *chunk.f.shape, generator=torch.Generator().manual_seed(0)))
     assert calls[0] == "graphs"
     assert calls.count("gradients") >= 1
 
@@ -284,7 +294,7 @@ JOINED = """
 from pathlib import Path
 import torch
 from richter.instrument.stream import LayerCapture
-from richter.instrument.statistics import stored
+from richter.instrument.statistics import per_output
 
 def size(what):
     (line,) = (s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith(what))
@@ -293,14 +303,14 @@ def size(what):
 def capture(k):
     return LayerCapture("dense", torch.zeros(1), torch.ones(1, 64, 512 + k % 7), torch.ones(1, 1, 64, 512))
 
-stored.TOGETHER = 2 ** 23
+per_output.TOGETHER = 2 ** 23
 arrays = [torch.ones(2 ** 22) for _ in range(3)]
 del arrays  # from now on malloc maps no array of this size by itself
 before = size("VmRSS")
 parts = [{str(k): capture(k) for k in range(40)} for _ in range(16)]
 held = size("VmRSS") - before
 Path("/proc/self/clear_refs").write_text("5")
-whole = stored._joined(parts, 2 ** 30)
+whole = per_output._joined(parts, 2 ** 30)
 assert len(whole) == 40 and all(c.h.shape[0] == c.g.shape[1] == 16 for c in whole.values())
 print((size("VmHWM") - before) / held)
 """

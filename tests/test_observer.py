@@ -194,7 +194,7 @@ def test_what_a_run_refuses(tmp_path: Path) -> None:
         richter.Observer(mlp(outputs=2), probe(), run=tmp_path / "a", resume=True)
     with pytest.raises(RichterError, match="initial weights of its own; leave initial= out"):
         richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True, initial=state(mlp()))
-    with pytest.raises(RichterError, match="settings= and resume= are of a run on disk"):
+    with pytest.raises(RichterError, match="settings= and resume= need a run on disk"):
         richter.Observer(mlp(), probe(), resume=True)
     with pytest.raises(RichterError, match="matrices=-1"):
         richter.Observer(mlp(), probe(), run=tmp_path / "b", matrices=-1)

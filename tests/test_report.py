@@ -28,7 +28,7 @@ import richter
 from judged import Training
 from richter import runs
 from richter.core import Card, Interval, Mark, Ref, Row, SelectionError
-from richter.core.cosine import cosine
+from richter.core.likeness import cosine
 from richter.experiments.frame import Claim, Control
 from richter.experiments.running import Finding
 from richter.instrument.snapshot import Snapshot

@@ -12,7 +12,7 @@ from torch import nn
 
 import richter
 from richter import experiments
-from richter.core.cosine import cosine
+from richter.core.likeness import cosine
 from richter.experiments.frame import Results
 from richter.experiments.ledger import figures_at
 from richter.experiments.nfa.fig2d import MapRivals, pair_entropy

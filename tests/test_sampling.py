@@ -19,8 +19,7 @@ import richter
 from richter.instrument.cotangents import random_outputs
 from richter.instrument.evaluate import jackknife
 from richter.instrument.probe import OneHot, counts
-from richter.instrument.statistics.kernels import Sample, by_labels, inclusion, uniform
-from richter.instrument.statistics.per_output import OWN_KERNELS
+from richter.instrument.statistics.per_output import OWN_KERNELS, Sample, by_labels, inclusion, uniform
 from richter.measures.measure import Measure
 
 SIZES = st.lists(st.integers(1, 200), min_size=9, max_size=40)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,17 +75,9 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All but what only type checkers read."""
-    for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
-            yield node
-            yield from nodes(node)
-
-
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in nodes(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("richter"):
             below = node.module.removeprefix("richter").strip(".")
             found |= {below} if below else {alias.name for alias in node.names}

@@ -1,7 +1,5 @@
-"""Linear algebra that several parts share: largest eigenvalues by Lanczos, traces and norms by Hutch++, sums with groups of rows
-left out, random rotations. Symmetric matrices may be given by their products
-alone.
-"""
+"""Linear algebra that several parts share: largest eigenvalues by Lanczos, sums with groups of rows left out, random rotations,
+similarity of features, and what is computed from any kernel matrix. Symmetric matrices may be given by their products alone."""
 
 from __future__ import annotations
 
@@ -262,34 +260,33 @@ def without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
     return blocks.sum((1, 2))[:, None] - blocks.sum(1) - blocks.sum(2) + blocks.diagonal(dim1=1, dim2=2)
 
 
-EACH = 3e-2  # of how far largest eigenvalues with groups left out lie apart: what they may be off, each for a standard error
-APART = 1e-4  # of an eigenvalue: what lies closer together is not told apart in single precision
-EXACT = 128  # rows of which all eigenvalues of every set are as quick
-AT_LAST = 1024  # rows of which all eigenvalues of every set are had where the largest will not be found
+EACH = 3e-2  # error of a largest eigenvalue with a group left out, as a share of how far these values lie apart
+APART = 1e-4  # share of an eigenvalue: values that lie closer together are not told apart in single precision
+EXACT = 128  # rows up to which all eigenvalues of every set are as quick
+AT_LAST = 1024  # rows up to which all eigenvalues of every set are computed where the largest one is not found otherwise
 
 
 def top_of_each(K: Float[Tensor, "r r"], keep: NDArray[np.float64], whole: Leading | None = None, centred: bool = True,
                 steps: int = 50) -> list[float]:
     """The largest eigenvalue of C K C on each set of rows (``keep`` "g r" is 1 on its rows and 0 elsewhere; C removes their mean,
-    or nothing where they are not ``centred``). For standard errors, which need few digits: by Rayleigh and Ritz on what the sets
-    have of the ``whole`` matrix's leading vectors, and where that is not close enough (EACH), on their residuals too, which are
-    added until it is, or for so many steps: then a small matrix has all its eigenvalues computed. In single precision, unless
-    they are too close together for it."""
+    or nothing if not ``centred``), with the few digits that standard errors need: by ``ritz`` from the ``whole`` matrix's leading
+    vectors, in single precision unless the values are too close together for it. Where it takes too many steps, all eigenvalues
+    of a small matrix are computed."""
     if len(K) > EXACT:
         whole = leading(K, centred) if whole is None else whole
         if whole.vectors is None or whole.rough is None:
             return [whole.value] * len(keep)
-        roughly = _ritz_on_sets(whole.rough.matrix, keep, whole.vectors, centred, steps)
+        roughly = _ritz_on_rows(whole.rough.matrix, keep, whole.vectors, centred, steps)
         if roughly is not None and max(roughly) - min(roughly) > APART * max(roughly):
             return [value * whole.rough.scale for value in roughly]
-        exactly = None if roughly is None else _ritz_on_sets(K.cpu().numpy(), keep, whole.vectors, centred, steps)
+        exactly = None if roughly is None else _ritz_on_rows(K.cpu().numpy(), keep, whole.vectors, centred, steps)
         if exactly is not None:
             return exactly
     return [_top_of_set(K, rows, centred, sure=len(K) <= AT_LAST) for rows in torch.from_numpy(keep > 0).to(K.device)]
 
 
 def _top_of_set(K: Float[Tensor, "r r"], rows: Tensor, centred: bool, sure: bool) -> float:
-    """All eigenvalues of a set, or, where these take too long, the largest."""
+    """All eigenvalues of a set, or only the largest where these take too long."""
     part = K[rows][:, rows]
     if not sure:
         return leading(part, centred, most=1).value
@@ -297,96 +294,64 @@ def _top_of_set(K: Float[Tensor, "r r"], rows: Tensor, centred: bool, sure: bool
     return torch.linalg.eigvalsh(part - mean - mean.T + mean.mean())[-1].item() if len(part) else 0.0
 
 
-def _ritz_on_sets(K: NDArray[Any], keep: NDArray[Any], vectors: NDArray[Any], centred: bool, steps: int) -> list[float] | None:
-    """None where so many steps are not enough."""
-    keep = keep.astype(K.dtype)
+def _ritz_on_rows(K: NDArray[Any], keep: NDArray[Any], vectors: NDArray[Any], centred: bool, steps: int) -> list[float] | None:
+    """The largest eigenvalues on sets of rows; None where so many steps are not enough."""
+    found = ritz(lambda X: product(X.reshape(-1, len(K)), K).reshape(X.shape), keep.astype(K.dtype),
+                 vectors.astype(K.dtype)[None], centred, steps)
+    return found.values.tolist() if found.close else None
+
+
+class Ritz(NamedTuple):
+    """Largest eigenvalues on sets of rows, whether they are close enough, and leading vectors of each set."""
+
+    values: NDArray[Any]  # "g"
+    close: bool
+    vectors: NDArray[Any]  # "g p r"
+
+
+def ritz(times: Callable[[NDArray[Any]], NDArray[Any]], keep: NDArray[Any], start: NDArray[Any], centred: bool = True,
+         steps: int = 50, tolerance: float = 1e-12, each: float = EACH, kept: int = 1) -> Ritz:
+    """The largest eigenvalue of C K C on each set of rows ``keep`` "g r", by Rayleigh and Ritz on the vectors ``start`` "1 p r"
+    or "g p r" and on their residuals, which are added until every value is close to an eigenvalue, or for so many ``steps``:
+    within ``tolerance`` of it, or within the share ``each`` of how far the values lie apart. ``times`` multiplies by K."""
     means = (keep / keep.sum(1, keepdims=True))[:, :, None]
 
     def on_sets(X: NDArray[Any]) -> NDArray[Any]:
-        """"g p r"."""
         return (X - X @ means if centred else X) * keep[:, None]
 
-    def times(X: NDArray[Any]) -> NDArray[Any]:
-        return on_sets(product(X.reshape(-1, len(K)), K).reshape(X.shape))
-
-    Z = on_sets(vectors.astype(K.dtype)[None])
-    KZ = times(Z)
-    for _ in range(steps):
-        values, y = _ritz_of_each(Z, KZ)
-        R = y @ KZ - y @ Z * values[:, -1:, None].astype(K.dtype)
+    Z = on_sets(start)
+    KZ = on_sets(times(Z))
+    for step in range(steps):
+        values, basis, turns = _ritz_values(Z, KZ)
+        y = (basis @ turns[:, :, -1:]).swapaxes(1, 2).astype(Z.dtype)
+        R = y @ KZ - y @ Z * values[:, -1:, None].astype(Z.dtype)
         size = np.sqrt(np.einsum("gpr,gpr->g", R, R)).astype(float)
-        if _close(values, size):
-            return values[:, -1].tolist()  # type: ignore[no-any-return]
-        R = on_sets(R / np.where(size > 0, size, 1.0)[:, None, None].astype(K.dtype))
-        Z, KZ = np.concatenate([Z, R], 1), np.concatenate([KZ, times(R)], 1)
-    return None
+        close = _close(values, size, tolerance, each)
+        if close or step == steps - 1:
+            break
+        R = on_sets(R / np.where(size > 0, size, 1.0)[:, None, None].astype(Z.dtype))
+        Z, KZ = np.concatenate([Z, R], 1), np.concatenate([KZ, on_sets(times(R))], 1)
+    return Ritz(values[:, -1], close, (basis @ turns[:, :, -kept:]).swapaxes(1, 2).astype(Z.dtype) @ Z)
 
 
-def _ritz_of_each(Z: NDArray[Any], KZ: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The eigenvalues of a matrix on the span of each set's vectors "g p r", and the combination "g 1 p" of these that has the
-    largest."""
+def _ritz_values(Z: NDArray[Any], KZ: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Eigenvalues "g p" of a matrix on the span of each set's vectors "g p r", an orthonormal basis of each span, and the
+    eigenvectors in it."""
     rounding = 1e-12 if Z.dtype == np.float64 else 1e-6
     squares, turns = np.linalg.eigh((Z @ Z.swapaxes(1, 2)).astype(float))
     there = squares > rounding * squares[:, -1:]
     basis = turns * (there / np.sqrt(np.where(there, squares, 1.0)))[:, None]
     M = basis.swapaxes(1, 2) @ (Z @ KZ.swapaxes(1, 2)).astype(float) @ basis
     values, vectors = np.linalg.eigh((M + M.swapaxes(1, 2)) / 2)
-    return values, (basis @ vectors[:, :, -1:]).swapaxes(1, 2).astype(Z.dtype)
+    return values, basis, vectors
 
 
-def _close(values: NDArray[Any], residuals: NDArray[Any]) -> bool:
-    """Are largest eigenvalues "g p" known well enough for how far they lie apart?"""
+def _close(values: NDArray[Any], residuals: NDArray[Any], tolerance: float, each: float) -> bool:
+    """Are the largest eigenvalues "g p" known well enough?"""
     tops, gaps = values[:, -1], values[:, -1] - values[:, -2] if values.shape[1] > 1 else np.zeros_like(residuals)
     errors = np.where(gaps > residuals, residuals ** 2 / np.maximum(gaps, 1e-300), residuals)
-    apart = EACH * np.abs(tops - tops.mean()).max()
-    return bool((errors <= max(apart, 1e-12 * np.abs(tops).max())).all())
-
-
-# ------------------------------------------------------------------------------------------------ traces and norms by Hutch++
-
-
-def span_and_rest(Y: Float[Tensor, "p n"], Z: Float[Tensor, "r n"]) -> tuple[Float[Tensor, "q n"], Float[Tensor, "r n"]]:
-    """Orthonormal rows Q that span the rows of Y, and what of each row of Z lies outside of that span."""
-    Q = torch.linalg.qr(Y.T)[0].T
-    return Q, Z - (Z @ Q.T) @ Q
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """A symmetric matrix K, known by its products with orthonormal rows Q that span most of what it does, and with random vectors
-    Z outside of that span, independent and of unit variance (Hutch++: exact on Q, sampled in the rest).
-
-    ``keep`` selects some of the vectors Z, for estimates of the error that leave others out.
-    """
-
-    Q: Float[Tensor, "q n"]
-    Z: Float[Tensor, "r n"]
-    KQ: Float[Tensor, "q n"]
-    KZ: Float[Tensor, "r n"]
-
-    def trace(self, keep: Tensor | slice = slice(None)) -> float:
-        """tr K = tr Q K Q^T + E z^T K z."""
-        return ((self.Q * self.KQ).sum() + (self.Z * self.KZ).sum(1)[keep].mean()).item()
-
-    def norm(self, keep: Tensor | slice = slice(None)) -> float:
-        """|K|_F^2 = |K Q^T|^2 + E |K z|^2, and its root."""
-        return (self.KQ.square().sum() + self.KZ.square().sum(1)[keep].mean()).sqrt().item()
-
-    def top(self) -> tuple[float, float]:
-        """The largest eigenvalue on the span of Q, which is at most that of K, and the residual |K u - top u| of its vector."""
-        T = self.Q @ self.KQ.T
-        values, vectors = torch.linalg.eigh((T + T.T) / 2)
-        top, u = values[-1].item(), vectors[:, -1]
-        return top, (u @ self.KQ - top * (u @ self.Q)).norm().item()
-
-
-def sketch(times: Callable[[Tensor], Tensor], n: int, draw: torch.Generator, spanning: int = 32, sampling: int = 16) -> Sketch:
-    """K from two rounds of products ``times``, which takes rows "q n" to rows "q n": ``spanning`` vectors find where K acts most,
-    ``sampling`` vectors sample what is left. With ``spanning`` = n it is exact."""
-    Y, Z = (torch.randn(q, n, generator=draw, dtype=torch.float64, device=draw.device) for q in (min(spanning, n), sampling))
-    Q, Z = span_and_rest(times(Y), Z)
-    K = times(torch.cat([Q, Z]))
-    return Sketch(Q, Z, K[:len(Q)], K[len(Q):])
+    apart = each * np.abs(tops - tops.mean()).max()
+    return bool((errors <= max(apart, tolerance * np.abs(tops).max())).all())
 
 
 # ------------------------------------------------------------------------------------------------ random rotations

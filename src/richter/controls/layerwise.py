@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from richter.controls.groups import owners
 from richter.core import SelectionError, matches, unknown
-from richter.core.chains import Stage, chain, evaluated
+from richter.core.modules import Stage, chain, evaluated
 from richter.core.values import progress
 
 Kernel = Callable[[Float[Tensor, "n d"]], Float[Tensor, "n n"]]

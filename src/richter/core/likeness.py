@@ -8,6 +8,7 @@ needs the squared lengths of the rows alone, because the other entries of a row 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,19 @@ FEWEST = 4  # rows from which on there is an estimate without bias
 NOISE = 1e-12  # of the largest eigenvalue: a smaller one is rounding, and its eigenfunction nothing
 SINGLE = 1e-6  # the same of a Gram matrix that was kept in single precision
 ROUNDING = 1e-12  # what is as near to 1 is 1
+BLOCK = 2 ** 17  # entries at a time
+
+
+def cosine(A: NDArray[Any], B: NDArray[Any]) -> float:
+    """<A, B> / (|A| |B|) in the Frobenius inner product; NaN if one is zero or their shapes differ.  [nfa, Eq. NFC]"""
+    if A.shape != B.shape:
+        return float("nan")
+    sums, rows = np.zeros(3), max(1, BLOCK // max(1, math.prod(A.shape[1:])))
+    for i in range(0, len(A), rows):  # no copy of all in double precision
+        a, b = (M[i:i + rows].astype(np.float64).ravel() for M in (A, B))
+        sums += a @ b, a @ a, b @ b
+    size = math.sqrt(sums[1]) * math.sqrt(sums[2])
+    return float(sums[0]) / size if size else float("nan")
 
 
 def hsic(products: Any, a: Any, b: Any, debiased: bool = False) -> Any:

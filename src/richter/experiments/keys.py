@@ -30,7 +30,9 @@ GUARDS = {"verified"}  # functions that return what they are called with first, 
 WHOLE = "*"  # in the place of a name: everything
 # what has moved to another file since records were made: digests go on naming the first place
 MOVED = {"richter.instrument.observe.Measurement": "richter.instrument.measurement.Measurement",
-         "richter.core.values.progress": "richter.core.progress.progress"}
+         "richter.core.values.progress": "richter.core.progress.progress",
+         "richter.core.likeness.cosine": "richter.core.cosine.cosine",
+         **{f"richter.core.modules.{name}": f"richter.core.chains.{name}" for name in ("Stage", "chain", "evaluated")}}
 BY_TEXT = {"globals", "vars", "locals", "eval", "exec", "__import__"}  # who calls these may use any name of the file
 
 

@@ -297,7 +297,7 @@ class Evaluation:
     def _noise(self, faint: list[str]) -> Noise:
         """Maps and modules whose gradients are nothing but rounding errors, on a few examples."""
         if self._rounded is None or self._rounded[0] != faint:
-            self._rounded = faint, rounding_errors(self.subject.source, self.subject.few, faint)
+            self._rounded = faint, rounding_errors(self.subject.network, self.subject.few, faint)
         return self._rounded[1]
 
     @cached_property
@@ -305,7 +305,7 @@ class Evaluation:
         """Remark on numbers from a network that computes in a coarser precision than its weights have."""
         coarsest = self.subject.state.precision
         eps = torch.finfo(coarsest).eps
-        if eps <= torch.finfo(self.subject.source.dtype).eps:
+        if eps <= torch.finfo(self.subject.network.dtype).eps:
             return Remark()
         text = f"the network computes in {str(coarsest).removeprefix('torch.')}: relative rounding error {eps:.0e}"
         return Remark(Mark.ESTIMATED if eps > COARSE else Mark.EXACT, text)

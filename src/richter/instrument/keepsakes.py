@@ -133,7 +133,7 @@ class Reader:
     def constant(self, spread: float, size: float) -> bool:
         """Are features whose squares sum to ``size``, and to ``spread`` when their means are subtracted, the same in every row
         but for the rounding of the numbers that the network computes with?"""
-        return not spread > (DIGITS * torch.finfo(self.subject.source.dtype).eps) ** 2 * size
+        return not spread > (DIGITS * torch.finfo(self.subject.network.dtype).eps) ** 2 * size
 
     def counts(self) -> list[int]:
         """Rows of features that each example has."""
@@ -143,7 +143,7 @@ class Reader:
         return [length] * self.subject.probe.n if mask is None else [int(k) for k in mask.sum(1)]
 
     def _pass(self, x: Any, seed: int) -> Pass:
-        network = replace(self.subject.source, state=self.state)
+        network = replace(self.subject.network, state=self.state)
         run = passed(network, x, seed, None)
         check_calls(network, x, run.calls)
         check_finite(run.f)

@@ -391,7 +391,7 @@ class Observer:
         if on_error not in ("warn", "raise"):
             raise SelectionError(f"on_error={on_error!r}: 'warn' (a failure does not end the training) or 'raise'.")
         if matrices is not None and matrices < 0:
-            raise SelectionError(f"matrices={matrices}: the most inputs that a layer whose matrices are kept may have; 0: none.")
+            raise SelectionError(f"matrices={matrices}: matrices are kept of layers with at most so many inputs; 0: of none.")
         self.matrices = matrices if matrices is not None else MATRICES if run is not None else 0
         self.measurement = Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers,
                                        memory=memory, output=output, mode=mode, seed=seed)
@@ -413,7 +413,7 @@ class Observer:
         self._first = True  # nothing was tried yet: what is wrong with the arguments is an error
         self._drawn: int | None = None  # the last step whose matrices were kept
         if run is None and (settings is not None or resume):
-            raise SelectionError("settings= and resume= are of a run on disk: say which by run='runs/...'.")
+            raise SelectionError("settings= and resume= need a run on disk: name it with run='runs/...'.")
         self.writer: Writer | None = None
         self._owns = not isinstance(run, Writer)
         if run is not None:

@@ -1,7 +1,7 @@
 """The one loop over chunks of examples: their size, their order, which rank has which, progress, and one forward pass for each
 that can be asked any number of times.
 
-    for chunk in chunks(source, x, size=256, maps=["0", "2"], cotangents=V, title="measuring"):
+    for chunk in chunks(network, x, size=256, maps=["0", "2"], cotangents=V, title="measuring"):
         chunk.captures(slice(0, 4))       # what each map read, and what the first four cotangents ask of it
 """
 
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from richter.core import CaptureError, DivergedError, SelectionError
+from richter.core import CaptureError, DivergedError, MemoryBudgetError, SelectionError, show_bytes
 from richter.core.modules import unwrapped_name
 from richter.core.values import SMALL, progress, trim
 from richter.instrument.capture import Call, Inputs, Pass, check_finite, count, select, to_device, weight_bytes

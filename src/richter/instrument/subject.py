@@ -107,7 +107,7 @@ class Subject:
     def amend(self, doubt: Doubt) -> None:
         """What was captured is not what single examples say: do without it."""
         self._known = None
-        self.survey = self.memo.amend(self.source, doubt)
+        self.survey = self.memo.amend(self.network, doubt)
         self._begin_again()
         self._prepare()
         self._known = (self.memo.surveys, {k: m.live for k, m in self.survey.maps.items()})
@@ -166,7 +166,7 @@ class Subject:
         """What is to be said of these buffers, if they do anything."""
         if not self.drifted or self._initial_outputs is None:
             return Remark()
-        given = replace(self.source, state=state_of(self.model, self.initial, self.copied)).run(self.few, record=False)
+        given = replace(self.network, state=state_of(self.model, self.initial, self.copied)).run(self.few, record=False)
         if given.f.shape == self._initial_outputs.shape and torch.equal(given.f, self._initial_outputs):
             return Remark()
         return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
@@ -218,7 +218,7 @@ class Subject:
         mask = self.probe.mask
         if mask is None or bool(mask.all()):
             return {}
-        return positions_of(self.source, self.few, self.maps, mask.shape[1])
+        return positions_of(self.network, self.few, self.maps, mask.shape[1])
 
     @cached_property
     def refused(self) -> dict[str, str]:
@@ -249,15 +249,15 @@ class Subject:
             self.__dict__.pop(name, None)
 
     @property
-    def source(self) -> Network:
+    def network(self) -> Network:
         """The network now."""
         return Network(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
 
     @property
-    def initial_source(self) -> Network:
+    def initial_network(self) -> Network:
         """The network at initialisation."""
         assert self.then is not None
-        return replace(self.source, state=self.then)
+        return replace(self.network, state=self.then)
 
     def plain(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The same as ``pair``, where they lie."""
@@ -267,7 +267,7 @@ class Subject:
     @property
     def single(self) -> bool:
         """Are products computed in single precision, though there is double?"""
-        return self.source.dtype == torch.float32 and self.home == self.device
+        return self.network.dtype == torch.float32 and self.home == self.device
 
     @property
     def itemsize(self) -> int:
@@ -322,7 +322,7 @@ class Subject:
     def outputs(self, x: Any) -> Tensor:
         """f "n ..." of these examples, without a graph."""
         size = fitting(self.memory, self.itemsize * self.survey.graph, self.probe.chunk, self.survey.drawn)
-        return torch.cat([chunk.outputs for chunk in chunks(self.source, x, size)])
+        return torch.cat([chunk.outputs for chunk in chunks(self.network, x, size)])
 
     @property
     def pass_seconds(self) -> float:
@@ -358,7 +358,7 @@ class Subject:
         if self.probe.y is not None:
             check_labels(self.probe.n, self.survey.outputs, self.memory, self.allowed)
         shape = torch.Size((self.probe.n, *self.survey.shape))
-        self.probe, note = aligned(self.source, self._first_inputs(), self.probe, shape)
+        self.probe, note = aligned(self.network, self._first_inputs(), self.probe, shape)
         self.moved = note or self.moved
         self.Y, self.counted = self.probe.targets(shape)
         self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
@@ -366,7 +366,7 @@ class Subject:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def _matrices_then(self) -> dict[str, Tensor]:
-        seen = (source := self.initial_source).run(self.few)
+        seen = (network := self.initial_network).run(self.few)
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
                                "on it. Is this the state at initialisation?")
@@ -378,7 +378,7 @@ class Subject:
         self._initial_outputs = seen.f.detach()
         matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}
         later = {k: m for k, m in self.survey.maps.items() if k not in matrices and m.weight is not None}  # not used by the first
-        matrices |= {k: source.state[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
+        matrices |= {k: network.state[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
         return matrices
 
     def widened(self, W: Tensor) -> Tensor:

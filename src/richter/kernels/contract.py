@@ -1,8 +1,8 @@
-"""Products of per-example gradients between two batches, added up without forming more of them than a tile.
+"""Kernels of single linear maps: products of per-example gradients between two batches, added up in tiles, and what they cost.
 
-A kernel is "n m" (trace), "v n m" (diagonal) or "v n w m" (full). Where both batches are one, what is above the diagonal
-(of examples; of tiles in a full kernel) may be wrong until ``mirror`` fills it from what is below. Dot products are taken in
-the model's precision; sums over outputs, tiles and parameters are added up in the dtype of the kernel.
+A kernel is "n m" (trace), "v n m" (diagonal) or "v n w m" (full). Where both batches are the same, entries above the diagonal
+(of examples; of tiles in a full kernel) are undefined until ``mirror`` fills them. Dot products are taken in the model's
+precision; sums over outputs, tiles and parameters are added up in the dtype of the kernel.
 """
 
 from __future__ import annotations
@@ -11,32 +11,31 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from richter.core import MemoryBudgetError, show_bytes
 from richter.core.values import table
-from richter.instrument.capture import State
-from richter.instrument.stream import LayerCapture, steps
-from richter.instrument.survey import MapInfo, Survey
-
-# ---------------------------------------------------------------------------------------------------------- operations
-# How many operations each contraction of a kernel takes, and how large its tiles are; the cheapest one is chosen by counting.
+from richter.instrument.stream import LayerCapture, RowCotangents, steps
+from richter.instrument.survey import MapInfo, Network, Survey
 
 Outputs = Literal["trace", "diagonal", "full"]
 Way = Literal["pairs", "gradients", "features"]
 OUTPUTS = ("trace", "diagonal", "full")
-ROWS = 1024  # of a tile of products
-SQUARE, PARTS = 96, 6  # rows of a block of a symmetric product of short rows, and blocks at most: more gain less than they cost
-SHORT = 2  # the short products of pairs of positions and outputs take so many times as long as others of as many operations
-NUMBERS = 2 ** 21  # in a tile of gradients: it should stay in the cache between being made and being used
+ROWS = 1024  # rows of a tile of products
+SQUARE, PARTS = 96, 6  # rows of a block of a symmetric product, and at most so many blocks: more blocks save less than they cost
+SHORT = 2  # products over pairs of positions and outputs are short, and take this many times as long per operation
+NUMBERS = 2 ** 21  # entries of a tile of gradients, which should stay in the cache between being made and being used
+MOST = 2 ** 25  # entries of the gradients of a shared parameter that are formed
+
+# ------------------------------------------------------------------------------------------------ operations and memory
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the cost of one map's kernel depends on: n examples of s positions against m of t, v cotangents."""
+    """The sizes that decide the cost of one map's kernel: n examples of s positions against m of t, v cotangents."""
 
     kind: str
     n: int
@@ -54,16 +53,33 @@ class Size:
         return self.d_out * (1 if self.kind == "diagonal" else self.d_in // self.groups)
 
 
+def widths(kind: str, shape: Sequence[int]) -> tuple[int, int, int]:
+    """(d_in, d_out, groups) of a map with a matrix of this shape."""
+    if kind == "grouped":
+        return shape[0] * shape[2], shape[0] * shape[1], shape[0]
+    return (1 if kind == "diagonal" else shape[-1]), shape[0], 1
+
+
+def size_of_map(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
+    s = positions(info)
+    return Size(info.kind, n, m, s, s, v, *widths(info.kind, info.shape), same)
+
+
+def positions(info: MapInfo) -> int:
+    """Positions that a contraction goes over: the live ones where they are at most half (see Recording.trimmed)."""
+    return info.live if info.silent else info.positions
+
+
 def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
-    """For each exact contraction of one map: (operations, numbers held while it runs)."""
+    """(operations, numbers held meanwhile) of each contraction that computes one map's kernel."""
     half, sides = (0.5, z.n * z.s) if z.same else (1.0, z.n * z.s + z.m * z.t)
     v2 = z.v * z.v if outputs == "full" else z.v
+    rows = z.v if outputs == "full" else 1
     width = min(z.d_in, sides) * z.d_out if z.kind == "lookup" else z.p
     making = 2 * z.v * sides * (z.d_out if z.kind in ("lookup", "diagonal") else z.p)
     by_gradients = making + half * 2 * v2 * z.n * z.m * width
-    tile = 2 * min(max(NUMBERS, (z.v if outputs == "full" else 1) * max(z.n, z.m) * 8 * max(1, width // z.d_out)),
-                   (z.v if outputs == "full" else 1) * max(z.n, z.m) * width)
-    product = _product(z, outputs)
+    tile = 2 * min(max(NUMBERS, rows * max(z.n, z.m) * 8 * max(1, width // z.d_out)), rows * max(z.n, z.m) * width)
+    product = _product_numbers(z, outputs)
     if z.kind not in ("dense", "lookup"):
         return {"features": (by_gradients, tile + product)}
     reading = 1 if z.kind == "lookup" else z.d_in
@@ -76,18 +92,11 @@ def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
     return {"pairs": (by_pairs, held + (product if outputs == "full" else 0)), "gradients": (by_gradients, tile + product)}
 
 
-def _product(z: Size, outputs: Outputs) -> int:
-    """Numbers of the largest product that ``add_products`` makes at a time."""
+def _product_numbers(z: Size, outputs: Outputs) -> int:
+    """Entries of the largest product that ``add_products`` holds."""
     if outputs == "full":
         return min(tile_rows(z.v * z.n), z.v * z.n) * min(max(4 * ROWS, z.m), z.v * z.m)
     return (z.v if outputs == "diagonal" else 1) * min(tile_rows(z.n) if z.same else ROWS, z.n) * min(max(4 * ROWS, z.n), z.m)
-
-
-def widths(kind: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """(d_in, d_out, groups) of a map with a matrix of this shape."""
-    if kind == "grouped":
-        return shape[0] * shape[2], shape[0] * shape[1], shape[0]
-    return (1 if kind == "diagonal" else shape[-1]), shape[0], 1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -98,33 +107,26 @@ def cheapest(z: Size, outputs: Outputs) -> Way:
 
 
 def examples_at_once(n: int, each: int) -> int:
-    """So many examples at a time when each of them takes ``each`` numbers."""
+    """The number of examples of ``each`` numbers that fit into a tile."""
     return min(n, max(1, NUMBERS // each))
 
 
 def tile_rows(n: int) -> int:
-    """Rows of a tile of a symmetric product of n rows: few enough that little of it is computed twice, and enough for a product
-    at full speed."""
+    """Rows of a tile of a symmetric product of n rows: little of it is computed twice, and the product runs at full speed."""
     return min(ROWS, max(64, n // 5))
 
 
-# ------------------------------------------------------------------------------------------------------------ contract
-
-def size_of(a: LayerCapture, b: LayerCapture, v: int) -> Size:
-    return Size(a.kind, a.g.shape[1], b.g.shape[1], a.g.shape[2], b.g.shape[2], v, *widths(a.kind, a.W.shape), b is a)
-
-
-# ------------------------------------------------------------------------------------------------------------ tiles
+# --------------------------------------------------------------------------------------------------- products in tiles
 
 
 class Room:
-    """Memory for tiles, taken again and again: to touch fresh memory costs more than to fill it with a product."""
+    """Memory for tiles that is reused: touching fresh memory costs more than filling it with a product."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}
 
     def take(self, what: str, like: Tensor, *shape: int) -> Tensor:
-        """An empty tensor; it lies where the last one of that name did. What grows should be asked for from its largest on."""
+        """Return an empty tensor in the place of the last one of that name. Ask for the largest one first."""
         size, kept = math.prod(shape), self.kept.get(what)
         if kept is None or len(kept) < size or kept.dtype != like.dtype:
             self.kept.pop(what, None)
@@ -141,14 +143,14 @@ def tiles(v: int, n: int) -> list[tuple[slice, slice]]:
 
 
 def _below(n: int, m: int, size: int, same: bool) -> Iterator[tuple[slice, slice]]:
-    """Pairs of blocks of rows and columns; on and below the diagonal where both sides are one."""
+    """Pairs of blocks of rows and columns, only on and below the diagonal if both sides are the same."""
     for rows in steps(n, size):
         for columns in [slice(0, rows.stop)] if same else steps(m, 4 * ROWS):
             yield rows, columns
 
 
 def mirror(K: Tensor, outputs: Outputs) -> Tensor:
-    """Fill what is above the diagonal of a symmetric kernel from what is below."""
+    """Fill the entries above the diagonal of a symmetric kernel."""
     if outputs == "full":
         v, n = K.shape[:2]
         grid = tiles(v, n)
@@ -165,11 +167,11 @@ def mirror(K: Tensor, outputs: Outputs) -> Tensor:
 
 def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, room: Room,
                  scale: Tensor | None = None) -> None:
-    """K += products of features A "v n p" with B "w m p"; a full kernel's times ``scale`` "n m" where it is given."""
+    """Add products of features A "v n p" with B "w m p" to K; a full kernel's times ``scale`` "n m" if it is given."""
     if outputs == "full":
         left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
         for i, (v, rows) in reversed(list(enumerate(left))):  # the longest strip first: see Room
-            if rows == slice(0, A.shape[1]):  # whole outputs: one long product instead of a tile after the other
+            if rows == slice(0, A.shape[1]):  # whole outputs: one long product instead of many tiles
                 outputs_at_once = max(1, 4 * ROWS // B.shape[1])
                 strip = [(w, slice(0, B.shape[1])) for w in steps(v.stop if same else len(B), outputs_at_once)]
             else:
@@ -195,21 +197,18 @@ def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, 
         K[..., rows, columns] += P
 
 
-# ------------------------------------------------------------------------------------------------------ positions
+# ------------------------------------------------------------------------------------------------- per-example gradients
 
 
-def places(c: LayerCapture) -> Tensor:
-    """The positions at which each cotangent asks something of some example, "v s"."""
+def live_positions(c: LayerCapture) -> Tensor:
+    """The positions at which each cotangent has a gradient in some example, "v s"."""
     return (c.g != 0).flatten(3).any(3).any(1)
 
 
-def at_places(c: LayerCapture, k: int, live: Tensor) -> LayerCapture:
-    """One cotangent at some of the positions; one of them at least."""
+def at_positions(c: LayerCapture, k: int, live: Tensor) -> LayerCapture:
+    """Cotangent k at its live positions; at the first position if there is none."""
     chosen = live.nonzero()[:, 0] if bool(live.any()) else torch.zeros(1, dtype=torch.int64, device=live.device)
     return replace(c, h=c.h[:, chosen], g=c.g[k:k + 1, :, chosen])
-
-
-# ------------------------------------------------------------------------------------------------------ gradients
 
 
 def bias_gradients(c: LayerCapture) -> Tensor:
@@ -219,9 +218,9 @@ def bias_gradients(c: LayerCapture) -> Tensor:
 
 def gradient_tiles(c: LayerCapture, room: Room, what: str = "tile", index: Tensor | None = None, rows: int = 0,
                    examples: int = 0) -> Iterator[Tensor]:
-    """Per-example gradients in the map's matrix, "v n p", some rows of the matrix at a time: so many that a tile of (at
-    least) ``examples`` examples has its size. A lookup may be read through an ``index`` into so many ``rows``. Large tiles lie
-    in the ``room``, under the name ``what``, and are gone when the next one is asked for."""
+    """Yield per-example gradients in the map's matrix, "v n p", some rows of the matrix at a time, so that a tile of at least
+    ``examples`` examples has NUMBERS entries. A lookup may be read through an ``index`` into so many ``rows``. Large tiles lie in
+    the ``room`` under the name ``what``; the next tile overwrites them."""
     v, n, s = c.g.shape[:3]
     each = v * max(n, examples)
     if c.kind == "diagonal":
@@ -252,37 +251,39 @@ def gradients(c: LayerCapture) -> Tensor:
     return torch.cat([J.clone() for J in gradient_tiles(c, Room())], 2)
 
 
-def _compact(a: LayerCapture, b: LayerCapture) -> tuple[Tensor | None, Tensor | None, int]:
-    """Indices of a lookup among those that occur: a vocabulary is mostly not read."""
-    if a.kind != "lookup":
-        return None, None, 0
-    used, place = torch.unique(torch.cat([a.h.flatten(), b.h.flatten()]), return_inverse=True)
-    return place[:a.h.numel()].view(a.h.shape), place[a.h.numel():].view(b.h.shape), len(used)
-
-
 def add_gradients(K: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs, room: Room) -> None:
-    """K += the kernel of a map's matrix, by per-example gradients, a tile at a time."""
-    same = b is a
-    ia, ib, used = _compact(a, b)
+    """Add the kernel of a map's matrix to K by per-example gradients, one tile at a time."""
+    same, ia, ib, used = b is a, None, None, 0
+    if a.kind == "lookup":  # indices among those that occur: most of a vocabulary is not read
+        words, index = torch.unique(torch.cat([a.h.flatten(), b.h.flatten()]), return_inverse=True)
+        ia, ib, used = index[:a.h.numel()].view(a.h.shape), index[a.h.numel():].view(b.h.shape), len(words)
     most = max(a.g.shape[1], b.g.shape[1])
     right = gradient_tiles(b, room, "other tile", ib, used, most)
     for A in gradient_tiles(a, room, "tile", ia, used, most):
         add_products(K, A, A if same else next(right), outputs, same, room)
 
 
-# ------------------------------------------------------------------------------------------------ pairs of positions
+# --------------------------------------------------------------------------------------------------- pairs of positions
 
 
 def read_products(a: LayerCapture, b: LayerCapture, rows: slice, columns: slice) -> Tensor:
-    """Inner products of what some examples of two batches read, "n s m t"."""
+    """Inner products <h, h'> of some examples of two batches, "n s m t"."""
     p, q = a.h[rows], b.h[columns]
     if a.kind == "lookup":
         return ((p[:, :, None, None] == q) & (p >= 0)[:, :, None, None]).to(a.g.dtype)
     return (p.flatten(0, 1) @ q.flatten(0, 1).T).view(*p.shape[:2], *q.shape[:2])
 
 
-def add_asked(S: Tensor, a: LayerCapture, b: LayerCapture) -> None:
-    """S += inner products of what is asked of two batches, between all positions; S has the precision of g."""
+def _positions(a: LayerCapture, b: LayerCapture) -> Iterator[tuple[slice, slice]]:
+    """Pairs of blocks of positions of whole examples, only on and below the diagonal if both batches are the same."""
+    (n, s), (m, t) = a.g.shape[1:3], b.g.shape[1:3]
+    parts = min(PARTS, max(1, n * s // SQUARE)) if b is a else max(1, n * s // ROWS)
+    for rows, columns in _below(n, m, math.ceil(n / parts), b is a):
+        yield slice(rows.start * s, rows.stop * s), slice(columns.start * t, columns.stop * t)
+
+
+def add_signal_products(S: Tensor, a: LayerCapture, b: LayerCapture) -> None:
+    """Add inner products <g, g'> of all pairs of positions to S "... (n s) (m t)", which has the precision of g."""
     A = a.g.reshape(len(a.g), -1, a.g.shape[3])
     B = A if b is a else b.g.reshape(len(b.g), -1, b.g.shape[3])
     for rows, columns in _positions(a, b):
@@ -293,28 +294,20 @@ def add_asked(S: Tensor, a: LayerCapture, b: LayerCapture) -> None:
             S[rows, columns].addmm_(p[rows], q[columns].T)
 
 
-def _positions(a: LayerCapture, b: LayerCapture) -> Iterator[tuple[slice, slice]]:
-    """Pairs of blocks of positions of whole examples; on and below the diagonal where both batches are one."""
-    (n, s), (m, t) = a.g.shape[1:3], b.g.shape[1:3]
-    parts = min(PARTS, max(1, n * s // SQUARE)) if b is a else max(1, n * s // ROWS)
-    for rows, columns in _below(n, m, math.ceil(n / parts), b is a):
-        yield slice(rows.start * s, rows.stop * s), slice(columns.start * t, columns.stop * t)
-
-
 def add_pairs(K: Tensor, S: Tensor, a: LayerCapture, b: LayerCapture, weight: bool, bias: bool) -> None:
-    """K += sum over pairs of positions of S = <g, g'> times <h, h'> (+ 1 for a bias); S "... (n s) (m t)"."""
+    """Add the sum over pairs of positions of S = <g, g'> times <h, h'> (+ 1 for a bias) to K; S "... (n s) (m t)"."""
     s, t = a.g.shape[2], b.g.shape[2]
-    for places in _positions(a, b):
-        rows, columns = (slice(p.start // each, p.stop // each) for p, each in zip(places, (s, t), strict=True))
-        asked = S[(..., *places)]
+    for pair in _positions(a, b):
+        rows, columns = (slice(p.start // each, p.stop // each) for p, each in zip(pair, (s, t), strict=True))
+        products = S[(..., *pair)]
         if weight:
             read = read_products(a, b, rows, columns).flatten(2).flatten(0, 1)
-            asked = asked * (read.add_(1) if bias else read)
-        K[..., rows, columns] += asked.unflatten(-1, (-1, t)).sum(-1).unflatten(-2, (-1, s)).sum(-2) if s * t > 1 else asked
+            products = products * (read.add_(1) if bias else read)
+        K[..., rows, columns] += products.unflatten(-1, (-1, t)).sum(-1).unflatten(-2, (-1, s)).sum(-2) if s * t > 1 else products
 
 
 def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Room) -> None:
-    """The same for every pair of outputs: <h, h'> is carried over to g', and the result is asked by g."""
+    """Add the kernel of all pairs of outputs to K: <h, h'> is multiplied by g', and the result by g."""
     (v, n, s, d), (w, m, t) = a.g.shape, b.g.shape[:3]
     if s == t == 1:
         hh = read_products(a, b, slice(0, n), slice(0, m))[:, 0, :, 0]
@@ -331,8 +324,8 @@ def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room
         for k in range(w):
             torch.bmm(read, gb[k, columns], out=moved[k])
         moved = moved.view(w * width, rows.stop - rows.start, s * d)  # (w m) n (s o)
-        mine = ga[:, rows].flatten(2).transpose(0, 1)  # n v (s o)
-        whole[:, rows, :, columns] = torch.bmm(mine, moved.permute(1, 2, 0)).view(-1, v, w, width).transpose(0, 1)
+        left = ga[:, rows].flatten(2).transpose(0, 1)  # n v (s o)
+        whole[:, rows, :, columns] = torch.bmm(left, moved.permute(1, 2, 0)).view(-1, v, w, width).transpose(0, 1)
         if b is a:
             whole[:, :rows.start, :, rows] = whole[:, rows, :, :rows.start].permute(2, 3, 0, 1)
     K += whole
@@ -342,8 +335,8 @@ def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room
 
 
 def multiples(g: Tensor, base: Tensor) -> Tensor | None:
-    """c "v d_out" with g "v n s d_out" = c base, if there is one to rounding. So it is in front of a pooled linear read-out,
-    where every output asks the same of a unit, up to its weight: the outputs then leave the product over examples."""
+    """c "v d_out" with g "v n s d_out" = c base up to rounding, or None. There is one before a pooled linear read-out, where the
+    gradients of all outputs in a unit differ by a factor only; outputs and examples then separate."""
     size = base.square().sum((0, 1))
     c = torch.stack([(k * base).sum((0, 1)) for k in g]) / torch.where(size > 0, size, 1.0)
     return c if are_multiples(g, c, base) else None
@@ -354,9 +347,9 @@ def are_multiples(g: Tensor, c: Tensor, base: Tensor) -> bool:
 
 
 def add_multiples(K: Tensor, c: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Room) -> None:
-    """K "v n w m" += sum_o c_vo c_wo <gradient in row o, gradient in row o>, where a and b hold the base."""
+    """Add sum_o c_vo c_wo <gradient in row o, gradient in row o> to K "v n w m", where a and b hold the base."""
     n, m, d_in = a.g.shape[1], b.g.shape[1], a.W.shape[1]
-    start, most = 0, max(n, m, n * m // d_in)  # so that neither a tile nor P is larger than a tile should be
+    start, most = 0, max(n, m, n * m // d_in)  # neither a tile nor P is larger than a tile should be
     right = gradient_tiles(b, room, "other tile", examples=most)
     ba, bb = bias_gradients(a)[0], bias_gradients(b)[0]
     for A in gradient_tiles(a, room, examples=most):
@@ -370,9 +363,12 @@ def add_multiples(K: Tensor, c: Tensor, a: LayerCapture, b: LayerCapture, bias: 
         K += (weights @ P.flatten(1)).view(len(c), len(c), n, m).transpose(1, 2)
 
 
+# ----------------------------------------------------------------------------------------------------- sums over cotangents
+
+
 class Sum:
-    """The kernel of one map between two batches in the making: K grows with every block of cotangents that is added, and
-    is complete when the sum is closed. Traces come in blocks; the others come whole."""
+    """The kernel K of one map between two batches; it is complete after ``close``. The cotangents of a trace come in blocks,
+    those of other kernels all at once."""
 
     def __init__(self, K: Tensor, outputs: Outputs, weight: bool, bias: bool, v: int, room: Room) -> None:
         self.K, self.outputs, self.weight, self.bias, self.v, self.room = K, outputs, weight, bias, v, room
@@ -384,35 +380,35 @@ class Sum:
     def add(self, a: LayerCapture, b: LayerCapture) -> None:
         if self.outputs == "diagonal" and self._add_live(a, b):
             return
-        way = cheapest(size_of(a, b, self.v), self.outputs) if self.weight else "features"
+        z = Size(a.kind, a.g.shape[1], b.g.shape[1], a.g.shape[2], b.g.shape[2], self.v, *widths(a.kind, a.W.shape), b is a)
+        way = cheapest(z, self.outputs) if self.weight else "features"
         if self.weight and a.kind == "dense" and (way == "gradients" or self.outputs == "full") and self._add_pooled(a, b):
             return
-        if way == "pairs":
-            if self.outputs == "full":
-                add_full_pairs(self.K, a, b, self.bias, self.room)
-            else:
-                self._add_pairs(a, b)
-            if self.outputs == "diagonal":  # it came whole
+        if way != "pairs":
+            self._add_gradients(a, b)
+        elif self.outputs == "full":
+            add_full_pairs(self.K, a, b, self.bias, self.room)
+        else:
+            self._add_pairs(a, b)
+            if self.outputs == "diagonal":  # all cotangents are there
                 self.close()
-            return
-        self._add_gradients(a, b)
 
     def _add_live(self, a: LayerCapture, b: LayerCapture) -> bool:
-        """Each output by itself, from the positions that it is reached from (those up to its token, say), if some are silent."""
+        """Add each output from its live positions (those up to its token, say); False if all positions are live."""
         if a.kind not in ("dense", "lookup") or not self.weight or a.g.shape[2] == 1:
             return False
-        reached = [places(c) for c in ((a,) if b is a else (a, b))]
-        if all(bool(live.all()) for live in reached):
+        live = [live_positions(c) for c in ((a,) if b is a else (a, b))]
+        if all(bool(positions.all()) for positions in live):
             return False
         for k, K in enumerate(self.K):
-            mine, *others = (at_places(c, k, live[k]) for c, live in zip((a, b), reached, strict=False))
-            own = Sum(K, "trace", self.weight, self.bias, 1, self.room)
-            own.add(mine, others[0] if others else mine)
-            own.close()
+            left, *right = (at_positions(c, k, positions[k]) for c, positions in zip((a, b), live, strict=False))
+            output = Sum(K, "trace", self.weight, self.bias, 1, self.room)
+            output.add(left, right[0] if right else left)
+            output.close()
         return True
 
     def _add_pooled(self, a: LayerCapture, b: LayerCapture) -> bool:
-        """Put off, or add at once, what is a multiple of one cotangent; False when it is not."""
+        """Add cotangents that are multiples of one, or keep them for ``close``; False if they are no multiples."""
         if self.outputs == "full" and len(a.g) > 1 and a.g.shape[2] > 1:
             base = replace(a, g=a.g[:1]), replace(b, g=b.g[:1])
             c = multiples(a.g, a.g[0])
@@ -442,9 +438,9 @@ class Sum:
 
     def _add_gradients(self, a: LayerCapture, b: LayerCapture) -> None:
         if self.weight and self.outputs == "diagonal":  # each output is a trace of its own: larger tiles
-            for k, Kc in enumerate(self.K):
-                mine = replace(a, g=a.g[k:k + 1])
-                add_gradients(Kc, mine, mine if b is a else replace(b, g=b.g[k:k + 1]), "trace", self.room)
+            for k, K in enumerate(self.K):
+                left = replace(a, g=a.g[k:k + 1])
+                add_gradients(K, left, left if b is a else replace(b, g=b.g[k:k + 1]), "trace", self.room)
         elif self.weight:
             add_gradients(self.K, a, b, self.outputs, self.room)
         if self.bias:
@@ -453,13 +449,13 @@ class Sum:
 
     def _add_pairs(self, a: LayerCapture, b: LayerCapture) -> None:
         shape = (a.g.shape[1] * a.g.shape[2], b.g.shape[1] * b.g.shape[2])
-        if self.S is not None and self.S.shape[-2:] != shape:  # positions that were silent so far have spoken
+        if self.S is not None and self.S.shape[-2:] != shape:  # positions that were silent so far have gradients
             self.close()
         if self.S is None:
             self.S = a.g.new_zeros(*(() if self.outputs == "trace" else a.g.shape[:1]), *shape)
             ends = [replace(c, g=c.g.new_empty(0, *c.g.shape[1:])) for c in (a, b)]
             self.ends = (ends[0], ends[0] if b is a else ends[1])
-        add_asked(self.S, a, b)
+        add_signal_products(self.S, a, b)
 
     def close(self) -> None:
         self._close_pooled()
@@ -468,36 +464,34 @@ class Sum:
         self.S = self.ends = None
 
 
-# -------------------------------------------------------------------------------------------------------------- shared
-# Kernels of a parameter that is several maps (a vocabulary's matrix that reads tokens and writes logits), without its gradients:
-# of sums over positions of outer products a b^T, <A, A'> is the sum over pairs of positions of <a, a'> <b, b'>.
-
-MOST = 2 ** 25  # numbers of gradients that are formed
+# --------------------------------------------------------------------------------------------------- shared parameters
+# The kernel of a parameter that is several maps (a vocabulary's matrix that reads tokens and writes logits), without its
+# gradients: of sums over positions of outer products a b^T, <A, A'> is the sum over pairs of positions of <a, a'> <b, b'>.
 
 
-def by_pairs(survey: Survey, state: State, maps: tuple[str, ...], parameter: str, examples: int, outputs: Outputs) -> bool:
-    """Are pairs of positions multiplied? Where the gradients of all examples, of one cotangent, are too many numbers: of all, and
-    not of a chunk, because smaller chunks must not take more room."""
-    numbers = state[parameter].numel()
-    whole = all(survey.maps[k].kind in ("dense", "lookup") and survey.maps[k].entries == numbers for k in maps)
-    return outputs != "full" and state[parameter].dim() == 2 and whole and examples * numbers > MOST
+def shared_gradients(network: Network, u: Unit, a: Mapping[str, LayerCapture]) -> Tensor:
+    """Gradients "v n p" of a parameter that is several maps, in the parameter's own layout."""
+    added: Tensor | None = None
+    for k in u.maps:
+        J = gradients(a[k])
+        added = J.new_zeros(*J.shape[:2], network.state[u.parameter].numel()) if added is None else added
+        added.index_add_(2, network.survey.maps[k].index, J)
+    assert added is not None
+    return added
 
 
-@dataclass(frozen=True)
-class Side:
-    """One factor of the outer products of one map: what is asked "v n s d", what is read "n s d", or indices "n s"."""
-
-    numbers: Tensor
-    asked: bool
-
-    def of(self, v: int, rows: slice) -> Tensor:
-        t = self.numbers[v] if self.asked else self.numbers
-        return t[rows].flatten(0, 1)
+def by_pairs(network: Network, u: Unit, examples: int, outputs: Outputs) -> bool:
+    """Is a shared parameter contracted over pairs of positions? It is if the gradients of all examples are too many numbers. The
+    size of a chunk does not matter, because smaller chunks must not take more memory."""
+    parameter, maps = network.state[u.parameter], network.survey.maps
+    whole = all(maps[k].kind in ("dense", "lookup") and maps[k].entries == parameter.numel() for k in u.maps)
+    return outputs != "full" and parameter.dim() == 2 and whole and examples * parameter.numel() > MOST
 
 
-def oriented(c: LayerCapture, parameter: Tensor) -> tuple[Side, Side] | None:
-    """The factors along the rows and the columns of the parameter; None if the map's matrix is neither it nor its transpose."""
-    g, h, W = Side(c.g, True), Side(c.h, False), c.W
+def _factors(c: LayerCapture, parameter: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The factors "v n s d" (indices "v n s" of a lookup) along the rows and the columns of the parameter; None if the map's
+    matrix is neither the parameter nor its transpose."""
+    W, g, h = c.W, c.g, c.h.expand(len(c.g), *c.h.shape)
     if W.data_ptr() != parameter.data_ptr():
         return None
     if W.shape == parameter.shape and W.stride() == parameter.stride():
@@ -506,7 +500,7 @@ def oriented(c: LayerCapture, parameter: Tensor) -> tuple[Side, Side] | None:
 
 
 def _products(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
-    """Inner products of two factors at all pairs of positions; an index stands for a unit vector, -1 for nothing."""
+    """Inner products of two factors at all pairs of positions; an index stands for a unit vector, -1 for zero."""
     if a.dim() == 2 and b.dim() == 2:
         return a @ b.T
     if a.dim() == 1 and b.dim() == 1:
@@ -516,27 +510,26 @@ def _products(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
     return a[:, b.clamp(min=0)] * (b >= 0).to(a)
 
 
-def add_shared(K: Tensor, maps: tuple[str, ...], a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture], parameter: Tensor,
+def add_shared(K: Tensor, maps: Sequence[str], a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture], parameter: Tensor,
                outputs: Outputs) -> bool:
-    """K "n m" or "v n m" += the kernel of a parameter that is these maps; False if some of them is only a part of it."""
-    left, right = ({k: oriented(c[k], parameter) for k in maps} for c in (a, b))
-    n, m, v = a[maps[0]].g.shape[1], b[maps[0]].g.shape[1], len(a[maps[0]].g)
-    pairs = [(p, q) for p in left.values() for q in right.values()]
-    if any(p is None or q is None for p, q in pairs):
+    """Add the kernel of a parameter that is these maps to K "n m" or "v n m"; False if a map is only a part of it."""
+    left, right = ([_factors(c[k], parameter) for k in maps] for c in (a, b))
+    pairs = [(p, q) for p in left for q in right if p is not None and q is not None]
+    if len(pairs) < len(maps) ** 2:
         return False
+    g, (n, m) = a[maps[0]].g, (c[maps[0]].g.shape[1] for c in (a, b))
     for p, q in pairs:
-        assert p is not None and q is not None
-        s, t = (side[0].numbers.shape[2 if side[0].asked else 1] for side in (p, q))
+        s, t = p[0].shape[2], q[0].shape[2]
         for rows in steps(n, max(1, NUMBERS // (s * m * t))):
-            for i in range(v):
-                first, second = (_products(p[j].of(i, rows), q[j].of(i, slice(0, m)), a[maps[0]].g) for j in range(2))
+            for i in range(len(g)):
+                first, second = (_products(x[i, rows].flatten(0, 1), y[i].flatten(0, 1), g) for x, y in zip(p, q, strict=True))
                 summed = (first * second).unflatten(1, (m, t)).sum(2).unflatten(0, (-1, s)).sum(1)
                 (K if outputs == "trace" else K[i])[rows] += summed.to(K.dtype)
     return True
 
 
-# ------------------------------------------------------------------------------------------------------------ planning
-# What a kernel will cost before it is computed: which contraction, how many passes, how many operations and bytes.
+# -------------------------------------------------------------------------------------------------------- units and jobs
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -558,7 +551,7 @@ def units_of(model: nn.Module, survey: Survey) -> list[Unit]:
             continue
         module = name.rpartition(".")[0]
         maps = survey.structured.get(name, ())
-        if maps and _in_parts([survey.maps[k] for k in maps], p.numel()):
+        if maps and _partition([survey.maps[k] for k in maps], p.numel()):
             for k in maps:
                 units[module, k] = Unit(module, (k,), bias=(module, k) in units)
         elif maps:  # their gradients are added before the product
@@ -572,8 +565,8 @@ def units_of(model: nn.Module, survey: Survey) -> list[Unit]:
     return list(units.values())
 
 
-def _in_parts(maps: Sequence[MapInfo], entries: int) -> bool:
-    """Do maps hold every entry of their parameter once? Two that share some, and leave others out, can be as large as it."""
+def _partition(maps: Sequence[MapInfo], entries: int) -> bool:
+    """Do maps hold every entry of their parameter once? Two that share some and leave others out can be as large as it."""
     if sum(info.entries for info in maps) != entries or len(maps) == 1:
         return len(maps) == 1 and maps[0].entries == entries
     held = torch.zeros(entries, dtype=torch.bool, device=maps[0].index.device)
@@ -582,9 +575,17 @@ def _in_parts(maps: Sequence[MapInfo], entries: int) -> bool:
     return bool(held.all())
 
 
-@dataclass(frozen=True)
-class Line:
-    """One unit's share of a plan."""
+def forward_operations(survey: Survey) -> int:
+    """Operations of a forward pass of one example through all maps: none in a lookup, one for each number in a norm."""
+    number = 0
+    for info in survey.maps.values():
+        d_in, _, groups = widths(info.kind, info.shape)
+        number += 0 if info.kind == "lookup" else 2 * info.width * (d_in // groups)
+    return number
+
+
+class Line(NamedTuple):
+    """The share of one unit in a plan."""
 
     module: str
     unit: str
@@ -611,7 +612,8 @@ class Plan:
 
     def __str__(self) -> str:
         n, m = self.examples
-        rows = [HEAD, *((u.unit, u.way, str(u.positions), f"{u.operations / 1e9:.3g}") for u in self.lines)]
+        rows = [("layer", "contraction", "positions", "GFLOP"),
+                *((u.unit, u.way, str(u.positions), f"{u.operations / 1e9:.3g}") for u in self.lines)]
         return "\n".join([
             f"{self.kind} kernel of {n} x {m} examples, {self.outputs} outputs: {self.operations / 1e9:.3g} GFLOP, "
             f"{show_bytes(self.bytes)} beside {show_bytes(self.result)} of kernels",
@@ -619,117 +621,148 @@ class Plan:
             f"{self.block} of them ask is held at a time", table(rows)])
 
 
-HEAD = ("layer", "contraction", "positions", "GFLOP")
-
-
-def positions(info: MapInfo) -> int:
-    """Those that a contraction goes over: the live ones where they are at most half (see Recording.trimmed)."""
-    return info.live if info.silent else info.positions
-
-
-def size(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
-    s = positions(info)
-    return Size(info.kind, n, m, s, s, v, *widths(info.kind, info.shape), same)
-
-
-def forward_operations(survey: Survey) -> int:
-    """Of a forward pass of one example through all maps: a lookup multiplies nothing, a norm each number once."""
-    number = 0
-    for info in survey.maps.values():
-        d_in, _, groups = widths(info.kind, info.shape)
-        number += 0 if info.kind == "lookup" else 2 * info.width * (d_in // groups)
-    return number
-
-
 @dataclass(frozen=True)
-class Request:
-    """A kernel that is asked for: of which units, between how many examples, of how many cotangents."""
+class Job:
+    """A kernel to be computed: of which units, through which cotangents, between how many examples."""
 
-    survey: Survey
+    network: Network
     units: Sequence[Unit]
-    state: State
+    cotangents: RowCotangents
+    v: int  # cotangents for each example
+    outputs: Outputs
     n: int
     m: int
-    v: int
-    outputs: Outputs
-    itemsize: int
-    per_layer: bool = True
     same: bool = True  # are both sides the same examples?
+    per_layer: bool = True
     chunk: int | None = None  # at most so many examples at a time
 
-    def numbers(self, n: int, m: int, same: bool) -> int:
-        """Held at once for a pair of chunks: graphs, what was asked and read, sums over pairs, a tile."""
-        return _numbers(self, n, m, 1 if self.outputs == "trace" else self.v, same)
+    @property
+    def maps(self) -> list[str]:
+        return list(dict.fromkeys(k for u in self.units for k in u.maps))
 
+    @property
+    def loose(self) -> list[str]:
+        """Parameters without a map."""
+        return [u.parameter for u in self.units if not u.maps]
 
-def make_plan(r: Request, memory: int) -> Plan:
-    """The largest chunks that fit; an error that says the least that would do."""
-    n, m, v = r.n, r.m, r.v
-    modules = len({u.module for u in r.units})
-    pairs = n * m * {"trace": 1, "diagonal": v, "full": v * v}[r.outputs]
-    result = (modules if r.per_layer else 1) * pairs * (r.itemsize if r.outputs == "full" else 8)
+    @property
+    def modules(self) -> list[str]:
+        return list(dict.fromkeys(u.module for u in self.units))
 
-    def need(c: int) -> int:
-        return r.itemsize * r.numbers(c, min(c, m), r.same and c >= n)
+    @property
+    def least(self) -> int:
+        """Bytes of the smallest piece of work: a pair of examples."""
+        return self.bytes(1, 1, False)
 
-    smallest = least(r)
-    if smallest > memory:
-        raise MemoryBudgetError(
-            f"memory={show_bytes(memory)} cannot hold one pair of examples of {modules} layers ({show_bytes(smallest)}) beside "
-            f"their kernels. The smallest that works here is memory='{show_bytes(smallest)}'; "
-            f"fewer examples (Probe(kernel=...)), fewer outputs (output=...) or fewer layers (layers=...) need less.")
-    c = min(max(n, m), r.chunk or max(n, m))
-    while c > 1 and need(c) > memory:
-        c = min(c - 1, math.ceil(c / 1.25))
-    chunks = (math.ceil(n / c), math.ceil(m / c))
-    passes = chunks[0] * (chunks[0] + 1) // 2 if r.same else chunks[0] * (1 + chunks[1])
-    backward = v * (chunks[0] ** 2 if r.same else 2 * chunks[0] * chunks[1])  # both sides of every pair of chunks
-    lines = tuple(_line(r, u) for u in r.units)
-    operations = c * (passes + backward) * forward_operations(r.survey) + sum(u.operations for u in lines)
-    block = 1 if r.outputs == "trace" else v
-    return Plan((n, m), v, r.outputs, c, block, passes, backward, need(c), result, operations, lines)
+    def plan(self, memory: int) -> Plan:
+        """Plan with the largest chunks that fit; an error says the least memory that would do."""
+        n, m, v, modules = self.n, self.m, self.v, len(self.modules)
+        result = (modules if self.per_layer else 1) * n * m * {"trace": 8, "diagonal": 8 * v}.get(
+            self.outputs, v * v * self.network.dtype.itemsize)
+        if self.least > memory:
+            least = show_bytes(self.least)
+            raise MemoryBudgetError(
+                f"memory={show_bytes(memory)} cannot hold one pair of examples of {modules} layers ({least}) beside "
+                f"their kernels. The smallest that works here is memory='{least}'; "
+                f"fewer examples (Probe(kernel=...)), fewer outputs (output=...) or fewer layers (layers=...) need less.")
 
+        def need(c: int) -> int:
+            return self.bytes(c, min(c, m), self.same and c >= n)
 
-def least(r: Request) -> int:
-    """Bytes of the smallest piece of work: a pair of examples."""
-    return r.itemsize * r.numbers(1, 1, False)
+        c = min(max(n, m), self.chunk or max(n, m))
+        while c > 1 and need(c) > memory:
+            c = min(c - 1, math.ceil(c / 1.25))
+        rows, columns = math.ceil(n / c), math.ceil(m / c)
+        passes = rows * (rows + 1) // 2 if self.same else rows * (1 + columns)
+        backward = v * (rows ** 2 if self.same else 2 * rows * columns)  # both sides of every pair of chunks
+        lines = tuple(self._line(u) for u in self.units)
+        operations = c * (passes + backward) * forward_operations(self.network.survey) + sum(u.operations for u in lines)
+        return Plan((n, m), v, self.outputs, c, 1 if self.outputs == "trace" else v, passes, backward, need(c), result,
+                    operations, lines)
 
-
-def _line(r: Request, u: Unit) -> Line:
-    name = u.parameter or u.maps[0]
-    v2 = r.v * r.v if r.outputs == "full" else r.v
-    if u.parameter:
-        s = max((positions(r.survey.maps[k]) for k in u.maps), default=1)
-        return Line(u.module, name, "shared gradients" if u.maps else "one example at a time", s,
-                    (0.5 if r.same else 1) * 2 * v2 * r.n * r.m * r.state[u.parameter].numel())
-    z = size(r.survey.maps[u.maps[0]], r.n, r.m, r.v, r.same)
-    way = cheapest(z, r.outputs) if u.weight else "features"
-    return Line(u.module, name, way, z.s, costs(z, r.outputs)[way][0] if u.weight else 2 * v2 * r.n * r.m * z.d_out)
-
-
-def _numbers(r: Request, n: int, m: int, block: int, same: bool) -> int:
-    sides = n if same else n + m
-    maps = dict.fromkeys(k for u in r.units for k in u.maps)
-    asked = sum(r.survey.maps[k].width for k in maps)
-    read = sum(r.survey.maps[k].unfolded for k in maps)
-    blocks = block + 1  # one on its way to the others; in a trace, the first one (see Sum.pooled)
-    held = sides * (r.survey.graph + read + blocks * asked) * 5 // 4  # a quarter for what passes through a backward pass
-    moment: dict[str, int] = {}  # contraction -> what it holds while it runs, and keeps for the next map (see Room)
-    sums = 0
-    for u in r.units:
+    def _line(self, u: Unit) -> Line:
+        name, maps = u.parameter or u.maps[0], self.network.survey.maps
+        v2 = self.v * self.v if self.outputs == "full" else self.v
         if u.parameter:
-            number = (block if u.maps else r.v) * r.state[u.parameter].numel()
-            held += 0 if u.maps else sides * number
-            pairs = u.maps and by_pairs(r.survey, r.state, u.maps, u.parameter, max(r.n, r.m), r.outputs)
-            moment["shared"] = max(moment.get("shared", 0), 3 * NUMBERS if pairs else 2 * sides * number)
-        elif u.weight:
-            z = size(r.survey.maps[u.maps[0]], n, m, r.v, same)
-            way = cheapest(z, r.outputs)
-            here = costs(z, r.outputs)[way][1]
-            if way == "pairs" and r.outputs == "trace":  # half of it is a sum that stays until the last cotangent
-                here //= 2
-                sums += here
-            moment[way] = max(moment.get(way, 0), here)
-            if r.outputs == "full" and z.kind == "dense" and z.s > 1:  # a pooled read-out may be in front of it
-                moment["gradients"] = max(moment.get("gradients", 0), costs(z, r.outputs)["gradients"][1])
-    return held + sums + sum(moment.values())
+            s = max((positions(maps[k]) for k in u.maps), default=1)
+            return Line(u.module, name, "shared gradients" if u.maps else "one example at a time", s,
+                        (0.5 if self.same else 1) * 2 * v2 * self.n * self.m * self.network.state[u.parameter].numel())
+        z = size_of_map(maps[u.maps[0]], self.n, self.m, self.v, self.same)
+        way = cheapest(z, self.outputs) if u.weight else "features"
+        return Line(u.module, name, way, z.s,
+                    costs(z, self.outputs)[way][0] if u.weight else 2 * v2 * self.n * self.m * z.d_out)
+
+    def bytes(self, n: int, m: int, same: bool) -> int:
+        """Bytes held at once for a pair of chunks: graphs, captures, sums over pairs, a tile."""
+        survey, state = self.network.survey, self.network.state
+        block, sides = 1 if self.outputs == "trace" else self.v, n if same else n + m
+        asked = sum(survey.maps[k].width for k in self.maps)
+        read = sum(survey.maps[k].unfolded for k in self.maps)
+        # one more cotangent is on its way, or the first one of a trace (see Sum.pooled); a quarter passes through backward passes
+        held = sides * (survey.graph + read + (block + 1) * asked) * 5 // 4
+        moment: dict[str, int] = {}  # contraction -> what it holds while it runs, and keeps for the next map (see Room)
+        sums = 0
+        for u in self.units:
+            if u.parameter:
+                number = (block if u.maps else self.v) * state[u.parameter].numel()
+                held += 0 if u.maps else sides * number
+                pairs = u.maps and by_pairs(self.network, u, max(self.n, self.m), self.outputs)
+                moment["shared"] = max(moment.get("shared", 0), 3 * NUMBERS if pairs else 2 * sides * number)
+            elif u.weight:
+                z = size_of_map(survey.maps[u.maps[0]], n, m, self.v, same)
+                way = cheapest(z, self.outputs)
+                here = costs(z, self.outputs)[way][1]
+                if way == "pairs" and self.outputs == "trace":  # half of it is a sum that stays until the last cotangent
+                    here //= 2
+                    sums += here
+                moment[way] = max(moment.get(way, 0), here)
+                if self.outputs == "full" and z.kind == "dense" and z.s > 1:  # before a pooled read-out
+                    moment["gradients"] = max(moment.get("gradients", 0), costs(z, self.outputs)["gradients"][1])
+        return self.network.dtype.itemsize * (held + sums + sum(moment.values()))
+
+
+def unit_gradients(network: Network, u: Unit, captures: Mapping[str, LayerCapture], whole: Mapping[str, Tensor], output: int,
+                   room: Room) -> Iterator[Tensor]:
+    """Yield per-example gradients "n p" of one output in a unit, some parameters at a time."""
+    if u.parameter:
+        yield shared_gradients(network, u, captures)[0] if u.maps else whole[u.parameter][output]
+        return
+    c = captures[u.maps[0]]
+    if u.bias:
+        yield bias_gradients(c)[0]
+    if u.weight:
+        for A in gradient_tiles(c, room):
+            yield A[0]
+
+
+class Block:
+    """The kernels of all units of a job between two chunks."""
+
+    def __init__(self, job: Job, out: Mapping[str, Tensor]) -> None:
+        self.job, self.out, self.room = job, out, Room()
+        self.sums = {u: Sum(out[u.module], job.outputs, u.weight, u.bias, job.v, self.room) for u in job.units
+                     if u.maps and not u.parameter}
+
+    def add(self, a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture]) -> None:
+        """Add one block of cotangents."""
+        job, network = self.job, self.job.network
+        for u in job.units:
+            if u in self.sums:
+                self.sums[u].add(a[u.maps[0]], b[u.maps[0]])
+            elif u.maps and not (by_pairs(network, u, max(job.n, job.m), job.outputs) and add_shared(
+                    self.out[u.module], u.maps, a, b, network.state[u.parameter], job.outputs)):
+                A = shared_gradients(network, u, a)
+                self._add_gradients(u, A, A if b is a else shared_gradients(network, u, b))
+
+    def add_whole(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+        """Add the parameters without a map from their whole gradients, all cotangents at once."""
+        for u in self.job.units:
+            if not u.maps:
+                self._add_gradients(u, a[u.parameter], b[u.parameter])
+
+    def _add_gradients(self, u: Unit, A: Tensor, B: Tensor) -> None:
+        add_products(self.out[u.module], A, B, self.job.outputs, A is B, self.room)
+
+    def close(self) -> None:
+        for s in self.sums.values():
+            s.close()

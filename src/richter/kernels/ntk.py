@@ -1,15 +1,15 @@
 """Tangent kernels of any model, layer by layer and exact: K_l = J_l J_l^T from what each linear map read and wrote.
 
 No Jacobian is formed. Cotangents are streamed: after each backward pass every map adds its share, by the contraction that
-takes the fewest operations (kernels.contract), within the memory that is given (kernels.planning).
+takes the fewest operations, within the memory that is given (kernels.contract).
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,6 @@ from richter.instrument.cotangents import Cotangents, Function, as_cotangents, e
 from richter.instrument.stream import (
     Chunk,
     LayerCapture,
-    RowCotangents,
     check_inputs,
     check_weights,
     count,
@@ -33,123 +32,23 @@ from richter.instrument.stream import (
     steps,
 )
 from richter.instrument.survey import MOST_DOUBTS, SURVEYED, Amendments, Audit, Doubt, Network, amended, surveyed
-from richter.kernels.contract import (
-    OUTPUTS,
-    Outputs,
-    Plan,
-    Request,
-    Room,
-    Sum,
-    Unit,
-    add_products,
-    add_shared,
-    by_pairs,
-    gradients,
-    make_plan,
-    mirror,
-    read_products,
-    units_of,
-)
+from richter.kernels.contract import OUTPUTS, Block, Job, Outputs, Plan, mirror, read_products, units_of
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Job:
-    """Everything a kernel computation needs besides the data."""
-
-    source: Network
-    units: Sequence[Unit]
-    cotangents: RowCotangents
-    v: int  # cotangents for each example
-    outputs: Outputs
-
-    @property
-    def maps(self) -> list[str]:
-        return list(dict.fromkeys(k for u in self.units for k in u.maps))
-
-    @property
-    def loose(self) -> list[str]:
-        """Parameters without a map."""
-        return [u.parameter for u in self.units if not u.maps]
-
-    @property
-    def modules(self) -> list[str]:
-        return list(dict.fromkeys(u.module for u in self.units))
-
-    def request(self, n: int, m: int, **more: Any) -> Request:
-        source = self.source
-        return Request(source.survey, self.units, source.state, n, m, self.v, self.outputs, source.dtype.itemsize, **more)
-
-
-class Block:
-    """The kernels of all units between two chunks in the making. ``examples``: how many there are in all."""
-
-    def __init__(self, job: Job, out: Mapping[str, Tensor], v: int, examples: int) -> None:
-        self.job, self.out, self.examples = job, out, examples
-        self.room = Room()
-        self.sums = {u: Sum(out[u.module], job.outputs, u.weight, u.bias, v, self.room) for u in job.units
-                     if u.maps and not u.parameter}
-
-    def add(self, a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture]) -> None:
-        """One block of cotangents."""
-        for u in self.job.units:
-            if u in self.sums:
-                self.sums[u].add(a[u.maps[0]], b[u.maps[0]])
-            elif u.maps and self._in_pairs(u, a, b):
-                continue
-            elif u.maps:
-                A = shared_gradients(self.job, u, a)
-                self.add_gradients(u, A, A if b is a else shared_gradients(self.job, u, b))
-
-    def _in_pairs(self, u: Unit, a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture]) -> bool:
-        """Is a parameter that is several maps too large for its gradients to be formed?"""
-        source = self.job.source
-        return by_pairs(source.survey, source.state, u.maps, u.parameter, self.examples, self.job.outputs) and \
-            add_shared(self.out[u.module], u.maps, a, b, source.state[u.parameter], self.job.outputs)
-
-    def add_whole(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
-        """Whole gradients of the parameters without a map, all cotangents at once."""
-        for u in self.job.units:
-            if not u.maps:
-                self.add_gradients(u, a[u.parameter], b[u.parameter])
-
-    def add_gradients(self, u: Unit, A: Tensor, B: Tensor) -> None:
-        add_products(self.out[u.module], A, B, self.job.outputs, A is B, self.room)
-
-    def close(self) -> None:
-        for s in self.sums.values():
-            s.close()
-
-
-def shared_gradients(job: Job, u: Unit, a: Mapping[str, LayerCapture]) -> Tensor:
-    """Gradients "v n p" of several maps of one parameter, added in the parameter's own layout."""
-    added: Tensor | None = None
-    for k in u.maps:
-        J = gradients(a[k])
-        added = J.new_zeros(*J.shape[:2], job.source.state[u.parameter].numel()) if added is None else added
-        added.index_add_(2, job.source.survey.maps[k].index, J)
-    assert added is not None
-    return added
-
-
-def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, per_layer: bool = True,
-            chunk: int | None = None) -> dict[str, Tensor]:
+def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int) -> dict[str, Tensor]:
     """{module: K}, or {"*": K} of all of them, summed over trainable parameters: "n m" | "v n m" | "v n w m", in float64
     (full kernels, which have nothing to add up over outputs, in the model's precision)."""
-    n, m, v = count(x), count(x if x2 is None else x2), job.v
-    job, plan = planned(job, memory, n, m, per_layer=per_layer, same=x2 is None, chunk=chunk)
-    device = job.source.device
-    home = torch.device("cpu") if device.type == "mps" else device
-    shape = {"trace": (n, m), "diagonal": (v, n, m), "full": (v, n, v, m)}[job.outputs]
-    dtype = job.source.dtype if job.outputs == "full" else torch.float64
-    names = job.modules if per_layer else ["*"]
-    result = {name: torch.zeros(shape, dtype=dtype, device=home) for name in names}
-    for a, b in pairs(job.source, x, x2, plan.chunk, maps=job.maps, cotangents=job.cotangents, parameters=job.loose,
+    job, plan = planned(job, memory)
+    dtype = job.network.dtype if job.outputs == "full" else torch.float64
+    names = job.modules if job.per_layer else ["*"]
+    result = {name: torch.zeros(_shape(job, job.n, job.m), dtype=dtype, device=_home(job)) for name in names}
+    for a, b in pairs(job.network, x, x2, plan.chunk, maps=job.maps, cotangents=job.cotangents, parameters=job.loose,
                       title="kernels"):
         r, c = a.rows, b.rows
         out = {name: K[..., r, c] if job.outputs != "full" else K[:, r, :, c] for name, K in result.items()}
-        _fill(job, plan, a, b, {k: out[k if per_layer else "*"] for k in job.modules}, home)
+        _fill(job, plan.block, a, b, {k: out[k if job.per_layer else "*"] for k in job.modules})
         for K, block in zip(result.values(), out.values(), strict=True):
             if a is b:
                 mirror(block, job.outputs)
@@ -160,16 +59,37 @@ def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int, per_layer: bool
     return result
 
 
-def _fill(job: Job, plan: Plan, a: Chunk, b: Chunk, out: Mapping[str, Tensor], home: torch.device) -> None:
-    """Stream the cotangents of one pair of chunks into its kernels."""
-    device = job.source.device
-    here = out if home == device else {k: torch.zeros(K.shape, dtype=job.source.dtype, device=device) for k, K in out.items()}
-    block = Block(job, here, job.v, max(plan.examples))
+def full_blocks(job: Job, x: Inputs, memory: int) -> Iterator[tuple[slice, slice, dict[str, Tensor]]]:
+    """Yield (rows, columns, {module: K "v n w m"}) of the blocks on and below the diagonal of full kernels, one at a time."""
+    job, plan = planned(job, memory)
+    for a, b in pairs(job.network, x, None, plan.chunk, maps=job.maps, cotangents=job.cotangents, parameters=job.loose,
+                      title="kernels"):
+        shape = _shape(job, a.n, b.n)
+        out = {name: torch.zeros(shape, dtype=job.network.dtype, device=_home(job)) for name in job.modules}
+        _fill(job, plan.block, a, b, out)
+        yield a.rows, b.rows, {name: mirror(K, "full") if a is b else K for name, K in out.items()}
+
+
+def _shape(job: Job, n: int, m: int) -> tuple[int, ...]:
+    return {"trace": (n, m), "diagonal": (job.v, n, m), "full": (job.v, n, job.v, m)}[job.outputs]
+
+
+def _home(job: Job) -> torch.device:
+    """The device of kernels: one that has float64."""
+    return torch.device("cpu") if job.network.device.type == "mps" else job.network.device
+
+
+def _fill(job: Job, size: int, a: Chunk, b: Chunk, out: Mapping[str, Tensor]) -> None:
+    """Stream the cotangents of a pair of chunks into its kernels, ``size`` at a time."""
+    device = job.network.device
+    here = out if _home(job) == device else {k: torch.zeros(K.shape, dtype=job.network.dtype, device=device)
+                                             for k, K in out.items()}
+    block = Block(job, here)
     if job.maps:
-        for rows in steps(job.v, plan.block):
-            mine = a.captures(rows)
-            block.add(mine, mine if b is a else b.captures(rows))
-            del mine  # before the next backward pass
+        for rows in steps(job.v, size):
+            left = a.captures(rows)
+            block.add(left, left if b is a else b.captures(rows))
+            del left  # before the next backward pass
     block.add_whole(a.gradients, b.gradients)
     block.close()
     if here is not out:
@@ -188,8 +108,8 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     given = (x, x2)
     model, x, x2 = _checked(model, x, x2, outputs)
     with quiet(model, mode):
-        job = prepare(model, x, cotangents, output, outputs, parse_bytes(memory))
-        job, result = undoubted(job, lambda job: kernels(job, x, x2, parse_bytes(memory), per_layer))
+        job = replace(prepare(model, x, x2, cotangents, output, outputs, parse_bytes(memory)), per_layer=per_layer)
+        job, result = undoubted(job, lambda job: kernels(job, x, x2, parse_bytes(memory)))
     if outputs == "full":
         result = {name: K.permute(1, 0, 3, 2) for name, K in result.items()}
     undefined = [name for name, K in result.items() if name != "*" and K.isnan().any()]
@@ -198,12 +118,12 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
         warnings.warn(f"the tangent kernel{layers} has NaN: the outputs are finite, and their gradients are not. Look for a "
                       f"square root or a norm at 0, or for a softmax or log whose inputs are all masked with -inf.",
                       RuntimeWarning, stacklevel=2)
-    shown = {name: like(K.to(job.source.dtype), *given) for name, K in result.items()}
+    shown = {name: like(K.to(job.network.dtype), *given) for name, K in result.items()}
     return shown if per_layer else shown["*"]
 
 
 def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
-    """Until nothing that was captured is in doubt: each time a map is, it is read in another way, or refused."""
+    """Work until no captured map is in doubt: each time one is, it is read in another way, or refused."""
     amendments = Amendments()
     for left in range(MOST_DOUBTS, -1, -1):
         try:
@@ -211,9 +131,9 @@ def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
         except Doubt as doubt:
             if not left:
                 raise
-            s = job.source
+            s = job.network
             survey = amended(s, doubt, amendments)
-            job = replace(job, source=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
+            job = replace(job, network=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
     raise AssertionError("the last doubt is raised")
 
 
@@ -226,20 +146,20 @@ def plan(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace"
     """
     model, x, x2 = _checked(model, x, x2, outputs)
     with quiet(model, mode):
-        job = prepare(model, x, cotangents, output, outputs, parse_bytes(memory))
-    return planned(job, parse_bytes(memory), count(x), count(x if x2 is None else x2), per_layer=per_layer, same=x2 is None)[1]
+        job = prepare(model, x, x2, cotangents, output, outputs, parse_bytes(memory))
+    return planned(replace(job, per_layer=per_layer), parse_bytes(memory))[1]
 
 
-def planned(job: Job, memory: int, n: int, m: int, **more: Any) -> tuple[Job, Plan]:
-    """What will be done within ``memory``; where it has no room, with blocks that are computed again for every backward pass."""
+def planned(job: Job, memory: int) -> tuple[Job, Plan]:
+    """Plan a job within ``memory``; where it does not fit, with blocks that are recomputed for every backward pass."""
     try:
-        return job, make_plan(job.request(n, m, **more), memory)
+        return job, job.plan(memory)
     except MemoryBudgetError:
-        light = job.source.survey.lightened()
-        if light.graph >= job.source.survey.graph:
+        light = job.network.survey.lightened()
+        if light.graph >= job.network.survey.graph:
             raise
-        job = replace(job, source=replace(job.source, survey=light))
-        return job, make_plan(job.request(n, m, **more), memory)
+        job = replace(job, network=replace(job.network, survey=light))
+        return job, job.plan(memory)
 
 
 def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module, Inputs, Inputs | None]:
@@ -253,9 +173,9 @@ def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module
     return model, _inputs(model, x), None if x2 is None else _inputs(model, x2)
 
 
-def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, output: Output | None, outputs: Outputs,
-            memory: float = math.inf) -> Job:
-    """Survey the model on the first examples of ``x`` (on its device) and plan one part for each parameter."""
+def prepare(model: nn.Module, x: Inputs, x2: Inputs | None, cotangents: Cotangents | Function, output: Output | None,
+            outputs: Outputs, memory: float = math.inf) -> Job:
+    """Survey the model on the first examples of ``x`` (on its device)."""
     few = to_device(select(x, slice(0, SURVEYED)) if count(x) > 1 else select(x, [0, 0]), device_of(model))
     _, state, survey = surveyed(model, few, output, memory=memory)
     chosen = as_cotangents(cotangents)
@@ -264,8 +184,9 @@ def prepare(model: nn.Module, x: Inputs, cotangents: Cotangents | Function, outp
     def V(f: Tensor, rows: slice) -> Tensor:
         return chosen.rows(f, None, range(rows.start, rows.stop), slice(None), "kernel")
 
-    source = Network(model, state, survey, output, Audit())
-    return Job(source, units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs)
+    network = Network(model, state, survey, output, Audit())
+    return Job(network, units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs,
+               count(x), count(x if x2 is None else x2), x2 is None)
 
 
 def _inputs(model: nn.Module, x: Any) -> Inputs:
@@ -282,14 +203,14 @@ def _captured(model: nn.Module, x: Any, layer: str, output: Output | None, mode:
     check_weights(model)
     x = _inputs(model, x)
     with quiet(model, mode):
-        return undoubted(prepare(model, x, every_output, output, "full"), lambda job: _capture(job, x, layer))[1]
+        return undoubted(prepare(model, x, None, every_output, output, "full"), lambda job: _capture(job, x, layer))[1]
 
 
 def _capture(job: Job, x: Inputs, layer: str) -> LayerCapture:
-    known = list(job.source.survey.batched)
+    known = list(job.network.survey.batched)
     if layer not in known:
         raise SelectionError(f"layer {layer!r} is not one of the linear maps of this model: {', '.join(known)}.")
-    chunk = Chunk(job.source, x, slice(0, count(x)), [layer], job.cotangents)
+    chunk = Chunk(job.network, x, slice(0, count(x)), [layer], job.cotangents)
     return ready(chunk.ask(chunk.V)[layer])
 
 

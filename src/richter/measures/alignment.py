@@ -10,7 +10,8 @@ from torch import Tensor
 
 from richter.core import Card, Mark, Ref, Remark
 from richter.instrument.statistics import CENTRED_KERNEL, CROSS_OUTPUT, SAME_OUTPUT, CrossOutput
-from richter.instrument.statistics.kernels import CentredKernel, SameOutput
+from richter.instrument.statistics.kernels import CentredKernel
+from richter.instrument.statistics.per_output import SameOutput
 from richter.measures.cards import COUNT, POSITIVE, TANGENT, UNIT
 from richter.measures.measure import Measure
 

@@ -11,7 +11,7 @@ import torch
 
 from richter.core import Card, Mark, Ref, Remark
 from richter.instrument.statistics import SAME_OUTPUT, SINCE_INITIAL, SINCE_PREVIOUS, STEP, Evolved, Initial, Previous
-from richter.instrument.statistics.kernels import SameOutput
+from richter.instrument.statistics.per_output import SameOutput
 from richter.linalg import quotient
 from richter.measures.cards import EVOLUTION, POSITIVE, UNIT
 from richter.measures.measure import Measure

@@ -221,7 +221,7 @@ def _read(subject: Subject, name: str) -> Iterator[tuple[Float[Tensor, "n s p"],
     survey, item = subject.survey, subject.itemsize
     each = item * (survey.graph + survey.maps[name].unfolded) + 8 * survey.maps[name].positions * survey.maps[name].shape[-1]
     size = fitting(subject.memory, each, min(subject.probe.chunk, subject.probe.n), survey.drawn) if name in survey.batched else 1
-    for chunk in chunks(subject.source, subject.x, size, maps=[name], title="reading features"):
+    for chunk in chunks(subject.network, subject.x, size, maps=[name], title="reading features"):
         if not chunk.reaches(name):
             raise SelectionError(f"not every example reaches layer {name!r}, so that it has no features of the others.")
         h = chunk.reads(name).detach().flatten(2).to(subject.home, torch.float64)

@@ -250,7 +250,7 @@ class Hessian:
         """f "n k" with its graph, some examples at a time."""
         s = self.subject
         size = fitting(s.memory, GRAPH * self._each, min(s.probe.chunk, s.probe.n), s.survey.drawn)
-        for chunk in chunks(s.source, s.x, size):
+        for chunk in chunks(s.network, s.x, size):
             with s.state.in_place():
                 yield chunk.graph.f.reshape(chunk.n, -1), chunk.rows
 

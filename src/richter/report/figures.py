@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from richter.core import WHOLE, SelectionError, unknown
-from richter.core.cosine import cosine
+from richter.core.likeness import cosine
 from richter.measures.cards import SHOWN_FIRST, card
 from richter.report import plotdata
 from richter.report.axes import decade_ticks, grid_of_panels, key, layer_key, plain_ticks, same_height, same_width, say_why

@@ -16,14 +16,12 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from richter.core import StoreError
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 try:
     import fcntl
@@ -406,22 +404,65 @@ class Place(Folder):
 # --------------------------------------------------------------------------------------------------------------- lock
 
 
-def take(path: Path) -> BaseFileLock | None:
-    """The lock of the one writer, which the system lets go when the process ends, or None if another holds it. A child that is
-    forked (a worker that loads data) does not hold it with us; filelock sees to that, from 3.30 on."""
-    from filelock import FileLock, Timeout
-    # any thread may let it go; a lock that is a file of its own would outlive a killed process
-    lock = FileLock(path, timeout=PATIENCE, poll_interval=0.01, thread_local=False, fallback_to_soft=False)
+class Lock:
+    """The lock of the one writer: held while the file is open, so that the system lets it go when the process ends, however it
+    ends. Any thread may release it. A forked child closes the file, and does not hold the lock with its parent.
+
+    filelock guards its locks by one of the whole process, which stays locked when an interrupt arrives between two of its lines;
+    every other thread then waits for ever. Here an interrupt leaves an open file at worst, which the next collection closes."""
+
+    def __init__(self, handle: int) -> None:
+        self._file = os.fdopen(handle, "rb", buffering=0)
+        _LOCKS.add(self)
+
+    def release(self) -> None:
+        self._file.close()
+
+
+_LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    for lock in list(_LOCKS):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_all)
+
+
+def take(path: Path) -> Lock | None:
+    """Take the lock of the one writer, or return None if another holds it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | FLAGS | getattr(os, "O_NONBLOCK", 0), 0o666)  # the umask takes from that
+    lock, last = Lock(handle), time.monotonic() + PATIENCE
     try:
-        lock.acquire()
-    except Timeout:
-        return None
+        while not _locked(handle):
+            if time.monotonic() > last:
+                lock.release()
+                return None
+            time.sleep(0.01)
+    except BaseException:
+        lock.release()
+        raise
     return lock
 
 
+def _locked(handle: int) -> bool:
+    """Lock a file that is open, unless another has."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            import msvcrt
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
 def held(path: Path) -> bool:
-    """Tell whether somebody writes, by a shared lock, which filelock does not have: readers must not take each other for a
-    writer, and may be allowed to read the file only."""
+    """Tell whether somebody writes, by a shared lock: readers must not take each other for a writer, and may be allowed to read
+    the file only."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | FLAGS | getattr(os, "O_NONBLOCK", 0))

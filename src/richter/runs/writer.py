@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from numpy.typing import ArrayLike
 
@@ -23,12 +23,9 @@ from richter.instrument.snapshot import Snapshot
 from richter.runs import format as arrays
 from richter.runs import place as lock
 from richter.runs.format import plain, plain_text, provenance, whole_step, worded
-from richter.runs.place import DATABASE, LOCK, OBJECTS, explained, gone, identity, regular, sync
+from richter.runs.place import DATABASE, LOCK, OBJECTS, Lock, explained, gone, identity, regular, sync
 from richter.runs.reader import Run
 from richter.runs.sqlite import Appender, begun
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 PATIENCE = 10.0  # seconds that the end of a program waits for a thread that writes
 SYNC = 30.0  # seconds after which what was written is asked to be on the disk
@@ -81,7 +78,7 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
 class Writer:
     """The one writer of a run. ``.run`` reads it back."""
 
-    def __init__(self, folder: Path, database: Appender, held: BaseFileLock, meta: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, database: Appender, held: Lock, meta: Mapping[str, Any]) -> None:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
         self.closed, self._synced = False, time.monotonic()
         _hear_exits()
@@ -256,7 +253,7 @@ class Writer:
         if ours:
             with contextlib.suppress(OSError):
                 sync(self.path)
-        self._lock.release(force=True)
+        self._lock.release()
         for folder in [folder for folder, writer in _open.items() if writer is self]:
             del _open[folder]
         self._ending.detach()
@@ -358,7 +355,7 @@ def _hear_exits() -> None:
     sys.exit = heard_exit
 
 
-def _end(database: Appender, held: BaseFileLock, guard: threading.RLock, process: int, earlier: BaseException | None) -> None:
+def _end(database: Appender, held: Lock, guard: threading.RLock, process: int, earlier: BaseException | None) -> None:
     """Record how a run ended, as far as can be told, when its writer or the whole process goes."""
     if os.getpid() != process:  # a child that was forked; the run is its parent's
         return

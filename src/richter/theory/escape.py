@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike, to_tensor
-from richter.core.chains import chain
+from richter.core.modules import chain
 from richter.core.values import progress
 from richter.theory.arrays import (
     BIASES,

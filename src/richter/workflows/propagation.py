@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from richter.core import SelectionError
-from richter.core.chains import Stage, chain, composed
-from richter.core.modules import unwrap
+from richter.core.modules import Stage, chain, composed, unwrap
 from richter.core.values import progress
 from richter.instrument.capture import quiet
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled

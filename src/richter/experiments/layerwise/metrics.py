@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from richter.core.chains import evaluated
+from richter.core.modules import evaluated
 from richter.experiments.frame import Results
 from richter.experiments.training import Step, epochs, linears
 from richter.measures import collapse, features

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from richter.core import Interval, Ref
-from richter.core.cosine import cosine
+from richter.core.likeness import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.kernels import ptk_covariance
 from richter.linalg import haar

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from richter.controls import SLO
 from richter.core import Interval, Ref
-from richter.core.cosine import cosine
+from richter.core.likeness import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.training import Curves, descend, error, linears, scaled
 from richter.instrument.probe import Probe

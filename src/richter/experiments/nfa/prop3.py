@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from richter.core import Interval, Ref
-from richter.core.cosine import cosine
+from richter.core.likeness import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.experiments.nfa.prop2 import derivatives
 from richter.instrument.observe import measure

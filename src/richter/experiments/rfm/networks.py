@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from richter.core import Interval, Ref
-from richter.core.cosine import cosine
+from richter.core.likeness import cosine
 from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
 from richter.experiments.training import descend, epochs, one_hot
 from richter.learners import Laplace, RFMRegressor

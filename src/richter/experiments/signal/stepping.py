@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from richter.core.cosine import cosine
+from richter.core.likeness import cosine
 from richter.experiments.rivals import shuffled
 from richter.experiments.signal.networks import SETS, balanced, he
 from richter.instrument.observe import measure

@@ -5,14 +5,12 @@ where its output stands in the graph, so that any number of backward passes can 
         run = forward(model, x, state_of(model))
         g, _ = run.backward(V)          # d <V, f> / dz for every call of every map
 
-Weights are replaced for the pass by aliases (same memory, no hooks, all requiring a gradient) and buffers by copies:
-the model's own parameters, gradients, buffers and hooks are never touched.
+Weights are replaced for the pass by aliases (same memory, no hooks, all requiring a gradient) and buffers by copies: the own
+parameters, gradients, buffers and hooks of the model are never touched.
 
-``state``: what goes in and comes out; ``quiet``: what is put back, be it what modules keep (``remembered``, by ``kinds`` and
-``iterators``) or weights and gradients (``guard``, ``originals``), while other threads wait (``gate``); ``detours`` around
-checkpoints, compiled code and parametrisations; ``recorder``: the pass; ``calls``: what it leaves; ``anew``: what it keeps, and
-blocks that are computed again instead, with a ``likeness`` of what they kept; ``uses`` of weights outside their module, which are
-``products`` with ``parts`` of them; ``shortcuts`` in backward passes; ``tangents``: products with the Jacobian.
+``state``: weights of a pass, and its inputs and outputs; ``quiet``: what is put back (weights, gradients, modes, random streams),
+and detours around checkpoints and compiled code; ``attributes``: what modules keep, put back too; ``forward``: a pass;
+``uses``: parameters as linear maps outside of known layers; ``recompute``: what a pass keeps, and blocks that run again instead.
 """
 
 from richter.core.modules import unwrap

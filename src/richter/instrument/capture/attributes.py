@@ -370,7 +370,8 @@ def _keep_array(a: np.ndarray, budget: Budget) -> Kept:  # type: ignore[type-arg
         if a.shape != shape:
             a.resize(shape, refcheck=False)
             now = a.view(np.ndarray)
-        np.copyto(now, before)
+        if now.tobytes() != before.tobytes():
+            np.copyto(now, before)
 
     return Kept(restore)
 
@@ -397,12 +398,12 @@ def _keep_file(file: Any, budget: Budget) -> Kept:
 
 KEEPERS: list[tuple[Any, Keeper]] = [
     (Tensor, _keep_tensor), (np.ndarray, _keep_array),
-    (torch.Generator, state(torch.Generator.get_state, torch.Generator.set_state)),
+    (torch.Generator, state(torch.Generator.get_state, lambda g, now: torch.equal(g.get_state(), now) or g.set_state(now))),
     (np.random.RandomState, state(np.random.RandomState.get_state, np.random.RandomState.set_state)),
     (np.random.Generator, state(lambda g: g.bit_generator.state, lambda g, now: setattr(g.bit_generator, "state", now))),
     (np.random.BitGenerator, state(lambda bits: bits.state, lambda bits, now: setattr(bits, "state", now))),
     (random.SystemRandom, parts()), (random.Random, state(random.Random.getstate, random.Random.setstate)),
-    ((bytearray, array.array), state(lambda box: box[:], lambda box, before: box.__setitem__(slice(None), before))),
+    ((bytearray, array.array), state(lambda box: box[:], lambda box, now: box == now or box.__setitem__(slice(None), now))),
     (io.IOBase, _keep_file), (dict, keep_dict), (list, keep_list), (set, keep_set), (deque, keep_deque),
     ((tuple, frozenset), lambda box, _: Kept(values=list(box))), (types.FunctionType, _keep_function),
     (BOUND, parts("__self__")), (types.MethodType, parts("__self__", "__func__")), (property, parts("fget")),

@@ -1,10 +1,14 @@
-"""Products with the Jacobian of a network, J v: forward, or backward twice; and norms that use the statistics of their batch."""
+"""One forward pass that remembers what every linear map read and where its output stands in the graph, the backward passes that
+start from there, and products with the Jacobian.
+
+Hooks on every module see the calls of known layers. A torch function mode sees all other calls of torch functions; ``HANDLERS``
+says what is done with them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 
 from richter.core import CaptureError, RichterError
 from richter.core.values import trim
-from richter.instrument.capture.attributes import attributes_kept, same_bits
+from richter.instrument.capture.attributes import attributes_kept
 from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right
-from richter.instrument.capture.recompute import ANEW, Again, Blocks, unkept
+from richter.instrument.capture.recompute import Again, Blocks, unkept
 from richter.instrument.capture.state import Inputs, Output, State, arguments, pick, state_of
 from richter.instrument.capture.uses import READERS, Reader, Scope, Use
 from richter.layers import TAKEN_APART, LinearMap, View
@@ -239,8 +243,7 @@ def _dense(d: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------ recorder
-# One forward pass of a model: hooks on every module and a torch function mode remember what every linear map read and where its
-# output stands in the graph; any number of backward passes start from there.
+
 
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
@@ -253,9 +256,8 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     passes cheaper: derivatives of activations are computed once, and in the named linear layers the positions from which no
     output is reached are skipped. ``seed``: what the model draws (dropout in train mode) is the same in every pass with it.
     ``splits``: modules that are several maps, and which outputs belong to each. ``products``: a list that gets the products of
-    tensors with each other. ``plain``: attention without fused kernels,
-    which can be differentiated but once and not forward. ``anew``: modules whose insides are not kept for backward passes but
-    computed again. Call it inside ``quiet``.
+    tensors with each other. ``plain``: attention without fused kernels, which can be differentiated but once and not forward.
+    ``anew``: modules whose insides are not kept for backward passes but computed again. Call it inside ``quiet``.
     """
     recorder = Recorder(model, state, expand or {}, silent, splits or {}, products, plain) if record else None
     args, kwargs = arguments(model, x)
@@ -308,9 +310,6 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
         raise
 
 
-Known = tuple[str, Tensor, int]  # a call without its place in the graph: the name of the map, what it read, in which version
-
-
 class Recorder(TorchFunctionMode):
     """While it is entered, every call of every linear map of ``model`` is remembered, in the order in which they happen."""
 
@@ -325,9 +324,9 @@ class Recorder(TorchFunctionMode):
         self.parameters, self.expand, self.state = Parameters(), expand, state
         self.calls: list[Call] = []
         self.differentiates = False  # does the model itself differentiate?
-        self._handles: list[Any] = []
+        self._hooks = contextlib.ExitStack()
         self._thread = 0  # that entered it: calls of the same modules by other threads are theirs
-        self._known: Iterator[Known] | None = None  # the calls that a block has made which is run again
+        self._repeats = False  # is a block run again?
 
     def __enter__(self) -> Recorder:
         self._thread = threading.get_ident()
@@ -335,43 +334,35 @@ class Recorder(TorchFunctionMode):
             for module in self.scope.modules.values():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and nothing inside is seen
                     continue
-                self._handles.append(module.register_forward_pre_hook(self._begin, prepend=True))
+                self._hooks.callback(module.register_forward_pre_hook(self._begin, prepend=True).remove)
                 # first of all hooks: a user's may change the output, and that is no longer the linear map; after an error too,
                 # which the model may catch
-                ended = module.register_forward_hook(self._end, with_kwargs=True, prepend=True, always_call=True)
-                self._handles.append(ended)
+                self._hooks.callback(module.register_forward_hook(
+                    self._end, with_kwargs=True, prepend=True, always_call=True).remove)
             super().__enter__()
         except BaseException:
-            self._unhook()
+            self._hooks.close()
             raise
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        try:
+        with self._hooks:
             super().__exit__(*exc)
-        finally:
-            self._unhook()
 
-    def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def begun(self) -> Callable[[], Again]:
-        """A block begins. When it has ended, what is called then gives what stands around it when it is run again."""
-        path, first = list(self.scope.path), len(self.calls)
-        return lambda: partial(self._again, path, [(c.name, c.read, c.version) for c in self.calls[first:]])
+    def begun(self) -> Again:
+        """A block begins; the function that is returned gives what stands around it when it is run again."""
+        return partial(self._again, list(self.scope.path))
 
     @contextlib.contextmanager
-    def _again(self, path: list[nn.Module], calls: Sequence[Known]) -> Iterator[None]:
-        """As the first time; what maps read is compared with what they read then."""
-        before = self.scope.path, self._known, self.scope.copies, self._thread
-        self.scope.path, self._known, self.scope.copies = list(path), iter(calls), dict(self.scope.copies)
+    def _again(self, path: list[nn.Module]) -> Iterator[None]:
+        """As the first time, but calls are not remembered again."""
+        before = self.scope.path, self.scope.copies, self._thread, self._repeats
+        self.scope.path, self.scope.copies, self._repeats = list(path), dict(self.scope.copies), True
         try:
             with self:
                 yield
         finally:
-            self.scope.path, self._known, self.scope.copies, self._thread = before
+            self.scope.path, self.scope.copies, self._thread, self._repeats = before
 
     def _begin(self, module: nn.Module, _: Any) -> None:
         if self._thread == threading.get_ident():
@@ -453,7 +444,7 @@ class Recorder(TorchFunctionMode):
 
     def multiplied(self, operands: slice, handler: Handler, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that multiplies tensors with each other."""
-        if self.products is not None and self._known is None:
+        if self.products is not None and not self._repeats:
             chosen = [*args, *kwargs.values()][operands]
             self.products.append(Product(len(self.calls), tuple(t for t in chosen if isinstance(t, Tensor))))
         return handler(self, func, args, kwargs)
@@ -508,11 +499,9 @@ class Recorder(TorchFunctionMode):
         return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
     def _add(self, use: Use, z: Tensor, given: bool = False) -> None:
-        if self._known is not None:
-            _check_known(next(self._known, None), use)
-            return
-        self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
-                               use.read._version, given))
+        if not self._repeats:
+            self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
+                                   use.read._version, given))
 
 
 Handler = Callable[[Recorder, Any, Any, Any], Any]  # of a call: the function, and its arguments by position and by keyword
@@ -535,20 +524,6 @@ HANDLERS: dict[Any, Handler] = {  # function of torch -> what is done when the m
     F.scaled_dot_product_attention: Recorder.attended, F.linear: Recorder.linear,
     **dict.fromkeys((F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid), Recorder.curved),  # derivatives cost more than a product
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), Recorder.derived)}
-
-
-def _check_known(known: Known | None, use: Use) -> None:
-    """A block that runs again must read the same: up to rounding, because some devices add up in any order."""
-    name, read, version = known or ("", None, 0)
-    if name != use.name or read is None or read.shape != use.read.shape:
-        raise CaptureError(f"layer {use.name!r} is called when its block is run again for a backward pass, and was not the first "
-                           f"time. {ANEW}")
-    now = use.read.detach()
-    if version != read._version or same_bits(read, now):
-        return
-    eps = torch.finfo(read.dtype).eps if read.is_floating_point() else 0.0
-    if not bool((read - now).abs().max() <= math.sqrt(eps) * read.abs().max()):
-        raise CaptureError(f"layer {use.name!r} reads other numbers when its block is run again for a backward pass. {ANEW}")
 
 
 def _transformed() -> bool:

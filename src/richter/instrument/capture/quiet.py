@@ -116,9 +116,8 @@ def _outcome(lost: list[str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- detours
 # Detours around what a capture cannot look through: checkpointed functions are simply called, compiled ones run eagerly,
-# parametrised weights are computed once in a pass, and batch norms of one example get gradients that torch reads correctly.
-# Each is
-# taken by the thread that measures, and by no other.
+# parametrised weights are computed once in a pass, and batch norms of one example get gradients that torch reads correctly. The
+# thread that measures takes each of them, and no other.
 
 Taken = Callable[[], bool]
 
@@ -295,8 +294,7 @@ def quiet(model: nn.Module, mode: str = "eval", seed: int = 0) -> Iterator[None]
     if mode not in ("eval", "train"):
         raise SelectionError(f"mode={mode!r}: choose 'eval' (default) or 'train'.")
     devices = {"cpu"} | {p.device.type for p in model.parameters()}
-    with (torch.inference_mode(False), torch.enable_grad(), in_turn(model),
-          finished(Guard(model).finish), remembered(model),
+    with (torch.inference_mode(False), torch.enable_grad(), in_turn(model), finished(Guard(model).finish), remembered(model),
           _streams_kept(model, seed), _without_autocast(devices), compiled_eagerly()):
         for module in model.modules():
             module.training = mode == "train"  # not module.train(): some models act on being switched
@@ -329,27 +327,39 @@ def _generators(model: nn.Module) -> list[torch.Generator]:
     return [torch.default_generator, *(torch.cuda.default_generators[i] for i in gpus)]
 
 
+def streams(model: nn.Module) -> list[Tensor]:
+    """The states of the random streams that a model may draw from."""
+    return [generator.get_state() for generator in _DRAWN.get()[1] or _generators(model)]
+
+
+def _restore(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+
+
+@contextlib.contextmanager
+def borrowed(model: nn.Module, states: Sequence[Tensor] | None = None) -> Iterator[Sequence[torch.Generator]]:
+    """The streams of a model, for this thread alone and in these states; they are as they were afterwards."""
+    generators = _DRAWN.get()[1] or _generators(model)
+    with _BORROWED:
+        before = streams(model)
+        try:
+            if states is not None:
+                _restore(generators, states)
+            yield generators
+        finally:
+            _restore(generators, before)
+
+
 @contextlib.contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
     """For one forward pass: what is drawn inside depends on ``seed`` and on that of the measurement alone, and the streams are
     as they were afterwards."""
-    mine = _DRAWN.get()[0]
-    with _borrowed(model) as generators:
+    measured = _DRAWN.get()[0]
+    with borrowed(model) as generators:
         for generator in generators:
-            generator.manual_seed(mine * 1_000_003 + seed)
+            generator.manual_seed(measured * 1_000_003 + seed)
         yield
-
-
-@contextlib.contextmanager
-def _borrowed(model: nn.Module) -> Iterator[Sequence[torch.Generator]]:
-    """The streams of a model, for this thread alone; they are as they were afterwards."""
-    generators = _DRAWN.get()[1] or _generators(model)
-    with _BORROWED:
-        states = [generator.get_state() for generator in generators]
-        try:
-            yield generators
-        finally:
-            _restore(generators, states)
 
 
 @contextlib.contextmanager
@@ -369,29 +379,3 @@ def _streams_kept(model: nn.Module, seed: int) -> Iterator[None]:
         random.setstate(python_state)
         with _BORROWED:
             _restore(generators, states)
-
-
-def streams(model: nn.Module) -> list[Tensor]:
-    """The states of the random streams that a model may draw from."""
-    return [generator.get_state() for generator in _DRAWN.get()[1] or _generators(model)]
-
-
-def drawn_since(model: nn.Module, states: Sequence[Tensor]) -> Sequence[Tensor]:
-    """These states, if something was drawn since."""
-    return () if all(map(torch.equal, states, streams(model))) else states
-
-
-@contextlib.contextmanager
-def draws_again(model: nn.Module, states: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, what was drawn from streams in these states, if any, is drawn again; afterwards they are as they were."""
-    if not states:
-        yield
-        return
-    with _borrowed(model) as generators:
-        _restore(generators, states)
-        yield
-
-
-def _restore(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)

@@ -14,7 +14,7 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from richter.core import CaptureError
 from richter.instrument.capture.attributes import Attributes
-from richter.instrument.capture.quiet import checkpoints_called, compiled_eagerly, drawn_since, draws_again, streams
+from richter.instrument.capture.quiet import borrowed, checkpoints_called, compiled_eagerly, streams
 from richter.instrument.capture.state import State
 
 # ------------------------------------------------------------------------------------------------------------ likeness
@@ -37,7 +37,7 @@ WITHIN = 100  # roundings, on devices that add up in any order
 
 
 class Likeness(NamedTuple):
-    """What is remembered of a tensor."""
+    """A few numbers that tell a tensor from others."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -45,7 +45,7 @@ class Likeness(NamedTuple):
 
 
 def likeness(t: Tensor, stays: bool = False) -> Likeness:
-    """``stays``: it is known to have the same numbers the second time."""
+    """The likeness of a tensor; ``stays``: it is known to have the same numbers the second time, which are not looked at."""
     return Likeness(t.shape, t.dtype, None if stays or _scratch(t) else _numbers(t))
 
 
@@ -68,7 +68,7 @@ def alike(first: list[Likeness], second: list[Likeness]) -> bool:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Of a difference, relative to the norm. What is rounded coarsely is rounded otherwise in few places."""
+    """How much the sums of two equal tensors may differ, relative to the norm: rounding differs, if coarsely, in few places."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
     eps, single = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
@@ -97,7 +97,7 @@ def _numbers(t: Tensor) -> Tensor:
 
 
 def _read(flat: Tensor) -> Tensor:
-    """Two numbers of these, without a copy of them."""
+    """A random combination of the entries and their norm squared, without a copy."""
     cut = len(flat) // AT_ONCE * AT_ONCE
     drawn = _drawn(flat.device, flat.dtype)
     rest = flat[cut:].dot(drawn[:len(flat) - cut]).double()
@@ -107,7 +107,7 @@ def _read(flat: Tensor) -> Tensor:
 
 
 def _as_it_lies(t: Tensor) -> Tensor:
-    """Its entries in the order in which they lie in memory, so that nothing is copied; those that are repeated once."""
+    """Its entries in the order in which they lie in memory, so that nothing is copied; repeated ones once."""
     strides = t.stride()
     t = t.permute(sorted(range(t.dim()), key=lambda axis: -strides[axis]))
     for axis in range(t.dim()):
@@ -144,8 +144,8 @@ class Wanted(BaseException):
 
 
 class Room:
-    """What one block keeps, of all the blocks of a pass: that which was wanted last. It refers to no block: the graph refers to
-    blocks, which refer to it, and what hangs together in circles through a graph is never let go."""
+    """The tensors that one block of a pass keeps: the block that was wanted last. It refers to no block, because the graph refers
+    to blocks, which refer to it, and circles through a graph are never let go."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -163,7 +163,7 @@ class Room:
 
 @dataclass
 class Block:
-    """One call of a module: what it takes to run it again."""
+    """One call of a module, with everything that is needed to run it again."""
 
     number: int  # in the pass
     name: str
@@ -175,23 +175,26 @@ class Block:
     recorded: Again
     stay: Collection[int] = ()  # where weights lie that nobody writes into
     kept: list[Likeness] = field(default_factory=list)  # of the tensors that it keeps
-    drawn: Sequence[Tensor] = ()  # states of the random streams when it began, if it drew from them
 
     def __post_init__(self) -> None:
-        self.args, self.kwargs = _held(self.args, self.kwargs)
+        self.args, self.kwargs = self._arguments()
         self.versions = [(t, t._version) for t in tree_leaves((self.args, self.kwargs)) if isinstance(t, Tensor)]
         self.casts = {device: torch.get_autocast_dtype(device) for device in {"cpu", *(t.device.type for t, _ in self.versions)}
                       if torch.is_autocast_enabled(device)}
-        self.streams = streams(self.state.model)
+        self.drawn = streams(self.state.model)
         self.attributes = Attributes(self.module)
         self.hooks: Any = saved_tensors_hooks(self._keep, self._kept)
         self.hooks.__enter__()
 
+    def _arguments(self) -> Any:
+        """Its arguments, in lists and dicts of its own: a block may add to those that it is given, and does so again."""
+        return tree_map(lambda leaf: leaf, (self.args, self.kwargs))
+
     def close(self) -> None:
-        """It has run."""
+        """The first run has ended."""
         self.hooks.__exit__(None, None, None)
         self.hooks = None
-        self.drawn, self.streams = drawn_since(self.state.model, self.streams), []
+        self.drawn = [] if all(map(torch.equal, self.drawn, streams(self.state.model))) else self.drawn
 
     def _keep(self, t: Tensor) -> int:
         self.kept.append(self._likeness(t))
@@ -202,50 +205,43 @@ class Block:
 
     def _kept(self, number: int) -> Tensor:
         if self.hooks is not None:
-            raise self.other("it differentiates inside its forward pass")
+            raise self.refused("it differentiates inside its forward pass")
         return self.room.kept(self)[number]
 
     def again(self) -> list[Tensor]:
-        """What it keeps, in the order in which it does."""
-        kept: list[Tensor] = []
-        versions: list[int] = []
-        found: list[Likeness] = []
+        """Run it again; the tensors that it keeps, in the order in which it keeps them."""
+        kept: list[tuple[Tensor, int]] = []  # and their versions
+        second: list[Likeness] = []
 
         def keep(t: Tensor) -> None:
             if len(kept) >= len(self.kept):
-                raise self.other()
-            found.append(self._likeness(t))
-            kept.append(t.detach())
-            versions.append(t._version)
+                raise self.refused()
+            second.append(self._likeness(t))
+            kept.append((t.detach(), t._version))
 
         if any(t._version != version for t, version in self.versions):
-            raise self.other("what it is given was changed in place since")
+            raise self.refused("what it is given was changed in place since")
         try:
             with (torch.enable_grad(), saved_tensors_hooks(keep, _never), self.state.in_place(), checkpoints_called(),
-                  compiled_eagerly(), draws_again(self.state.model, self.drawn), self.recorded(),
-                  self.attributes.in_place(), contextlib.ExitStack() as around):
+                  compiled_eagerly(), self.recorded(), self.attributes.in_place(), contextlib.ExitStack() as around):
+                if self.drawn:
+                    around.enter_context(borrowed(self.state.model, self.drawn))
                 for device, dtype in self.casts.items():
                     around.enter_context(torch.autocast(device, dtype))
-                args, kwargs = _held(self.args, self.kwargs)
+                args, kwargs = self._arguments()
                 self.module.forward(*args, **kwargs)
         except (CaptureError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise self.other(f"it fails the second time ({type(error).__name__}: {error})") from error
-        if not alike(self.kept, found):
-            raise self.other()
-        if any(t._version != version for t, version in zip(kept, versions, strict=True)):
-            raise self.other("it changes in place what its own backward pass needs")
-        return kept
+            raise self.refused(f"it fails the second time ({type(error).__name__}: {error})") from error
+        if not alike(self.kept, second):
+            raise self.refused()
+        if any(t._version != version for t, version in kept):
+            raise self.refused("it changes in place what its own backward pass needs")
+        return [t for t, _ in kept]
 
-    def other(self, why: str = "it computes something else than the first time") -> CaptureError:
+    def refused(self, why: str = "it computes something else than the first time") -> CaptureError:
         return CaptureError(f"module {self.name!r} cannot be run again: {why}. {ANEW}")
-
-
-def _held(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same in lists and dicts of its own: a block may add to those that it is given, and does so again."""
-    held: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(lambda leaf: leaf, (args, kwargs))
-    return held
 
 
 def _never(_: Any) -> Tensor:
@@ -254,13 +250,12 @@ def _never(_: Any) -> Tensor:
 
 class Blocks:
     """Around a forward pass: what modules of these names compute is not kept but computed again. ``recorded()`` is called when
-    a block begins, and its result when the block has ended: that gives what stands around the block when it runs again."""
+    a block begins, and gives what stands around the block when it runs again."""
 
-    def __init__(self, state: State, names: Collection[str], recorded: Callable[[], Callable[[], Again]] | None) -> None:
-        self.state, self.names = state, names
-        self.recorded = recorded or (lambda: lambda: contextlib.nullcontext)
+    def __init__(self, state: State, names: Collection[str], recorded: Callable[[], Again] | None) -> None:
+        self.state, self.names, self.recorded = state, names, recorded or (lambda: contextlib.nullcontext)
         self._room, self._number, self._around = Room(), 0, contextlib.ExitStack()
-        self._open: list[tuple[nn.Module, Block | None, Callable[[], Again]]] = []
+        self._open: list[tuple[nn.Module, Block | None]] = []  # those that are running
         self._stay = {p.untyped_storage().data_ptr() for _, p in state.shared}
 
     def __enter__(self) -> None:
@@ -276,27 +271,24 @@ class Blocks:
             self._close()
 
     def _begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        inside = any(block is not None for _, block, _ in self._open)
+        inside = any(block is not None for _, block in self._open)
         functional = torch._C._functorch.peek_interpreter_stack() is not None
-        if inside or functional or not torch.is_grad_enabled():
-            self._open.append((module, None, lambda: contextlib.nullcontext))
-            return
-        ended = self.recorded()
-        self._number += 1
-        block = Block(self._number, name, module, args, kwargs, self.state, self._room, contextlib.nullcontext, self._stay)
-        self._open.append((module, block, ended))
+        block = None
+        if not inside and not functional and torch.is_grad_enabled():
+            self._number += 1
+            block = Block(self._number, name, module, args, kwargs, self.state, self._room, self.recorded(), self._stay)
+        self._open.append((module, block))
 
     def _end(self, module: nn.Module, *_: Any) -> None:
         """By an error too, which the model may catch; it may have come before the block began."""
-        if any(begun is module for begun, *_ in self._open):
+        if any(begun is module for begun, _ in self._open):
             while self._close() is not module:
                 pass
 
     def _close(self) -> nn.Module:
-        module, block, ended = self._open.pop()
+        module, block = self._open.pop()
         if block is not None:
             block.close()
-            block.recorded = ended()
         return module
 
 

@@ -29,8 +29,8 @@ Axes = tuple[Axis, ...]
 
 
 class Key(NamedTuple):
-    """Which entries of a parameter a map's matrix [groups, d_out, d_in] holds, and how it reads: two maps of one parameter are
-    the same if these are."""
+    """Which entries of a parameter a map's matrix [groups, d_out, d_in] holds, and how it reads. Two maps of one parameter with
+    the same key are the same map."""
 
     kind: Kind
     offset: int
@@ -39,12 +39,8 @@ class Key(NamedTuple):
     d_in: Axes
 
 
-def key_of(kind: Kind, offset: int, groups: Sequence[Axis], d_out: Sequence[Axis], d_in: Sequence[Axis]) -> Key:
-    return Key(kind, offset, merged(groups), merged(d_out), merged(d_in))
-
-
 def merged(axes: Sequence[Axis]) -> Axes:
-    """Without axes of length one; neighbours that can be walked through as one are one."""
+    """Drop axes of length one, and join neighbours that can be walked through as one."""
     result: list[Axis] = []
     for length, stride in axes:
         if length == 1:
@@ -77,34 +73,35 @@ class Part:
 
     def label(self) -> str | None:
         """"" for the whole parameter, "2" for its third row, "0:4", ":,0:3"; None if it is no slice of it."""
-        lengths, strides = self.parameter.shape, self.parameter.stride()
-        rest, first = self.offset, [0] * len(lengths)
-        for i in sorted(range(len(lengths)), key=lambda i: -strides[i]):
-            if lengths[i] > 1:
-                first[i], rest = divmod(rest, strides[i])
+        first = self._index(self.offset)
         stops = self._stops(first)
         if stops is None:
             return None
         texts = [":" if (a, b, step) == (0, length, 1) else str(a) if b == a + 1 else f"{a}:{b}" + f":{step}" * (step > 1)
-                 for a, (b, step), length in zip(first, stops, lengths, strict=True)]
+                 for a, (b, step), length in zip(first, stops, self.parameter.shape, strict=True)]
         while texts and texts[-1] == ":":
             texts.pop()
         return ",".join(texts)
 
+    def _index(self, offset: int) -> list[int]:
+        """Which entry of the parameter stands at this offset."""
+        lengths, strides = self.parameter.shape, self.parameter.stride()
+        index = [0] * len(lengths)
+        for i in sorted(range(len(lengths)), key=lambda i: -strides[i]):
+            if lengths[i] > 1:
+                index[i], offset = divmod(offset, strides[i])
+        return index
+
     def _stops(self, first: list[int]) -> list[tuple[int, int]] | None:
         """For each axis of the parameter, where the slice that starts at ``first`` ends, and its step."""
         lengths, strides = self.parameter.shape, self.parameter.stride()
-        own = _sorted(self.axes)
-        last = self.offset + sum((length - 1) * stride for length, stride in own)
-        ends = [0] * len(lengths)
-        for i in sorted(range(len(lengths)), key=lambda i: -strides[i]):
-            if lengths[i] > 1:
-                ends[i], last = divmod(last, strides[i])
+        axes = _sorted(self.axes)
+        ends = self._index(self.offset + sum((length - 1) * stride for length, stride in axes))
         box = [(b - a + 1, stride) for a, b, stride in zip(first, ends, strides, strict=True)]
-        if all(length > 0 for length, _ in box) and merged(_sorted(box)) == merged(own):
+        if all(length > 0 for length, _ in box) and merged(_sorted(box)) == merged(axes):
             return [(b + 1, 1) for b in ends]
         stops: dict[int, tuple[int, int]] = {}
-        for length, stride in own:  # with steps: each axis is one of the parameter's
+        for length, stride in axes:  # with steps: each axis is one of the parameter's
             fitting = [i for i in range(len(lengths)) if lengths[i] > 1 and stride % strides[i] == 0
                        and first[i] + (length - 1) * (stride // strides[i]) < lengths[i] and i not in stops]
             if not fitting:
@@ -119,13 +116,13 @@ def _sorted(axes: Sequence[Axis]) -> list[Axis]:
 
 
 def key_of_map(m: LinearMap, module: nn.Module, weight: Tensor) -> Key | None:
-    """The same of a map that a file in layers/ describes; None where it copies what it re-arranges."""
+    """The key of a map that a file in layers/ describes; None if it copies what it re-arranges."""
     whole = torch.empty_strided(weight.shape, weight.stride(), device="meta")
     matrix = m.matrix(module, whole)
     if (matrix is not whole and matrix._base is not whole) or matrix.dim() not in (2, 3):
         return None
     axes = [*zip(matrix.shape, matrix.stride(), strict=True)]
-    return key_of(m.kind, int(matrix.storage_offset()), axes[:-2], axes[-2:-1], axes[-1:])
+    return Key(m.kind, int(matrix.storage_offset()), *map(merged, (axes[:-2], axes[-2:-1], axes[-1:])))
 
 
 @lru_cache(maxsize=4096)
@@ -472,7 +469,8 @@ class Scope:
     def _use(self, part: Part, kind: Any, roles: list[list[Any]], read: Tensor, order: tuple[int, ...] | None = None,
              shape: tuple[int, ...] = ()) -> Iterator[Use]:
         groups, d_out, d_in = (tuple(role) for role in roles)
-        name = self._name(part, key_of(kind, part.offset, groups, d_out, d_in)) if part.distinct else None
+        key = Key(kind, part.offset, *map(merged, (groups, d_out, d_in)))
+        name = self._name(part, key) if part.distinct else None
         if name is not None:
             m = as_map(part.parameter.stride(), kind, part.offset, groups, d_out, d_in)
             yield Use(name, m, self._owner(part.parameter)[0], part.parameter, read, order, shape)

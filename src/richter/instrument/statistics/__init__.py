@@ -43,13 +43,14 @@ from richter.instrument.statistics.outputs import OUTPUTS, SPREAD, WEIGHT_DECAY,
 from richter.instrument.statistics.per_output import (
     CROSS_OUTPUT,
     OWN_KERNELS,
+    SAME_OUTPUT,
     SINCE_INITIAL,
     SINCE_PREVIOUS,
     STEP,
     CrossOutput,
     Evolved,
 )
-from richter.instrument.statistics.sketches import CENTRED_KERNEL, SAME_OUTPUT
+from richter.instrument.statistics.sketches import CENTRED_KERNEL
 from richter.instrument.statistics.variants import HeldOut, Initial, Previous
 
 __all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "CLASSES", "CROSS_OUTPUT",

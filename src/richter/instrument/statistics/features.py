@@ -744,7 +744,7 @@ class _Samples(Gathering):
         return [Sample(s, *self._common(name)) for s in scatter_without_each([s.total for _, s in sorted(sums.items())])]
 
     def _common(self, name: str) -> tuple[int, bool, float]:
-        return self.layers.width(name), self.layers.one_hot, torch.finfo(self.layers.subject.source.dtype).eps
+        return self.layers.width(name), self.layers.one_hot, torch.finfo(self.layers.subject.network.dtype).eps
 
     def _check(self, name: str, rows: int) -> None:
         if rows != len(self.layers.targets):

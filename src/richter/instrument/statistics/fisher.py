@@ -13,23 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from richter import linalg
-from richter.core import WHOLE, Mark, Remark, SelectionError
-from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs
+from richter.core import Mark, Remark, SelectionError
+from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs, Use
 from richter.instrument.statistics.frame import WITHIN, Derived, Gathering, OfKernels, Statistic, Wants, finite
-from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Labels, Tangents, flat, left
+from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Estimate, Estimates, Labels, Tangents, flat, left
 from richter.instrument.statistics.operators import Multiplied, Operator, Products
-from richter.instrument.statistics.sketches import Estimate, Estimates
-
-if TYPE_CHECKING:
-    from richter.instrument.cotangents import Use
-    from richter.instrument.subject import Subject
+from richter.instrument.subject import Subject
 
 DRAWS = 16  # random combinations of an example's outputs
 STEP, REACH = 0.5, 60.0  # of the quadrature of the root: its error is exp(-2 pi^2 / STEP) and exp(-REACH / 2)
@@ -202,10 +198,9 @@ class Fisher(Derived):
             return ONE_CLASS if subject.survey.shape[-1:] == (1,) and subject.objective is not None else NO_CLASSES
         if subject.survey.shape[-1] < 2:
             return ONE_CLASS
-        exact = super().planned(subject, cotangents)
         t = Tangents(subject, cotangents)
-        if t.v <= self.most and not isinstance(exact, str) and t.bytes() + t.least() <= subject.memory:
-            return exact
+        if t.v <= self.most and cotangents.exact and t.fits:
+            return super().planned(subject, cotangents)
         return FisherSketch(f"{self.name} of {self.draws} draws", self.draws, self.seed)
 
 
@@ -244,14 +239,8 @@ def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:
     without = [left(t.n, ("examples", g)) for g in range(t.groups["examples"])]
     sets = [(keep, _energy(Y[keep], None if counted is None else counted[keep]))
             for keep in (torch.ones(t.n, dtype=torch.bool), *without)]
-    whole: Tensor | None = None
-    for name, kernel in t.anew("full"):
-        K = kernel.to(subject.home, torch.float64)  # "v n v n"
-        if subject.layers is None:
-            whole = K.clone() if whole is None else whole.add_(K)
+    for name, K in t.summed((name, K.to(subject.home, torch.float64)) for name, K in t.anew("full")):  # "v n v n"
         yield name, _estimate(K, *sets)
-    if whole is not None:
-        yield WHOLE, _estimate(whole, *sets)
 
 
 def _energy(Y: Float[Tensor, "n k"], counted: Tensor | None) -> float:

@@ -270,20 +270,15 @@ class Remembered(Gathering):
         return self.left_out[place, kind]
 
 
-# (subject, cotangents, why the exact form cannot be had or "") -> what stands in for it; None: nothing has to
-Estimate = Callable[[Subject, Cotangents, str], Statistic | None]
-
-
 @dataclass(frozen=True)
 class Derived(Statistic):
     """``compute(*needs)``; ``leaving(value, *needs, groups)``, if there is a quicker way, all values with one group of examples
-    left out at once; ``estimate`` says what stands in for it."""
+    left out at once."""
 
     name: str
     compute: Callable[..., Any]
     needs: tuple[Statistic, ...]
     leaving: Callable[..., Sequence[Any]] | None = None
-    estimate: Estimate | None = None
 
     @property
     def use(self) -> Use:  # type: ignore[override]
@@ -296,8 +291,7 @@ class Derived(Statistic):
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         plans = [s.planned(subject, cotangents) for s in self.needs]
         reason = next((p for p in plans if isinstance(p, str)), "")
-        stand_in = self.estimate(subject, cotangents, reason) if self.estimate is not None else None
-        return stand_in or reason or replace(self, needs=tuple(s for s in plans if not isinstance(s, str)))
+        return reason or replace(self, needs=tuple(s for s in plans if not isinstance(s, str)))
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return DerivedGathering(self, needs)
@@ -578,13 +572,13 @@ class Pass:
         single = [k for k in self.maps if k not in subject.survey.batched]
         rounds = [(size, batched)] if batched or not self.maps else []
         for at_once, maps in [*rounds, *([(1, single)] if single else [])]:
-            for chunk in chunks(subject.source, subject.x, at_once, maps=maps, share=share, title="measuring"):
+            for chunk in chunks(subject.network, subject.x, at_once, maps=maps, share=share, title="measuring"):
                 self._add(chunk, families, blocks)
 
     def _add(self, chunk: Chunk, families: Mapping[Cotangents, Sequence[Entry]],
              blocks: Mapping[Cotangents, Sequence[slice]]) -> None:
         """What a chunk says; nothing of it is held when the next one begins."""
-        networks = [chunk, replace(chunk, network=self.subject.initial_source)] if self.initial else [chunk]
+        networks = [chunk, replace(chunk, network=self.subject.initial_network)] if self.initial else [chunk]
         asking = [c for c, family in families.items() if any(e.wants.backward for e in family)]
         for cotangents, family in families.items():
             for block in blocks[cotangents]:

@@ -1,4 +1,9 @@
-"""What measures of alignment read of a tangent kernel after one centring over all outputs of all examples."""
+"""Tangent kernels of the probe's kernel examples, and the sums that measures of alignment read from them.
+
+A kernel is formed where it fits into memory: from captures that the pass over the probe has made already, or by kernels.ntk
+(TANGENT_KERNEL). Where it does not fit, the sums are computed block by block, and products with it by J (J^T z) (BLOCKS).
+Sketches of kernels of many outputs are in sketches.py and output_sketch.py.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,111 +31,22 @@ from richter.instrument.statistics.frame import (
     Group,
     Missing,
     OfKernels,
+    Reading,
     Simple,
     Statistic,
     Wants,
     audit_bytes,
 )
 from richter.instrument.statistics.moments import remark_of
-from richter.instrument.stream import Chunk, LayerCapture, ready, room_for, select
-from richter.kernels.contract import Outputs, Plan, Request, Unit, least, make_plan, mirror
-from richter.kernels.ntk import Block, Job, kernels
-from richter.linalg import Leading, Rough, centre, leading, rough, top_of_each, without_each
-
-if TYPE_CHECKING:
-    from richter.instrument.statistics.frame import Reading
-    from richter.instrument.subject import Subject
-
-# ------------------------------------------------------------------------------------------------------------ sampling
-# Some of very many outputs, and what each counts in a mean over all of them. What an output's own kernel says of its labels
-# grows with the number of examples that have it as their label: outputs are drawn with chances in proportion to that number,
-# those
-# that have a large share of all labels are never missed, and each counts as the inverse of its chance (Horvitz and Thompson
-# 1952),
-# which is right on the average whatever the values are.
-
-Weights = NDArray[np.float64]  # "v"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Outputs ``picked`` of so many. ``chosen``: places among them of those that were drawn by chance, each of which may be left
-    out. Weights in a mean over all outputs: of all, without each of the chosen ones, without each group of examples; None where
-    all are alike."""
-
-    picked: Int[Tensor, " v"]
-    among: int
-    chosen: Sequence[int]
-    weights: Weights | None = None
-    without_chosen: Sequence[Weights] = ()
-    without_examples: Sequence[Weights] = ()
-
-    @property
-    def drawn(self) -> bool:
-        return len(self.picked) < self.among
-
-
-def uniform(outputs: Int[Tensor, " m"], number: int, draw: torch.Generator) -> Sample:
-    """Each with the same chance."""
-    picked = outputs[torch.randperm(len(outputs), generator=draw)[:number]].sort().values
-    return Sample(picked, len(outputs), range(len(picked)))
-
-
-def by_labels(outputs: Int[Tensor, " m"], labels: Float[Tensor, "m g"], number: int, draw: torch.Generator) -> Sample:
-    """With chances in proportion to the number of labels, which is known for every group of examples."""
-    if len(outputs) <= number:
-        return Sample(outputs, len(outputs), range(len(outputs)))
-    counts = labels.numpy().astype(np.float64)
-    chances = inclusion(counts.sum(1), number)
-    places = np.sort(np.concatenate([np.flatnonzero(chances == 1), _systematic(chances, draw)]))
-    sure, m = chances[places] == 1, len(outputs)
-    weights, free = 1 / (chances[places] * m), int((~sure).sum())
-    chosen = np.flatnonzero(~sure).tolist()
-    more = np.where(sure, weights, weights * free / max(1, free - 1))
-    return Sample(outputs[torch.from_numpy(places)], m, chosen, weights, [np.delete(more, i) for i in chosen],
-                  [_without(counts, g, places, chances) for g in range(counts.shape[1])])
-
-
-def inclusion(sizes: Weights, number: int) -> Weights:
-    """Chances in proportion to sizes, ``number`` in all; 1 where they would be more."""
-    chances = np.zeros(len(sizes))
-    while True:
-        rest = chances < 1
-        shares = (number - int((~rest).sum())) * sizes / sizes[rest].sum()
-        beyond = rest & (shares >= 1 - 1e-9)
-        if not beyond.any():
-            return np.where(rest, shares, 1.0)
-        chances[beyond] = 1.0
-
-
-def _systematic(chances: Weights, draw: torch.Generator) -> NDArray[np.int64]:
-    """Of those whose chance is below 1, in random order: where the sum of chances passes a random number, and every whole one
-    after it."""
-    rest = np.flatnonzero(chances < 1)
-    order = rest[torch.randperm(len(rest), generator=draw).numpy()]
-    sums = np.cumsum(chances[order])
-    points = torch.rand(1, generator=draw, dtype=torch.float64).item() + np.arange(round(float(sums[-1])))
-    return np.asarray(order[np.minimum(np.searchsorted(sums, points, side="right"), len(order) - 1)])
-
-
-def _without(counts: Float[NDArray, "m g"], group: int, places: NDArray[np.int64], chances: Weights) -> Weights:
-    """Weights without one group of examples: as if chances had gone by the labels that are left, of the outputs that have some.
-    One that has none stays as it was."""
-    every = counts.sum(1)
-    left, rest = every - counts[:, group], chances < 1
-    number = int((left > 0).sum())
-    if not number:
-        return np.asarray(1 / (chances[places] * len(counts)))
-    share = left[rest].sum() / every[rest].sum()
-    fewer = np.where(left > 0, every / np.maximum(left, 1), 1.0)
-    return np.asarray(np.where(rest, share * fewer, 1.0)[places] / (chances[places] * number))
-
-
-# --------------------------------------------------------------------------------------------------------------- grams
-# Tangent kernels of the probe's kernel examples: Gram, and the labels beside its rows. They are made of captures that the pass
-# over the probe has already made, or by kernels.ntk. What is too large to be formed is in estimates.py.
+from richter.instrument.stream import Chunk, LayerCapture, chunks, ready, room_for, select
+from richter.instrument.subject import Subject
+from richter.kernels.contract import Block, Job, Outputs, Plan, Room, Unit, mirror, unit_gradients
+from richter.kernels.ntk import full_blocks, kernels
+from richter.linalg import EACH, Leading, Rough, anywhere, centre, leading, ritz, rough, top_of_each, without_each
 
 KERNEL = "it has no tangent kernel"
+
+# ------------------------------------------------------------------------------------------------------ kernel examples
 
 
 @dataclass(frozen=True)
@@ -152,7 +68,7 @@ class Labels:
 
 @dataclass(eq=False)
 class Tangents:
-    """The kernel examples of a subject, and what computations of their kernels need."""
+    """The kernel examples of a subject, and how their kernels are computed."""
 
     subject: Subject
     cotangents: Cotangents
@@ -168,16 +84,12 @@ class Tangents:
     def x(self) -> object:
         return select(self.subject.x, self.rows)
 
-    def job(self, units: Sequence[Unit], outputs: Outputs = "full", cotangents: Cotangents | None = None) -> Job:
-        chosen = cotangents or self.cotangents
-        V = self.subject.rowwise(chosen, "kernel", among=self.rows)
-        source = self.subject.source
-        source = replace(source, audit=source.audit and source.audit.part("kernels"))
-        return Job(source, units, V, self.subject.number(chosen, "kernel"), outputs)
-
-    def request(self, units: Sequence[Unit], outputs: Outputs, v: int | None = None, **more: Any) -> Request:
-        s, v = self.subject, self.v if v is None else v
-        return Request(s.survey, units, s.state, self.n, self.n, v, outputs, s.itemsize, **more)
+    def job(self, units: Sequence[Unit], outputs: Outputs = "full", cotangents: Cotangents | None = None,
+            v: int | None = None) -> Job:
+        subject, chosen = self.subject, cotangents or self.cotangents
+        V = subject.rowwise(chosen, "kernel", among=self.rows)
+        network = replace(subject.network, audit=subject.audit and subject.audit.part("kernels"))
+        return Job(network, units, V, v or subject.number(chosen, "kernel"), outputs, self.n, self.n, chunk=subject.probe.chunk)
 
     @cached_property
     def by_module(self) -> dict[str, list[Unit]]:
@@ -187,10 +99,14 @@ class Tangents:
         return units
 
     @cached_property
-    def parameters(self) -> list[tuple[str, str]]:
-        """(module, name) of what is trained; a shared one belongs to the first module that has it."""
-        return [(name.rpartition(".")[0], name) for name, p in self.subject.model.named_parameters()
-                if p.requires_grad and p.is_floating_point()]
+    def _trained(self) -> list[str]:
+        """The trained parameters; a shared one belongs to the first module that has it."""
+        return [name for name, p in self.subject.model.named_parameters() if p.requires_grad and p.is_floating_point()]
+
+    def parameters(self, units: Sequence[Unit]) -> list[str]:
+        """The trained parameters of the units' modules."""
+        modules = {u.module for u in units}
+        return [name for name in self._trained if name.rpartition(".")[0] in modules]
 
     @property
     def groups(self) -> dict[str, int]:
@@ -200,38 +116,63 @@ class Tangents:
 
     @property
     def audited(self) -> int:
-        """Of looking at captures."""
+        """Bytes that the audit of captures takes."""
         return audit_bytes(self.subject, self.maps)
 
     @property
     def memory(self) -> int:
-        """What is left beside that."""
+        """Bytes that are left beside the audit."""
         return max(0, self.subject.memory - self.audited)
 
     def bytes(self) -> int:
-        """Of one module's kernel and of what is made of it."""
+        """Bytes of one module's kernel and of what is made of it."""
         return (40 + self.subject.itemsize) * (self.n * self.v) ** 2
 
     def least(self, outputs: Outputs = "full", v: int | None = None) -> int:
-        """The smallest memory in which every module's kernel can be had, beside the kernel itself."""
-        return max((least(self.request(units, outputs, v)) for units in self.by_module.values()), default=0)
+        """The smallest memory in which every module's kernel can be computed, beside the kernel itself."""
+        return max((self.job(units, outputs, v=v).least for units in self.by_module.values()), default=0)
+
+    @property
+    def fits(self) -> bool:
+        """Can the kernel of a module be formed within memory?"""
+        return self.bytes() + self.least() <= self.subject.memory
 
     def kept_bytes(self) -> int:
-        """Of the captures of all examples, if they are kept from another pass."""
+        """Bytes of the captures of all examples, if they are kept from another pass."""
         maps = self.subject.survey.maps
         return self.n * self.subject.itemsize * sum(self.v * maps[k].width + max(maps[k].unfolded, maps[k].width)
                                                     for k in self.maps)
 
+    def gradient_bytes(self, vectors: int) -> int:
+        """Bytes of the gradients of so many vectors in the parameters of the largest module."""
+        subject = self.subject
+        return max((vectors * subject.itemsize * sum(subject.state[p].numel() for p in self.parameters(units))
+                    for units in self.by_module.values()), default=0)
+
+    def parameter_groups(self, vectors: int, units: Sequence[Unit] | None = None) -> Iterator[list[Unit]]:
+        """Yield the units of modules whose gradients of so many vectors fit side by side."""
+        group: list[Unit] = []
+        held, every = 0, self.units if units is None else units
+        for module in dict.fromkeys(u.module for u in every):
+            units = [u for u in every if u.module == module]
+            size = vectors * self.subject.itemsize * sum(self.subject.state[p].numel() for p in self.parameters(units))
+            if group and held + size > self.subject.memory // 3:
+                yield group
+                group, held = [], 0
+            group, held = [*group, *units], held + size
+        if group:
+            yield group
+
     # ------------------------------------------------------------------------------------------------------ kernels
 
     def turns(self, outputs: Outputs, v: int) -> list[tuple[list[Unit], int]]:
-        """As many modules at a time as have room for their kernels, and what is left of memory beside these."""
+        """(units of as many modules as have room for their kernels, bytes that are left beside these)."""
         each = 8 * self.n ** 2 * (v * v if outputs == "full" else v)
         groups: list[list[Unit]] = []
         held = 0
         for units in self.by_module.values():
             together = [*groups[-1], *units] if groups else []
-            if groups and held + each + 4 * least(self.request(together, outputs, v)) <= self.memory:
+            if groups and held + each + 4 * self.job(together, outputs, v=v).least <= self.memory:
                 groups[-1] += units
                 held += each
             else:
@@ -240,37 +181,36 @@ class Tangents:
         return [(units, self.memory - each * len({u.module for u in units})) for units in groups]
 
     def plans(self, outputs: Outputs, v: int) -> list[Plan]:
-        """What ``anew`` will do; where there is no room, as if there were some for the smallest piece of work."""
-        requests = [(self.request(units, outputs, v, same=True, chunk=self.subject.probe.chunk), room)
-                    for units, room in self.turns(outputs, v)]
-        return [make_plan(request, max(room, least(request))) for request, room in requests]
+        """The plans of ``anew``; where there is no room, as if there were some for the smallest piece of work."""
+        jobs = [(self.job(units, outputs, v=v), room) for units, room in self.turns(outputs, v)]
+        return [job.plan(max(room, job.least)) for job, room in jobs]
 
     def passes(self, outputs: Outputs, v: int) -> float:
-        """Of the kernel examples, forward and backward: a pair of chunks goes once more than its chunks would."""
+        """Forward-backward passes of the kernel examples; a pair of chunks needs one more than its chunks would."""
         return sum(plan.chunk * (plan.passes + plan.backward) for plan in self.plans(outputs, v)) / 3 / max(1, self.n)
 
     def anew(self, outputs: Outputs, cotangents: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Kernels by module, of as many modules at a time as have room for them."""
+        """Yield (module, kernel), computed for as many modules at a time as have room."""
         v = self.v if cotangents is None else self.subject.number(cotangents, "kernel")
         for units, room in progress(self.turns(outputs, v), title="kernels"):
-            yield from kernels(self.job(units, outputs, cotangents), self.x, None, room, True, self.subject.probe.chunk).items()
+            yield from kernels(self.job(units, outputs, cotangents), self.x, None, room).items()
 
-    def from_captures(self, captures: Mapping[str, LayerCapture]) -> Iterator[tuple[str, Tensor]]:
-        """The same from captures of all examples and cotangents."""
-        device = self.subject.device
-        for module, units in self.by_module.items():
-            job = self.job(units)
-            K = torch.zeros(self.v, self.n, self.v, self.n, dtype=job.source.dtype, device=device)
-            block = Block(job, {module: K}, self.v, self.n)
-            block.add(captures, captures)
-            if job.loose:
-                alone = Chunk(job.source, to_device(self.x, device), slice(0, self.n), (), job.cotangents, job.loose)
-                block.add_whole(alone.gradients, alone.gradients)
-            block.close()
-            yield module, mirror(K, "full")
+    def contract(self, job: Job, captures: Mapping[str, LayerCapture]) -> Tensor:
+        """The kernel of one module from captures of all examples and cotangents."""
+        (module,), device = job.modules, self.subject.device
+        shape, dtype = ((job.v, self.n, job.v, self.n), job.network.dtype) if job.outputs == "full" else (
+            (job.v, self.n, self.n), torch.float64)
+        K = torch.zeros(shape, dtype=dtype, device=device)
+        block = Block(job, {module: K})
+        block.add(captures, captures)
+        if job.loose:
+            alone = Chunk(job.network, to_device(self.x, device), slice(0, self.n), (), job.cotangents, job.loose)
+            block.add_whole(alone.gradients, alone.gradients)
+        block.close()
+        return mirror(K, job.outputs)
 
     def labels(self) -> Labels:
-        """Targets beside the kernel's rows: the labels themselves, or the same combinations of them."""
+        """Targets beside the kernel's rows: the labels themselves, or their combinations through the cotangents."""
         subject = self.subject
 
         def V() -> Tensor:
@@ -284,12 +224,51 @@ class Tangents:
             return Labels(None, self.cotangents.labels(nothing, keep, V)[1])
         return Labels(*self.cotangents.labels(subject.Y[self.rows].to(subject.home), keep, V))
 
+    def summed(self, parts: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the kernels of modules, then their sum as that of the whole model, if all modules are measured."""
+        whole: Tensor | None = None
+        for name, K in parts:
+            if self.subject.layers is None:
+                whole = K.clone() if whole is None else whole.add_(K)
+            yield name, K
+        if whole is not None:
+            yield WHOLE, whole
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, and the values with one group left out each: the jackknife makes a standard error of them."""
+
+    value: Any
+    leaving: Mapping[str, Sequence[Any]]  # by kind of groups
+
+
+class Estimates(Simple):
+    """Values of all modules and of the whole model, computed together when the first is read."""
+
+    def __init__(self, make: Callable[[], Iterator[tuple[str, Estimate]]], groups: Mapping[str, int], remark: Remark) -> None:
+        super().__init__(groups, remark)
+        self.make = make
+
+    @cached_property
+    def known(self) -> dict[str, Estimate]:
+        return dict(self.make())
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        if place not in self.known:
+            raise Missing(KERNEL)
+        known = self.known[place]
+        return known.value if without is None else known.leaving[without[0]][without[1]]
+
+
+# ------------------------------------------------------------------------------------------------------ formed kernels
+
 
 @dataclass
 class Kept:
-    """Captures of the kernel examples, picked out of a pass over the probe."""
+    """Captures of the kernel examples, selected from a pass over the probe."""
 
-    rows: Tensor  # their numbers, in the order wanted
+    rows: Tensor  # their numbers in the probe, in the order of the kernel
     v: int
     captures: dict[str, LayerCapture] = field(default_factory=dict)
 
@@ -304,11 +283,11 @@ class Kept:
             assert h is not None
             g = room_for(c.g[0], self.v, (len(self.rows), *c.g.shape[2:]))
             self.captures[name] = replace(c, h=room_for(h, 1, (len(self.rows), *h.shape[1:]))[0], g=g, f=None)
-        mine = self.captures[name]
+        kept = self.captures[name]
         for v, g in enumerate(c.g, block.start):
-            mine.g[v][into] = g[out_of]
+            kept.g[v][into] = g[out_of]
         if h is not None:
-            mine.h[into] = h
+            kept.h[into] = h
 
 
 class Gram(OfKernels):
@@ -319,10 +298,10 @@ class Gram(OfKernels):
             return (f"needs the kernel itself, and {cotangents.label(subject.survey.outputs)} give another one: pick at most "
                     f"{MOST['kernel']} outputs with output=, e.g. lambda out: out[:, -1, :64]")
         t = Tangents(subject, cotangents)
-        need = t.bytes() + t.least()
-        if t.v > MOST["kernel"] and need > subject.memory:
-            return (f"the kernel of {t.v} outputs and {t.n} examples needs memory='{show_bytes(need)}', and nothing stands in "
-                    f"for it here: pick outputs with output=, fewer examples with Probe(kernel=...), or give more memory")
+        if t.v > MOST["kernel"] and not t.fits:
+            return (f"the kernel of {t.v} outputs and {t.n} examples needs memory='{show_bytes(t.bytes() + t.least())}', and "
+                    f"nothing stands in for it here: pick outputs with output=, fewer examples with Probe(kernel=...), or give "
+                    f"more memory")
         return self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
@@ -351,19 +330,13 @@ class _Gram(Simple):
             self.kept.add(name, reading)
 
     def _all(self) -> Iterator[tuple[str, Tensor]]:
-        subject = self.t.subject
-        whole: Tensor | None = None
-        captures = self.kept.captures
-        for name, K in self.t.from_captures(captures) if captures else self.t.anew("full"):
-            K = K.to(subject.home, torch.float64).permute(1, 0, 3, 2)
-            if subject.layers is None:
-                whole = K.clone() if whole is None else whole.add_(K)
-            yield name, K
-        if whole is not None:
-            yield WHOLE, whole
+        t, captures = self.t, self.kept.captures
+        parts = ((module, t.contract(t.job(units), captures)) for module, units in t.by_module.items()) if captures else \
+            t.anew("full")
+        return t.summed((name, K.to(t.subject.home, torch.float64).permute(1, 0, 3, 2)) for name, K in parts)
 
     def _go_to(self, place: str) -> bool:
-        """Is it among the kernels that are still to come? If not, the next look begins with the first of them again."""
+        """Advance to the kernel of ``place``; False if it is not among those that follow, and the next call starts again."""
         self.kernels = self._all() if self.kernels is None else self.kernels
         for name, K in self.kernels:
             self.place, self.K = name, K
@@ -373,8 +346,8 @@ class _Gram(Simple):
         return False
 
     def _vanished(self, place: str) -> bool:
-        """Is something read and asked that its products do not show? Known where captures were kept."""
-        if not self.kept.captures or self.K.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).any():  # no larger entry than there
+        """Are there captures whose products are all zero? Known where captures were kept."""
+        if not self.kept.captures or self.K.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).any():  # the largest entries
             return False
         captures = [self.kept.captures[k] for u in self.t.by_module.get(place, []) for k in u.maps]
         return any(bool(c.g.any()) and bool(c.h.any()) for c in captures)
@@ -389,12 +362,12 @@ class _Gram(Simple):
 
 
 def left(n: int, without: Group) -> Tensor:
-    """Which of n examples are left when one group is out."""
+    """Mask of the examples that remain when one group is left out."""
     return torch.arange(n) % min(GROUPS, n) != without[1]
 
 
 class KernelLabels(OfKernels):
-    """The labels of the kernel examples, in the order of a Gram's rows and seen through the same cotangents."""
+    """The labels of the kernel examples, in the order of a Gram's rows and through the same cotangents."""
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         return _KernelLabels(Tangents(subject, cotangents))
@@ -416,123 +389,58 @@ class _KernelLabels(Simple):
 TANGENT_KERNEL = Gram("tangent_kernel")
 LABELS = KernelLabels("labels")
 
-# ---------------------------------------------------------------------------- what is to be known of a kernel
+# ------------------------------------------------------------------------------------------------------ centred kernels
 
+REMAINING = 1e-2  # share of |K|^2: where centring leaves less, the sums lose digits and the centred kernel is formed
+FEW = 128  # rows up to which everything is computed in double precision
+TOLD = 1e-3  # groups whose removal changes a number by a smaller share are not told apart in single precision
 
-@dataclass(frozen=True)
-class SameOutput:
-    """What is to be known of the kernels of each output c with itself and of its labels."""
-
-    quadratic: Float[Tensor, " v"]  # y_c^T K^cc y_c
-    norm: Float[Tensor, " v"]  # |K^cc|_F
-    energy: Float[Tensor, " v"]  # |y_c|^2
-    weights: Weights | None = None  # of each in a mean over all outputs, where some were drawn; None: all alike
-
-    def mean(self, values: Weights, there: NDArray[np.bool_]) -> float:
-        """Over all outputs that are there, of a number for each drawn one that is; how many are, the drawn ones say."""
-        if self.weights is None:
-            return float(values.mean())
-        mine = self.weights[there]
-        return float(mine @ values * (self.weights.sum() / mine.sum()))
-
-
-def same_output(K: Float[Tensor, "n v n v"], labels: Labels) -> SameOutput:
-    return of_diagonal(_same(K), labels.Y)
-
-
-def same_output_leaving(_: SameOutput, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[SameOutput]:
-    return of_diagonal_leaving(_same(K), labels.Y, groups)
-
-
-def _same(K: Float[Tensor, "n v n v"]) -> Float[Tensor, "v n n"]:
-    return K.diagonal(dim1=1, dim2=3).permute(2, 0, 1).contiguous()
-
-
-def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutput:
-    y = Y.T[:, :, None]
-    norms = torch.linalg.vector_norm(K, dim=(1, 2))
-    frame.finite(norms.sum().item())
-    return SameOutput((y.mT @ K @ y)[:, 0, 0], norms, (Y * Y).sum(0))
-
-
-TOGETHER = 2 ** 20  # numbers that are squared at a time
-LOST = 1e-8  # of the square of a kernel: where less is left without a group, too many digits are lost by taking the group away
-
-
-def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
-    """The same with each group of examples left out, from sums over blocks: a submatrix is copied only where a group is nearly
-    all there is."""
-    n = len(Y)
-    inside = np.equal.outer(np.arange(groups), np.arange(n) % groups).astype(np.float64)  # group, row
-    mine = Y.T.cpu().numpy()[:, None] * inside  # output, group, row
-    matrices, groupwise, rows = K.cpu().double(), torch.from_numpy(mine), torch.from_numpy(inside)
-    quadratic = without_each(groupwise @ matrices @ groupwise.mT)
-    few = max(1, TOGETHER // n ** 2)
-    blocks = torch.cat([rows @ part.square() @ rows.T for part in matrices.split(few)])
-    square = without_each(blocks)
-    energies = np.square(mine).sum(2)
-    sizes = quadratic, square.clamp(min=0).sqrt(), torch.from_numpy(energies.sum(1, keepdims=True) - energies)
-    known = [SameOutput(*without) for without in zip(*(size.to(K).unbind(1) for size in sizes), strict=True)]
-    for g in (square < LOST * blocks.sum((1, 2))[:, None]).any(0).nonzero().flatten().tolist():
-        keep = left(n, ("examples", g)).to(K.device)
-        known[g] = of_diagonal(K[:, keep][:, :, keep], Y[keep])
-    return known
-
-
-def of_drawn_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
-    """The same of outputs that were drawn, and are left out by themselves: one that has no label left stays as it was, or what
-    hangs on the choice of outputs would count twice."""
-    whole = of_diagonal(K, Y)
-
-    def kept(part: SameOutput) -> SameOutput:
-        has = part.energy > 0
-        return SameOutput(torch.where(has, part.quadratic, whole.quadratic), torch.where(has, part.norm, whole.norm),
-                          torch.where(has, part.energy, whole.energy))
-    return [kept(part) for part in of_diagonal_leaving(K, Y, groups)]
-
-
-# ------------------------------------------------------------------------------------------------------------- centred
 
 class CentredKernel:
-    """What one global centring C = I - 11^T/(n k) leaves to be known of a kernel and its labels: ``norm`` |C K C|_F, ``top`` its
-    largest eigenvalue, ``quadratic`` y~^T K y~ and ``energy`` |y~|^2. Asking for what is not known raises Missing.
+    """Sums over a kernel and its labels after one global centring C = I - 11^T/(n k): ``norm`` |C K C|_F, ``top`` its largest
+    eigenvalue, ``quadratic`` y~^T K y~ and ``energy`` |y~|^2. Reading what is not known raises Missing.
 
-    ``top``: a function is called when somebody asks, because eigenvalues cost more than all the rest, and ``tangent_cka`` does
-    without them; of one that gives vectors too, these are kept for the values with groups left out."""
+    ``top`` is computed when it is read first, because eigenvalues cost more than all the rest and ``tangent_cka`` does not need
+    them: by ``find_top``, or from the ``matrix`` C K C. NaN: there is none, because of ``lacking``."""
 
-    def __init__(self, norm: float, labelled: tuple[float, float] | None, top: float | Callable[[], float | Leading],
-                 lacking: str = "", matrix: Float[Tensor, "r r"] | None = None,
-                 roughly: Callable[[], Rough | None] | None = None) -> None:
-        self.norm, self.lacking = norm, lacking  # why ``top`` is NaN
-        self.matrix, self.roughly = matrix, roughly  # of all rows that count, for the values with groups left out
-        self._top: Callable[[], float | Leading] = top if callable(top) else lambda: top
-        self._known: float | Leading | None = None
+    top: float
+    quadratic: float
+    energy: float
+
+    def __init__(self, norm: float, labelled: tuple[float, float] | None, find_top: Callable[[], float] | None = None,
+                 lacking: str = "", matrix: Float[Tensor, "r r"] | None = None) -> None:
+        self.norm, self.find_top, self.lacking = norm, find_top, lacking
+        self.matrix = matrix  # of all rows that count, for the values with groups left out
         if labelled is not None:
             self.quadratic, self.energy = labelled
 
-    @property
-    def leading(self) -> float | Leading:
-        if self._known is None:
-            with frame.decomposed():
-                self._known = self._top()
-        return self._known
+    @cached_property
+    def rough(self) -> Rough | None:
+        """The centred matrix in single precision."""
+        return None if self.matrix is None else rough(self.matrix)
 
-    @property
-    def top(self) -> float:
-        top = self.leading
-        top = top.value if isinstance(top, Leading) else top
-        if math.isnan(top):
-            raise Missing(self.lacking)
-        return top
+    @cached_property
+    def leading(self) -> Leading:
+        """The largest eigenvalue of the centred matrix, and vectors from which those with groups left out are computed."""
+        assert self.matrix is not None
+        with frame.decomposed():
+            return leading(self.matrix, centred=True, roughly=self.rough)
 
     def __getattr__(self, name: str) -> float:
         if name in ("quadratic", "energy"):
             raise Missing(NO_LABELS)
-        raise AttributeError(f"a CentredKernel has no {name!r}")
+        if name != "top":
+            raise AttributeError(f"a CentredKernel has no {name!r}")
+        with frame.decomposed():
+            top = self.leading.value if self.find_top is None else self.find_top()
+        if math.isnan(top):
+            raise Missing(self.lacking)
+        self.top = top
+        return top
 
 
 def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The kernel as a matrix, the labels as a vector, and the example each row belongs to; without padding. Outputs come
+    """The kernel as a matrix, the labels as a vector, and the example each row belongs to, without padding. Outputs come
     first, as kernels lie in memory."""
     n, v = K.shape[:2]
     y, example = rows(labels, n, v, K.device)
@@ -544,7 +452,7 @@ def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | 
 
 
 def rows(labels: Labels, n: int, v: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
-    """The labels as a vector, and the example each belongs to."""
+    """The labels as a vector, and the example each belongs to, without padding."""
     y = None if labels.given is None else labels.given.T.reshape(-1)
     example = torch.arange(n, device=device).repeat(v)
     if labels.keep is None:
@@ -553,64 +461,250 @@ def rows(labels: Labels, n: int, v: int, device: torch.device) -> tuple[Tensor |
     return None if y is None else y[keep], example[keep]
 
 
-REMAINING = 1e-2  # of |K|^2: where centring leaves less, the sums lose digits and the centred kernel is formed
-
-
 def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel:
-    """From sums over rows, where they keep enough digits: then no centred copy is made."""
+    """The sums over all rows; a centred copy is made only where they would lose digits."""
     K, y, _ = flat(kernel, labels)
     y = None if y is None else y - y.mean()
     whole, means = K.norm().item(), K.mean(0)
     square = whole ** 2 - 2 * len(K) * (means @ means).item() + (means.sum() ** 2).item()
     C = K if square > REMAINING * whole ** 2 else centre(K)
     size = math.sqrt(square) if C is K else C.norm().item()
-    if size <= 1e-13 * whole:  # a constant kernel: what is left is rounding
-        return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), 0.0, matrix=C)
+    if size <= 1e-13 * whole:  # a constant kernel: the rest is rounding error
+        return CentredKernel(0.0, None if y is None else (0.0, (y @ y).item()), lambda: 0.0, matrix=C)
     labelled = None if y is None else ((y @ (C @ y)).item(), (y @ y).item())
-    roughly = cache(partial(rough, C))
-    return CentredKernel(frame.finite(size), labelled, lambda: leading(C, centred=True, roughly=roughly()), matrix=C,
-                         roughly=roughly)
-
-
-FEW = 128  # rows of which everything is computed in double precision
-TOLD = 1e-3  # of a number: groups whose leaving out changes it by less are not told apart in single precision
+    return CentredKernel(frame.finite(size), labelled, matrix=C)
 
 
 def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"], labels: Labels,
                            groups: int) -> list[CentredKernel]:
-    """The same with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied. Standard
-    errors need few digits: single precision, if it tells the groups apart."""
+    """The sums with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied. Standard
+    errors need few digits: they are computed in single precision, if it tells the groups apart."""
     targets, example = rows(labels, len(kernel), kernel.shape[1], kernel.device)
     C = whole.matrix
     assert C is not None
     keep = np.not_equal.outer(np.arange(groups), example.cpu().numpy() % groups).astype(np.float64)  # group, row
-    Y = sizes = None
-    if targets is not None:
-        y = targets.cpu().numpy()
-        Y = (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
-    if len(C) > FEW and whole.roughly is not None and (known := whole.roughly()) is not None:
-        sizes = known.scale * _sizes_without_each(known.matrix, keep, Y)
+    Y = None if targets is None else _centred_labels(targets.cpu().numpy(), keep)
+    sizes = None
+    if len(C) > FEW and whole.norm and whole.rough is not None:
+        sizes = whole.rough.scale * _sizes_without_each(whole.rough.matrix, keep, Y)
         sizes = sizes if all(np.ptp(size) > TOLD * np.abs(size).max() for size in sizes) else None
     norms, quadratics = _sizes_without_each(C.cpu().numpy(), keep, Y) if sizes is None else sizes
-    labelled: list[tuple[float, float] | None] = [None] * groups
-    if Y is not None:
-        labelled = [*zip(quadratics.tolist(), np.square(Y).sum(1).tolist(), strict=True)]
+    return _without_each(norms, quadratics, Y, lambda: top_of_each(C, keep, whole.leading if whole.norm else None))
 
-    @cache
-    def tops() -> list[float]:
-        known = whole.leading
-        return top_of_each(C, keep, known if isinstance(known, Leading) else None)
 
-    return [CentredKernel(norm, labelled[g], lambda g=g: tops()[g]) for g, norm in enumerate(norms.tolist())]  # type: ignore[misc]
+def _without_each(norms: NDArray[Any], quadratics: NDArray[Any], Y: NDArray[Any] | None, find_tops: Callable[[], Sequence[float]],
+                  lacking: str = "") -> list[CentredKernel]:
+    """A CentredKernel for each set of rows; the largest eigenvalues of all are computed when the first is read."""
+    tops = cache(find_tops)
+    labelled = [None] * len(norms) if Y is None else zip(quadratics.tolist(), np.square(Y).sum(1).tolist(), strict=True)
+    return [CentredKernel(norm, sums, lambda g=g: tops()[g], lacking)  # type: ignore[misc]
+            for g, (norm, sums) in enumerate(zip(norms.tolist(), labelled, strict=True))]
+
+
+def _centred_labels(y: NDArray[Any], keep: Float[NDArray, "g r"]) -> NDArray[Any]:
+    """Labels minus their mean over each set of rows, zero on the other rows."""
+    return (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
 
 
 def _sizes_without_each(K: NDArray[Any], keep: NDArray[Any], Y: NDArray[Any] | None) -> NDArray[np.float64]:
-    """"2 g": |C K C| on each set of rows, and Y^T K Y of its own Y (without labels something that nobody reads)."""
+    """"2 g": |C K C| on each set of rows, and Y^T K Y of its labels Y (without labels something that nobody reads)."""
     factors = torch.from_numpy(np.concatenate([1 - keep] if Y is None else [1 - keep, Y]).astype(K.dtype))
-    matrix, groups, number = torch.from_numpy(K), len(keep), keep.sum(1)  # in torch's threads: see linalg.product
+    matrix, groups = torch.from_numpy(K), len(keep)  # in torch's threads: see linalg.product
     products = (factors @ matrix).double().numpy()
-    inside, K1 = factors[:groups], products[:groups]  # of one group each
-    K1 = (K1.sum(0) - K1) * keep
-    squares = without_each((inside @ matrix.square() @ inside.T).double()[None])[0].numpy()
-    square = squares - 2 * np.square(K1).sum(1) / number + (K1.sum(1) / number) ** 2
-    return np.stack([np.sqrt(np.maximum(square, 0)), number if Y is None else (Y * products[groups:]).sum(1)])
+    inside = factors[:groups]
+    norms = _centred_norms((inside @ matrix.square() @ inside.T).double(), products[:groups], keep)
+    return np.stack([norms, keep.sum(1) if Y is None else (Y * products[groups:]).sum(1)])
+
+
+def _centred_norms(squares: Float[Tensor, "g g"], K1: Float[NDArray, "g r"], keep: Float[NDArray, "g r"]) -> NDArray[np.float64]:
+    """|C K C| on each set of rows, from sums of squares over blocks and the sums of columns over the rows of each group."""
+    number, K1 = keep.sum(1), (K1.sum(0) - K1) * keep
+    square = without_each(squares[None])[0].numpy() - 2 * np.square(K1).sum(1) / number + (K1.sum(1) / number) ** 2
+    return np.sqrt(np.maximum(square, 0))
+
+
+# ------------------------------------------------------------------------------------------ kernels that are not formed
+
+
+class Pull:
+    """J^T Z of one unit, added up output by output, and then J (J^T Z). A matrix that is read at one position needs no
+    per-example gradients: J^T z of a chunk is the product of sum_c z_c g_c with what it read."""
+
+    def __init__(self, network: Network, unit: Unit) -> None:
+        self.network, self.unit, self.room = network, unit, Room()
+        info = network.survey.maps[unit.maps[0]] if unit.maps and not unit.parameter else None
+        self.factored = info is not None and info.kind == "dense" and info.positions == 1
+        self.B: Tensor | None = None  # J^T Z "q p"
+        self.signal: Tensor | None = None  # sum_c z_c g_c of a chunk, "q n o"
+        self.h = torch.empty(0)  # what it read, and 1 for a bias, "n i"
+        self.moved: Tensor | None = None  # h B^T of a chunk, "q n o"
+
+    def _read(self, c: LayerCapture) -> Tensor:
+        ones = [c.h.new_ones(len(c.h), 1)] if self.unit.bias else []
+        return torch.cat([c.h[:, 0], *ones] if self.unit.weight else ones, 1)
+
+    def add(self, z: Float[Tensor, "q n"], captures: Mapping[str, LayerCapture], whole: Mapping[str, Tensor],
+            output: int) -> None:
+        if self.factored:
+            c = captures[self.unit.maps[0]]
+            self.h = self._read(c) if self.signal is None else self.h
+            part = z[:, :, None] * c.g[0, :, 0]
+            self.signal = part if self.signal is None else self.signal.add_(part)
+        else:
+            tiles = unit_gradients(self.network, self.unit, captures, whole, output, self.room)
+            self._add(torch.cat([z @ A for A in tiles], 1))
+
+    def _add(self, B: Tensor) -> None:
+        self.B = B if self.B is None else self.B.add_(B)
+
+    def push(self, captures: Mapping[str, LayerCapture], whole: Mapping[str, Tensor], output: int) -> Float[Tensor, "q n"]:
+        """J B of one output of a chunk."""
+        assert self.B is not None
+        if self.factored:
+            c = captures[self.unit.maps[0]]
+            if self.moved is None:
+                self.moved = torch.matmul(self._read(c), self.B.view(len(self.B), c.g.shape[3], -1).mT)
+            return (self.moved * c.g[0, :, 0]).sum(2)
+        start, pushed = 0, self.B.new_zeros(())
+        for A in unit_gradients(self.network, self.unit, captures, whole, output, self.room):
+            pushed = pushed + self.B[:, start:start + A.shape[1]] @ A.T
+            start += A.shape[1]
+        return pushed
+
+    def end_of_chunk(self) -> None:
+        if self.signal is not None:
+            self._add(torch.matmul(self.signal.mT, self.h).flatten(1))
+        self.signal = self.moved = None
+
+
+def products(t: Tangents, units: Sequence[Unit], Z: Float[Tensor, "q n v"]) -> Float[Tensor, "q n v"]:
+    """K Z = J (J^T Z) with the kernel of these units: over the examples twice, output by output, holding one chunk; for as many
+    vectors at a time as have room for their gradients."""
+    third, each = t.subject.memory // 3, max(1, t.gradient_bytes(2))
+    return torch.cat([_products(t, units, some, third) for some in Z.split(max(1, third // each))])
+
+
+def _products(t: Tangents, units: Sequence[Unit], Z: Float[Tensor, "q n v"], room: int) -> Float[Tensor, "q n v"]:
+    subject, KZ = t.subject, torch.zeros(Z.shape, dtype=torch.float64, device=t.subject.home)
+    for some in t.parameter_groups(2 * len(Z), units):
+        job = replace(t.job(some, "trace"), same=False)
+        pulls, z = [Pull(job.network, u) for u in some], Z.to(subject.device, job.network.dtype)
+        signals = 2 * len(Z) * subject.itemsize * sum(subject.survey.maps[k].width for k in job.maps)
+        size = min(job.plan(max(room, job.least)).chunk, max(1, room // max(1, signals)))
+        for back in (False, True):
+            for chunk in chunks(job.network, t.x, size, maps=job.maps, cotangents=job.cotangents, parameters=job.loose,
+                                title="kernels"):
+                for c in range(t.v):
+                    captures = chunk.captures(slice(c, c + 1))
+                    for pull in pulls:
+                        if back:
+                            KZ[:, chunk.rows, c] += pull.push(captures, chunk.gradients, c).to(KZ)
+                        else:
+                            pull.add(z[:, chunk.rows, c], captures, chunk.gradients, c)
+                for pull in pulls:
+                    pull.end_of_chunk()
+    return KZ
+
+
+STEPS, LATER = 60, 20  # at most so many products for a largest eigenvalue, and for those with groups left out
+TOP_VECTORS = 6  # of the whole kernel, from which those with groups left out are computed
+UNRESOLVED = "the largest eigenvalue of so large a kernel was not resolved: fewer examples (Probe(kernel=...)) give it exactly"
+
+
+class Blocks(OfKernels):
+    """The sums of a kernel that does not fit into memory: exact, from its blocks; its largest eigenvalue by products."""
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        t = Tangents(subject, cotangents)
+        job, room, held = _block_job(t)
+        plan, each = job.plan(room), 2 * (1 + t.v) / 3 * t.n  # of a product; without those for eigenvalues
+        passes = len(job.modules) * each + plan.chunk * (plan.passes + plan.backward) / 3
+        vectors = 16 * t.n * t.v * max(STEPS, t.groups["examples"] * (TOP_VECTORS + LATER))  # see ritz
+        return Wants(alone=t.audited + held + max(2 * job.least, 2 * _block_bytes(job), 3 * t.gradient_bytes(2) + vectors),
+                     what=f"blocks of the kernels of {t.n} examples and {t.v} outputs", passes=passes / subject.probe.n)
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        t = Tangents(subject, cotangents)
+        return Estimates(lambda: _BlockSums(t).estimates(), t.groups, Remark())
+
+
+BLOCKS = Blocks("blocks_of_the_kernel")
+
+
+def _block_job(t: Tangents) -> tuple[Job, int, int]:
+    """The job that computes blocks of all modules' kernels, the memory for its passes, and the bytes that are held meanwhile."""
+    job, sets = t.job(t.units), t.groups["examples"] + 1
+    held = 8 * t.n * t.v * (4 * sets + (len(job.modules) + 1) * (sets + 1))
+    room = max(job.least, (t.memory - held) // 2)
+    return replace(job, chunk=max(1, min(t.subject.probe.chunk, math.isqrt(room // _block_bytes(job))))), room, held
+
+
+def _block_bytes(job: Job) -> int:
+    """Bytes of the block of a pair of examples, of all modules, and of what is made of the rows of one output."""
+    return len(job.modules) * job.network.dtype.itemsize * job.v ** 2 + 40 * job.v
+
+
+class _BlockSums:
+    """Sums over the blocks of the kernels of all modules, for all rows and with each group of examples left out. Rows "v n" of
+    padding are in no set."""
+
+    def __init__(self, t: Tangents) -> None:
+        self.t, labels, (n, v), home = t, t.labels(), (t.n, t.v), t.subject.home
+        y, example = rows(replace(labels, keep=None), n, v, torch.device("cpu"))
+        self.mask = np.ones(n * v) if labels.keep is None else labels.keep.T.reshape(-1).cpu().numpy().astype(np.float64)
+        groups = np.arange(t.groups["examples"] if t.subject.errors else 0)
+        others = np.not_equal.outer(groups, example.numpy() % max(1, len(groups)))
+        self.sets = self.mask * np.concatenate([np.ones((1, n * v)), others])
+        self.Y = None if y is None else _centred_labels(np.where(self.mask > 0, y.cpu().numpy(), 0.0), self.sets)
+        self.inside = torch.from_numpy(self.mask - self.sets).view(-1, v, n).to(home)
+        self.y = None if self.Y is None else torch.from_numpy(self.Y).view(-1, v, n).to(home)
+        names = [*t.by_module, *([WHOLE] if t.subject.layers is None else [])]
+        sizes = ((len(self.sets), len(self.sets)), (len(self.sets),), self.inside.shape)
+        self.squares, self.quadratics, self.columns = (
+            {name: torch.zeros(size, dtype=torch.float64, device=home) for name in names} for size in sizes)
+
+    def estimates(self) -> Iterator[tuple[str, Estimate]]:
+        t, number = self.t, self.mask.sum()
+        ones = torch.from_numpy(self.mask).view(1, t.v, t.n).mT
+        means = dict(t.summed((name, products(t, units, ones)[0].T / number) for name, units in t.by_module.items()))  # "v n"
+        job, room, _ = _block_job(t)
+        for rows, columns, blocks in full_blocks(job, t.x, room):
+            for c in range(t.v):  # smaller arrays are quicker
+                for name, K in t.summed((name, K[c].flatten(1).to(means[name])) for name, K in blocks.items()):
+                    a = means[name]  # without them, the sums would lose digits
+                    self._add(name, c, rows, columns, K - a[c, rows, None] - a[:, columns].reshape(-1) + a.sum() / number)
+        for name, a in means.items():
+            norms = _centred_norms(self.squares[name].cpu(), self.columns[name].flatten(1).cpu().numpy(), self.sets)
+            scale = a.abs().max().item()
+            frame.in_range(torch.tensor([norms[0] / number, scale]), t.subject)
+            find_tops: Callable[[], Sequence[float]] = partial(self._tops, name)
+            if norms[0] <= 1e-13 * number * scale:  # a constant kernel: the rest is rounding error
+                norms, self.quadratics[name][:], find_tops = np.zeros(len(norms)), 0.0, lambda: [0.0] * len(self.sets)
+            whole, *fewer = _without_each(norms, self.quadratics[name].cpu().numpy(), self.Y, find_tops, UNRESOLVED)
+            yield name, Estimate(whole, {"examples": fewer})
+
+    def _add(self, name: str, c: int, rows: slice, columns: slice, K: Float[Tensor, "a b"]) -> None:
+        """Add the rows of output c of a centred block, and their transpose if the block is not on the diagonal."""
+        left, right, twice = self.inside[:, c, rows], self.inside[:, :, columns].flatten(1), rows != columns
+        squares = left @ K.square() @ right.T
+        self.squares[name] += squares + squares.T if twice else squares
+        self.columns[name][:, :, columns] += (left @ K).view(len(left), -1, columns.stop - columns.start)
+        if twice:
+            self.columns[name][:, c, rows] += right @ K.T
+        if self.y is not None:
+            self.quadratics[name] += (2 if twice else 1) * ((self.y[:, c, rows] @ K) * self.y[:, :, columns].flatten(1)).sum(1)
+
+    def _tops(self, name: str) -> list[float]:
+        """The largest eigenvalue on each set of rows; NaN where it is not resolved."""
+        t, units = self.t, self.t.by_module.get(name, self.t.units)
+
+        def times(X: Float[NDArray, "g p r"]) -> Float[NDArray, "g p r"]:
+            Z = torch.from_numpy(X).view(-1, t.v, t.n).mT
+            return products(t, units, Z).mT.reshape(X.shape).cpu().numpy()
+
+        start = anywhere(len(self.mask), torch.empty(0, dtype=torch.float64)).numpy()[None, None]
+        digits = 1e-6 if t.subject.network.dtype == torch.float32 else 1e-10
+        whole = ritz(times, self.sets[:1], start, steps=STEPS, tolerance=digits, kept=TOP_VECTORS)
+        if not whole.close or len(self.sets) == 1:
+            return [whole.values[0] if whole.close else math.nan] * len(self.sets)
+        return [*whole.values, *ritz(times, self.sets[1:], whole.vectors, steps=LATER, each=EACH / 10).values]

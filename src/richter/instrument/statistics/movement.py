@@ -287,7 +287,7 @@ class Journey:
 
     def run(self, state: State, x: Any, seed: int, record: bool = True, plain: bool = False) -> Pass:
         """A pass of some examples, as the survey says that it is made; ``record=False``: remembering no map."""
-        network = replace(self.subject.source, state=state)
+        network = replace(self.subject.network, state=state)
         with batch_statistics(self.norms):
             run = passed(network, x, seed, None, plain) if record else network.run(x, record=False, seed=seed)
         if record:
@@ -303,7 +303,7 @@ class Journey:
         subject, audit = self.subject, self.subject.audit
         unchecked = audit is not None and not audit.done  # no other pass of this measurement has checked anything
         if unchecked and self.norms:  # in eval mode
-            for chunk in chunks(subject.source, subject.x, self._fitting(), maps=list(subject.survey.batched)):
+            for chunk in chunks(subject.network, subject.x, self._fitting(), maps=list(subject.survey.batched)):
                 chunk.look()
         for i, rows in enumerate(self.blocks):
             self._step(i, rows, audit if unchecked and not self.norms else None)
@@ -319,7 +319,7 @@ class Journey:
                 now = self.run(last, x, rows.start)
             subject.forwards.add(n, seconds())
         else:  # captures are compared with autograd's gradients
-            chunk = Chunk(replace(subject.source, state=last, audit=audit), x, rows, list(subject.survey.batched))
+            chunk = Chunk(replace(subject.network, state=last, audit=audit), x, rows, list(subject.survey.batched))
             chunk.look()
             now = chunk.run
         group = torch.full((n,), i % self.groups) if self.norms else torch.arange(rows.start, rows.stop) % self.groups
@@ -498,7 +498,7 @@ class Linearisation(Listener):
         biases = {b: own for b, own in survey.biases.items() if b in v}
         names = list(dict.fromkeys([*maps, *(k for own in biases.values() for k in own)]))
         loose = [k for k in v if k not in biases and k not in survey.structured]
-        chunk = Chunk(subject.initial_source, stretch.x, stretch.rows, names, subject.rowwise(self.cotangents, "mean"), loose)
+        chunk = Chunk(subject.initial_network, stretch.x, stretch.rows, names, subject.rowwise(self.cotangents, "mean"), loose)
         f = chunk.f
         linear = f.new_zeros(len(chunk.V), stretch.n)
         for i in range(len(chunk.V)):
@@ -640,10 +640,10 @@ class FeatureChange(Listener):
         if self._per_token(self.hidden[name]) and h.shape[1] == self.tokens.shape[1]:
             chosen = self.tokens[stretch.rows].to(h.device)
             chosen = chosen if keep is None else chosen & keep.to(h.device)
-            return h[chosen].to(self.subject.source.dtype), stretch.group[:, None].expand(chosen.shape)[chosen.cpu()]
+            return h[chosen].to(self.subject.network.dtype), stretch.group[:, None].expand(chosen.shape)[chosen.cpu()]
         h = h if keep is None else h * keep.to(h)[..., None]
         chosen = self.examples[stretch.rows]
-        return h[chosen.to(h.device)].flatten(1).to(self.subject.source.dtype), stretch.group[chosen]
+        return h[chosen.to(h.device)].flatten(1).to(self.subject.network.dtype), stretch.group[chosen]
 
     @cached_property
     def changes(self) -> list[dict[str, float]]:
@@ -737,7 +737,7 @@ class FunctionChange(Listener):
         for bias, own in biases.items():
             sizes = [torch.Size(maps[k].shape[:-1]).numel() for k in own]
             if name in own and bias in state and state[bias].numel() == sum(sizes):
-                dtype = torch.float64 if subject.errors or subject.wide else subject.source.dtype
+                dtype = torch.float64 if subject.errors or subject.wide else subject.network.dtype
                 return state[bias].detach().flatten().to(subject.home, dtype).split(sizes)[own.index(name)]
         return None
 
@@ -752,7 +752,7 @@ class FunctionChange(Listener):
         *matrices, bias = self._weights(name)
         squares = []
         for i, W in enumerate(matrices):
-            z = by_example(remade(c, W, self.subject.source.dtype), n, layout).flatten(2)
+            z = by_example(remade(c, W, self.subject.network.dtype), n, layout).flatten(2)
             keep = self.subject.real(name, rows, z.shape[1])
             z = z if bias is None else z.add_(bias[i].to(z))  # it was made here
             z = z if keep is None else z.mul_(keep.to(z)[..., None])

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -31,6 +30,7 @@ from richter.instrument.statistics.frame import (
     Group,
     Missing,
     Place,
+    Reading,
     Simple,
     Statistic,
     Wants,
@@ -38,11 +38,8 @@ from richter.instrument.statistics.frame import (
 )
 from richter.instrument.statistics.moments import Sums, remark_of
 from richter.instrument.stream import check_finite, chunks, fitting, with_siblings
+from richter.instrument.subject import Subject
 from richter.instrument.survey import map_gradient
-
-if TYPE_CHECKING:
-    from richter.instrument.statistics.frame import Reading
-    from richter.instrument.subject import Subject
 
 # (f "n k" with its graph, Y "n k" or None, parameters, a vector for each) -> a vector for each, summed over these examples
 Product = Callable[[Tensor, Tensor | None, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]]
@@ -114,7 +111,7 @@ class Products:
         vectors = [piece.to(p) for piece, p in zip(self.parts(v).values(), places, strict=True)]
         total = torch.zeros(self.size, dtype=torch.float64, device=subject.home)
         size = fitting(subject.memory, _each(subject), min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
-        for chunk in chunks(subject.source, subject.x, size, title="products"):
+        for chunk in chunks(subject.network, subject.x, size, title="products"):
             f = chunk.graph.f.reshape(chunk.n, -1)
             check_finite(f)
             if chunk.graph.accumulates:  # on later examples only
