@@ -14,17 +14,7 @@ from torch import Tensor
 from richter import linalg
 from richter.instrument.evaluate import jackknife
 from richter.instrument.statistics.features import Scatter, scatter_without_each
-from richter.linalg import (
-    EXACT,
-    anywhere,
-    haar,
-    lanczos,
-    largest_eigenpairs,
-    leading,
-    top_eigenvalue,
-    top_of_each,
-    without_each,
-)
+from richter.linalg import EXACT, anywhere, haar, lanczos, largest_eigenpairs, leading, top_eigenvalue, top_of_each, without_each
 
 
 def normal(seed: int, *shape: int) -> Tensor:
