@@ -94,14 +94,6 @@ def _length(w: NDArray[Any]) -> float:
     return math.sqrt(float(w @ w))
 
 
-def top_eigenpair(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"],
-                  tolerance: float = 1e-12) -> tuple[float, Tensor, Tensor]:
-    """The largest eigenvalue, its vector, and the basis in which it was found."""
-    found = lanczos(lambda q: times(torch.from_numpy(q).to(start)).cpu().numpy(), start.cpu().numpy(), tolerance)
-    vector, basis = (torch.from_numpy(z).to(start) for z in (found.vector, found.basis))
-    return found.value, vector, basis.T
-
-
 def _error_of(residual: float, gap: float) -> float:
     """Of a largest eigenvalue, whose vector has this residual, and from which the next one is this far."""
     return residual * residual / gap if gap > residual else residual
@@ -179,7 +171,7 @@ def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,
 
 
 class Eigenpairs(NamedTuple):
-    """Of largest absolute value first: ``values`` "k", ``vectors`` "k n", and |A v - lambda v| of each."""
+    """Eigenpairs, largest absolute value first: ``values`` "k", ``vectors`` "k n", and |A v - lambda v| of each."""
 
     values: Float[Tensor, " k"]
     vectors: Float[Tensor, "k n"]
@@ -187,69 +179,32 @@ class Eigenpairs(NamedTuple):
     products: int  # that they took, without those for the residuals
 
 
-def largest_eigenpairs(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], k: int, basis: int,
-                       tolerance: float, rounds: int = 100) -> Eigenpairs:
-    """The ``k`` eigenpairs of largest absolute value of a symmetric matrix given by its products: Lanczos with thick restarts
-    (Wu and Simon) when ``basis`` vectors are full. Every new vector is made orthogonal to all before by one product with them,
-    after the recurrence has taken out all but rounding; what rounding leaves is taken out at the end, by Rayleigh and Ritz on
-    the vectors that were found and their products, which also give the residuals."""
-    V, T = start.new_zeros(basis + 1, len(start)), torch.zeros(basis + 1, basis + 1, dtype=torch.float64)
-    V[0], kept, products, often = start / start.norm(), 0, 0, max(5, basis // 10)
-    for _ in range(rounds):
-        for j in range(kept, basis):
-            T[j, j + 1] = T[j + 1, j] = _next_vector(times(V[j]), V, T, j, kept)
-            products += 1
-            if j + 1 < basis and (j + 1 <= k or (j + 1 - kept) % often):
-                continue  # looking takes all eigenvalues of T
-            values, S = torch.linalg.eigh(T[:j + 1, :j + 1])
-            order = values.abs().argsort(descending=True)
-            apart = T[j, j + 1] * S[-1, order].abs()
-            if bool((apart[:k] <= tolerance * values.abs().max()).all()):
-                V = S[:, order[:k]].T.to(V) @ V[:j + 1]  # the basis is not held any longer
-                return _ritz(times, V, products)
-        keep = order[:k + (basis - k) // 2]
-        V[:len(keep)], V[len(keep)] = S[:, keep].T.to(V) @ V[:basis], V[basis]
-        last, kept = T[basis - 1, basis] * S[-1, keep], len(keep)
-        T.zero_()
-        T[range(kept), range(kept)] = values[keep]
-        T[kept, :kept] = T[:kept, kept] = last
-    raise ArithmeticError(f"{products} products, and residuals of {(apart[:k].max() / values.abs().max()).item():.1g}")
+def largest_eigenpairs(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], k: int, basis: int, tolerance: float,
+                       rounds: int = 100) -> Eigenpairs:
+    """The ``k`` eigenpairs of largest absolute value of a symmetric matrix given by its products: Lanczos with restarts when
+    ``basis`` vectors are full (ARPACK)."""
+    from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
+    products = 0
 
+    def product(v: NDArray[Any]) -> NDArray[Any]:
+        nonlocal products
+        products += 1
+        return times(torch.from_numpy(v).to(start)).cpu().numpy()  # type: ignore[no-any-return]
 
-def _next_vector(w: Float[Tensor, " n"], V: Float[Tensor, "b n"], T: Float[Tensor, "b b"], j: int, kept: int) -> float:
-    """Makes V[j + 1] of w = A V[j], sets T[j, j], and returns T[j, j + 1]. Where V already spans all that A makes of it, a random
-    vector goes on, and A does not lead there: 0."""
-    scale = w.norm().item()
-    T[j, j] = (w @ V[j]).item()
-    before = slice(0 if j == kept else j - 1, j + 1)
-    w = w - T[j, before].to(V) @ V[before]
-    w -= (V[:j + 1] @ w) @ V[:j + 1]
-    size = w.norm().item()
-    if size > 100 * torch.finfo(V.dtype).eps * scale:
-        V[j + 1] = w / size
-        return size
-    if j + 1 < V.shape[1]:
-        w = anywhere(V.shape[1], V).roll(j)
-        for _ in range(3):
-            w = w - (V[:j + 1] @ w) @ V[:j + 1]
-            w /= w.norm()
-        V[j + 1] = w
-    return 0.0
-
-
-def _ritz(times: Callable[[Tensor], Tensor], X: Float[Tensor, "k n"], products: int) -> Eigenpairs:
-    """The eigenpairs of a matrix on the span of X."""
-    X = torch.linalg.solve_triangular(torch.linalg.cholesky((X @ X.T).double()).to(X), X, upper=False)
-    AX = torch.empty_like(X)
-    for x, Ax in zip(X, AX, strict=True):
-        Ax.copy_(times(x))
-    M = (X @ AX.T).double()
-    values, S = torch.linalg.eigh((M + M.T) / 2)
-    order = values.abs().argsort(descending=True)
-    turn, values = S[:, order].T.to(X), values[order]
-    X, AX = turn @ X, turn @ AX
-    AX -= values[:, None].to(X) * X
-    return Eigenpairs(values, X, AX.norm(dim=1).double(), products)
+    v0 = start.cpu().numpy()
+    A = LinearOperator((len(v0), len(v0)), product, dtype=v0.dtype)
+    try:
+        values, vectors = eigsh(A, k, v0=v0, ncv=basis, maxiter=rounds, tol=tolerance)
+    except ArpackNoConvergence as why:
+        raise ArithmeticError(f"{products} products, and {len(why.eigenvalues)} of {k} eigenpairs found") from why
+    except ArpackError as why:
+        if times(start).any():
+            raise ArithmeticError(f"{products} products, and {why}") from why
+        values, vectors = np.zeros(k), np.eye(len(v0), k, dtype=v0.dtype)
+    order = np.argsort(-np.abs(values))
+    V, lambdas = (torch.from_numpy(np.ascontiguousarray(z[..., order].T)).to(start.device) for z in (vectors, values))
+    residuals = torch.stack([(times(v) - x.to(v) * v).norm() for v, x in zip(V, lambdas, strict=True)])
+    return Eigenpairs(lambdas.double(), V, residuals.double(), products)
 
 
 # ------------------------------------------------------------------------------------------------ with groups left out

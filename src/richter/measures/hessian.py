@@ -31,7 +31,7 @@ from richter.instrument.capture import Output, differentiable_twice, quiet, same
 from richter.instrument.probe import Probe
 from richter.instrument.statistics.fisher import NO_CLASSES, ONE_CLASS, fisher_times, no_classes
 from richter.instrument.statistics.frame import NO_LABELS
-from richter.instrument.statistics.operators import HIDDEN
+from richter.instrument.statistics.operators import HIDDEN, Parameters
 from richter.instrument.stream import check_weights, chunks, fitting
 from richter.instrument.subject import Subject
 from richter.linalg import Eigenpairs
@@ -49,33 +49,19 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Hessian:
+class Hessian(Parameters):
     """H_w of a network on a probe; made by ``hessian``. Vectors are of all trainable parameters, in their order."""
 
-    subject: Subject
     w: Float[Tensor, "n k"]  # the weights of the outputs
     made_at: tuple[Tensor, ...]  # copies of the parameters: a change by .data counts no version
     held: list[Any] = field(default_factory=list)  # graphs of gradients, while many products are made
 
     # ------------------------------------------------------------------------------------------------------ parameters
 
-    @cached_property
-    def names(self) -> list[str]:
-        """Of the trainable parameters."""
-        return [name for name, p in self.subject.model.named_parameters() if p.requires_grad and p.is_floating_point()]
-
-    @property
-    def places(self) -> list[Tensor]:
-        return [self.subject.state[name] for name in self.names]
-
-    @cached_property
-    def size(self) -> int:
-        return sum(p.numel() for p in self.places)
-
     @property
     def theta(self) -> Float[Tensor, " p"]:
         """The parameters themselves."""
-        return self._flat(self.places)
+        return self.flat(self.places)
 
     @cached_property
     def layers(self) -> dict[str, Tensor]:
@@ -84,15 +70,6 @@ class Hessian:
         own = [torch.arange(end - p.numel(), end) for end, p in zip(ends.tolist(), self.places, strict=True)]
         return {k: torch.cat([mine for mine, owner in zip(own, owners, strict=True) if owner == k]).to(self.subject.home)
                 for k in dict.fromkeys(owners)}
-
-    def parts(self, v: Float[Tensor, " p"]) -> dict[str, Tensor]:
-        """A vector by parameter, each part in its shape."""
-        pieces = v.split([p.numel() for p in self.places])
-        return {name: piece.view_as(p) for name, piece, p in zip(self.names, pieces, self.places, strict=True)}
-
-    def _flat(self, tensors: Sequence[Tensor | None]) -> Float[Tensor, " p"]:
-        parts = [torch.zeros_like(p) if t is None else t for t, p in zip(tensors, self.places, strict=True)]
-        return torch.cat([t.detach().reshape(-1) for t in parts]).to(self.subject.home, torch.float64)
 
     # -------------------------------------------------------------------------------------------------------- products
 
@@ -265,7 +242,7 @@ class Hessian:
     def _sum(self, terms: Iterator[Sequence[Tensor | None]]) -> Float[Tensor, " p"]:
         total = torch.zeros(self.size, dtype=torch.float64, device=self.subject.home)
         for term in terms:
-            total += self._flat(term)
+            total += self.flat(term)
         return total
 
 

@@ -19,7 +19,6 @@ from richter.core import Interval, Ref
 from richter.core.arrays import to_tensor
 from richter.experiments.frame import Claim, Control, Experiment, Results
 from richter.kernels import dynamics, infinite
-from richter.linalg import anywhere, top_eigenpair
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
 from richter.runs import Writer
 from richter.theory.ofe import OptimalFeatureEvolution
@@ -86,9 +85,10 @@ class Case:
 
     def overlap(self, gamma: float) -> float:
         """(u_1 . y)^2 / |y|^2 of K + gamma y y^T, by Lanczos."""
-        y = self.y
-        _, u, _ = top_eigenpair(lambda q: self.K @ q + gamma * y * (y @ q), anywhere(len(y), self.K))
-        return ((u @ y) ** 2 / (y @ y) / (u @ u)).item()
+        from scipy.sparse.linalg import eigsh
+        y = self.y.cpu().numpy()
+        _, U = eigsh(self.K.cpu().numpy() + gamma * np.outer(y, y), 1, which="LA", v0=np.ones_like(y))
+        return float((U[:, 0] @ y) ** 2 / (y @ y))
 
     def half(self) -> float:
         """The gamma at which the overlap passes one half."""

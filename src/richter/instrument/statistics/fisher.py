@@ -22,9 +22,9 @@ from torch import Tensor
 from richter import linalg
 from richter.core import Mark, Remark, SelectionError
 from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs, Use
-from richter.instrument.statistics.frame import WITHIN, Derived, Gathering, OfKernels, Statistic, Wants, finite
+from richter.instrument.statistics.frame import WITHIN, Derived, Gathering, OfKernels, Place, Statistic, Wants, finite
 from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Estimate, Estimates, Labels, Tangents, flat, left
-from richter.instrument.statistics.operators import Multiplied, Operator, Products
+from richter.instrument.statistics.operators import Operator
 from richter.instrument.subject import Subject
 
 DRAWS = 16  # random combinations of an example's outputs
@@ -286,17 +286,23 @@ def _top(K: Float[Tensor, "v n v n"]) -> float:
 
 
 @dataclass(frozen=True)
-class FisherMatrix(Operator):
+class FisherMatrix(Statistic):
     """The mean over examples of J^T (diag(p) - p p^T) J, over all trainable parameters: products, and their parts by layer."""
 
+    name: str
+    place: Place = "model"
+
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        if subject.survey.shape[-1:] == (1,):
+        classes = subject.survey.shape[-1] if subject.survey.shape else 0
+        if classes == 1:
             return ONE_CLASS
-        return NO_CLASSES if no_classes(subject) else super().planned(subject, cotangents)
+        if no_classes(subject):
+            return NO_CLASSES
+        return Operator(self.name, lambda f, Y, places, vectors: fisher_times(f, places, vectors, classes)).planned(
+            subject, cotangents)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        classes = subject.survey.shape[-1]
-        return Multiplied(Products(subject, lambda f, Y, places, vectors: fisher_times(f, places, vectors, classes)))
+        raise AssertionError("it is planned as an Operator")
 
 
 def no_classes(subject: Subject) -> bool:
@@ -316,8 +322,4 @@ def fisher_times(f: Float[Tensor, "n k"], places: Sequence[Tensor], vectors: Seq
     return torch.autograd.grad(f, places, HJv, allow_unused=True)
 
 
-def _unused(f: Tensor, Y: Tensor | None, places: Sequence[Tensor], vectors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    raise AssertionError("how many classes there are is known when it begins")
-
-
-FISHER_MATRIX = FisherMatrix("fisher_matrix", _unused)
+FISHER_MATRIX = FisherMatrix("fisher_matrix")

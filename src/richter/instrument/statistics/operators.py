@@ -62,7 +62,7 @@ class Operator(Statistic):
         return Wants(alone=_each(subject), what="the graph of one example, twice differentiable")
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return Multiplied(Products(subject, self.product))
+        return _Multiplied(Products(subject, self.product))
 
 
 def _each(subject: Subject) -> int:
@@ -70,7 +70,7 @@ def _each(subject: Subject) -> int:
     return 4 * subject.itemsize * subject.survey.graph
 
 
-class Multiplied(Simple):
+class _Multiplied(Simple):
     def __init__(self, products: Products) -> None:
         super().__init__()
         self.products = products
@@ -80,49 +80,57 @@ class Multiplied(Simple):
 
 
 @dataclass(frozen=True, eq=False)
-class Products:
-    """``A(v)`` for a vector v of all trainable parameters, one after another; ``parts`` reads a vector by parameter."""
+class Parameters:
+    """Vectors of all trainable parameters of a subject, in their order."""
 
     subject: Subject
-    product: Product
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         return [name for name, p in self.subject.model.named_parameters() if p.requires_grad and p.is_floating_point()]
 
     @property
+    def places(self) -> list[Tensor]:
+        return [self.subject.state[name] for name in self.names]
+
+    @cached_property
     def size(self) -> int:
-        return sum(self.subject.state[name].numel() for name in self.names)
+        return sum(p.numel() for p in self.places)
 
     def parts(self, v: Float[Tensor, " p"]) -> dict[str, Tensor]:
-        """A vector, by parameter and in its shape: what is a layer's share."""
-        places = [self.subject.state[name] for name in self.names]
-        pieces = v.split([p.numel() for p in places])
-        return {name: piece.view_as(p) for name, piece, p in zip(self.names, pieces, places, strict=True)}
+        """A vector by parameter, each part in its shape."""
+        pieces = v.split([p.numel() for p in self.places])
+        return {name: piece.view_as(p) for name, piece, p in zip(self.names, pieces, self.places, strict=True)}
+
+    def flat(self, tensors: Sequence[Tensor | None]) -> Float[Tensor, " p"]:
+        """A vector from its parts, None for zeros; in float64."""
+        parts = [torch.zeros_like(p) if t is None else t for t, p in zip(tensors, self.places, strict=True)]
+        return torch.cat([t.detach().reshape(-1) for t in parts]).to(self.subject.home, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Products(Parameters):
+    """``A(v)`` for a vector v of all trainable parameters, one after another; ``parts`` reads a vector by parameter."""
+
+    product: Product
 
     def __call__(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         """The product, in float64."""
-        with differentiable_twice():
-            return self._product(v)
-
-    def _product(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        subject = self.subject
-        places = [subject.state[name] for name in self.names]
+        subject, places = self.subject, self.places
         vectors = [piece.to(p) for piece, p in zip(self.parts(v).values(), places, strict=True)]
         total = torch.zeros(self.size, dtype=torch.float64, device=subject.home)
         size = fitting(subject.memory, _each(subject), min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
-        for chunk in chunks(subject.network, subject.x, size, title="products"):
-            f = chunk.graph.f.reshape(chunk.n, -1)
-            check_finite(f)
-            if chunk.graph.accumulates:  # on later examples only
-                raise Missing(HIDDEN)
-            if subject.counted is not None:  # outputs that do not count are constants, as their labels are
-                f = torch.where(subject.counted[chunk.rows].to(f.device), f, 0.0)
-            Y = None if subject.Y is None else subject.Y[chunk.rows].to(f)
-            with subject.state.in_place():  # a backward pass may run modules again
-                parts = self.product(f, Y, places, vectors)
-            flat = [(torch.zeros_like(p) if d is None else d).reshape(-1) for p, d in zip(places, parts, strict=True)]
-            total += torch.cat(flat).to(total)
+        with differentiable_twice():
+            for chunk in chunks(subject.network, subject.x, size, title="products"):
+                f = chunk.graph.f.reshape(chunk.n, -1)
+                check_finite(f)
+                if chunk.graph.accumulates:  # on later examples only
+                    raise Missing(HIDDEN)
+                if subject.counted is not None:  # outputs that do not count are constants, as their labels are
+                    f = torch.where(subject.counted[chunk.rows].to(f.device), f, 0.0)
+                Y = None if subject.Y is None else subject.Y[chunk.rows].to(f)
+                with subject.state.in_place():  # a backward pass may run modules again
+                    total += self.flat(self.product(f, Y, places, vectors))
         return total / subject.probe.n
 
 

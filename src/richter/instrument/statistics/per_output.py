@@ -353,6 +353,15 @@ class OutputByOutput(OfKernels):
         raise AssertionError("it is planned as one of its forms")
 
 
+def output_by_output(name: str, single: Diagonal) -> OutputByOutput:
+    def sums(K: Float[Tensor, "n v n v"], labels: Labels) -> Any:
+        return single.sums(diagonal(K), labels.Y)
+
+    def leaving(_: Any, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> Sequence[Any]:
+        return single.leaving(diagonal(K), labels.Y, groups)
+    return OutputByOutput(name, Derived(name, sums, (TANGENT_KERNEL, LABELS), leaving), single)
+
+
 def diagonal(K: Float[Tensor, "n v n v"]) -> Float[Tensor, "v n n"]:
     """K^cc of each output c."""
     return K.diagonal(dim1=1, dim2=3).permute(2, 0, 1).contiguous()
@@ -425,17 +434,8 @@ def of_sampled_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], group
     return [kept(part) for part in of_diagonal_leaving(K, Y, groups)]
 
 
-def same_output(K: Float[Tensor, "n v n v"], labels: Labels) -> SameOutput:
-    return of_diagonal(diagonal(K), labels.Y)
-
-
-def same_output_leaving(_: SameOutput, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[SameOutput]:
-    return of_diagonal_leaving(diagonal(K), labels.Y, groups)
-
-
-SAME_OUTPUT = OutputByOutput(
-    "same_output", Derived("same_output", same_output, (TANGENT_KERNEL, LABELS), same_output_leaving),
-    Diagonal("kernels_of_single_outputs", of_diagonal, of_diagonal_leaving, of_sampled_leaving, by_labels=True))
+SAME_OUTPUT = output_by_output("same_output", Diagonal("kernels_of_single_outputs", of_diagonal, of_diagonal_leaving,
+                                                       of_sampled_leaving, by_labels=True))
 
 
 # -------------------------------------------------------------------------------------------- the labels of every output
@@ -466,17 +466,8 @@ def crossed_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: 
     return [CrossOutput(quadratic[:, :, g], square[:, g].clamp(min=0).sqrt(), energy.sum(0) - energy[g]) for g in range(groups)]
 
 
-def cross_output(K: Float[Tensor, "n v n v"], labels: Labels) -> CrossOutput:
-    return crossed(diagonal(K), labels.Y)
-
-
-def cross_output_leaving(_: CrossOutput, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[CrossOutput]:
-    return crossed_leaving(diagonal(K), labels.Y, groups)
-
-
-CROSS_OUTPUT = OutputByOutput(
-    "cross_output", Derived("cross_output", cross_output, (TANGENT_KERNEL, LABELS), cross_output_leaving),
-    Diagonal("kernels_of_single_outputs_and_all_labels", crossed, crossed_leaving, crossed_leaving))
+CROSS_OUTPUT = output_by_output("cross_output", Diagonal("kernels_of_single_outputs_and_all_labels", crossed, crossed_leaving,
+                                                         crossed_leaving))
 
 
 # ------------------------------------------------------------------------------------------- the kernels of another time
