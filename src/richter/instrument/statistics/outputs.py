@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,6 +172,7 @@ class Answers:
 
     every: Tensor  # [n, ...]
     objectives: Objective
+    classes: Tensor | None  # of all examples, negative where there is none; None: the labels are no classes
     keep: Tensor | None = None  # which examples; None: all
 
     @property
@@ -192,10 +194,10 @@ class Answers:
     @property
     def right(self) -> float:
         """The share of labels that have the largest output."""
-        ids, f = self.objective.classes, self.f
+        ids, f = self.classes, self.f
         if ids is None or f.shape[-1] < 2:
             raise Missing("the labels are no classes: targets of which one is 1 and the others 0, or class or token ids")
-        ids = ids.to(f.device)
+        ids = (ids if self.keep is None else ids[self.keep.to(ids.device)]).to(f.device)
         real = ids >= 0
         if not real.any():
             raise Missing("none of these examples has a label")
@@ -215,6 +217,10 @@ class _Outputs(Gathering):
     def merge(self, other: _Outputs) -> None:
         self.rows.update(other.rows)
 
+    @cached_property
+    def classes(self) -> Tensor | None:
+        return None if self.subject.objective is None else self.subject.objective.classes
+
     def value(self, place: str, without: Group | None = None) -> Answers:
         objective = self.subject.objective
         assert objective is not None
@@ -223,7 +229,7 @@ class _Outputs(Gathering):
         (f,) = self.rows.values()
         f = f.view(len(f), *self.subject.survey.shape).to(torch.promote_types(f.dtype, torch.float32))
         keep = None if without is None else torch.arange(len(f)) % self.groups["examples"] != without[1]
-        return Answers(f, objective, keep)
+        return Answers(f, objective, self.classes, keep)
 
 
 SPREAD = Spread("spread")
