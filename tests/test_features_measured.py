@@ -208,7 +208,7 @@ def test_ranks_that_share_the_chunks_add_up(statistic: Any, n: int) -> None:
             second.again()
     for without in (None, ("examples", 1)):
         a, b = whole.value("4", without), parts[0].value("4", without)
-        pairs = ([(a.about.squares, b.about.squares), (a.about.centres.means, b.about.centres.means)] if statistic is CLASSES else
+        pairs = ([(a.squares, b.squares), (a.means, b.means)] if statistic is CLASSES else
                  [(a.scatter.about, b.scatter.about)] if isinstance(a, Sample) else [(a.Z, b.Z)])
         assert all(torch.allclose(s, t, rtol=1e-10, atol=1e-13) for s, t in pairs)
 

@@ -26,9 +26,10 @@ from richter.core.likeness import GRAM, INPUTS
 from richter.instrument.capture import Output, Pass, check_finite, count, quiet, select, state_of, to_device, unwrap
 from richter.instrument.probe import Probe
 from richter.instrument.statistics.features import DIGITS
-from richter.instrument.stream import MapInfo, as_read, check_state, check_weights, finite, fitting, grouped, steps
+from richter.instrument.statistics.movement import masked_read, reading_apart
+from richter.instrument.stream import check_state, check_weights, finite, fitting, grouped, steps
 from richter.instrument.subject import Subject
-from richter.instrument.survey import MOST_DOUBTS, Doubt, check_calls, passed
+from richter.instrument.survey import Doubt, check_calls, passed, until_certain
 from richter.runs import Run
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -40,9 +41,8 @@ from richter.runs import Run
 #             ...
 #
 # Features of a layer are what it reads: of a convolution the whole picture, each number once. Where every layer reads tokens,
-# each
-# of which has an output of its own, the rows are tokens (those that are not masked); else they are examples, with their positions
-# side by side.
+# each of which has an output of its own, the rows are tokens (those that are not masked); else they are examples, with their
+# positions side by side.
 
 OUTPUTS = "outputs"  # the name of what the whole network says
 FEATURED = ("dense", "grouped")  # kinds of maps that read features; a lookup reads indices
@@ -68,19 +68,7 @@ class Reader:
         self.weights = None if weights is None else check_state(model, weights, "weights")
         chosen = [layers] if isinstance(layers, str) else layers
         self.subject = Subject(model, probe, None, chosen, parse_bytes(memory), output)
-        self.notes: dict[str, str] = {}  # layers that have no features, and why
         self.renew()
-
-    @property
-    def names(self) -> list[str]:
-        """In the order of the forward pass; of layers that read the same thing the first; the outputs last."""
-        return list(self.widths)
-
-    @property
-    def each(self) -> int:
-        """Bytes of one example: its graph, and its features in double precision."""
-        positions = self.subject.survey.shape[0] if self.tokens else 1
-        return self.subject.itemsize * self.subject.survey.graph + 8 * positions * sum(self.widths.values())
 
     def renew(self) -> None:
         """The model has other weights than before."""
@@ -94,53 +82,49 @@ class Reader:
 
     def _look(self) -> None:
         """Which layers have features, and how many: a pass of the first examples."""
-        subject = self.subject
+        subject, survey, few = self.subject, self.subject.survey, self.subject.few
         self.state = subject.state if self.weights is None else state_of(subject.model, self.weights, subject.copied)
-        maps = {k: m for k, m in subject.survey.batched.items() if k in subject.maps and m.kind in FEATURED}
-        self.tokens = self._by_token(maps)
+        featured = [k for k in subject.maps if survey.maps[k].kind in FEATURED]
+        maps, shape = [k for k in survey.batched if k in featured], survey.shape
+        self.tokens = len(shape) == 2 and shape[0] > 1 and bool(maps) and all(
+            survey.maps[k].positions == shape[0] for k in maps)  # every layer has as many positions as there are outputs in a row
         self.widths: dict[str, int] = {}
-        few = subject.few
-        calls = grouped(self._pass(few, 0).calls)
-        alike: dict[Any, str] = {}
-        for k in maps:
-            alike.setdefault(tuple((c.read.data_ptr(), c.read.shape, c.read.stride()) for c in calls.get(k, ())), k)
-        self.maps = {k: maps[k] for k in alike.values() if k in calls}
+        self.maps = reading_apart(grouped(self._pass(few, 0).calls), maps)
         self.output = OUTPUTS if OUTPUTS not in self.maps else f"{OUTPUTS} of the model"
-        features = self._features(few, slice(0, count(few)))
-        kinds = {k: subject.survey.maps[k].kind for k in subject.maps if k not in subject.survey.batched}
-        self.notes = {k: "it can only be read one example at a time" for k, kind in kinds.items() if kind in FEATURED}
+        self.widths = {k: X.shape[1] for k, X in self._features(few, slice(0, count(few))).items()}
+        self.names = list(self.widths)  # in the order of the forward pass; of layers that read the same the first; outputs last
+        self.notes = {k: "it can only be read one example at a time" for k in featured if k not in maps}  # no features, and why
         self.notes |= {k: "what it reads differs in size between examples, or was written over" for k in self.maps
-                       if k not in features} | subject.refused
-        self.widths = {k: X.shape[1] for k, X in features.items()}
+                       if k not in self.widths} | subject.refused
         if len(self.widths) == 1 and subject.layers is not None:
             raise SelectionError(f"layers={subject.layers!r}: none of them reads features. Lookups read indices; this model has: "
-                                 f"{', '.join(subject.survey.maps)}.")
+                                 f"{', '.join(survey.maps)}.")
 
-    def _by_token(self, maps: Mapping[str, MapInfo]) -> bool:
-        """Has every layer as many positions as there are outputs side by side?"""
-        shape = self.subject.survey.shape
-        return len(shape) == 2 and shape[0] > 1 and bool(maps) and all(m.positions == shape[0] for m in maps.values())
+    @property
+    def each(self) -> int:
+        """Bytes of one example: its graph, and its features in double precision."""
+        positions = self.subject.survey.shape[0] if self.tokens else 1
+        return self.subject.itemsize * self.subject.survey.graph + 8 * positions * sum(self.widths.values())
 
-    def blocks(self, size: int, rows: slice | None = None) -> Iterator[tuple[slice, dict[str, Float[Tensor, "n p"]]]]:
-        """All examples of the probe (or those of ``rows``), so many at a time: where they stand, and their features in double
-        precision. Raises Doubt, which ``amend`` is told of."""
-        first, last = (0, self.subject.probe.n) if rows is None else (rows.start, rows.stop)
-        for r in steps(last - first, size):
-            mine = slice(first + r.start, first + r.stop)
-            x = to_device(select(self.subject.x, mine), self.subject.device)
-            yield mine, self._features(x, mine)
+    def counts(self) -> list[int]:
+        """Rows of features that each example has."""
+        mask, shape = self.subject.probe.mask, self.subject.survey.shape
+        if self.tokens and mask is not None:
+            return [int(k) for k in mask.sum(1)]
+        return [shape[0] if self.tokens else 1] * self.subject.probe.n
 
     def constant(self, spread: float, size: float) -> bool:
         """Are features whose squares sum to ``size``, and to ``spread`` when their means are subtracted, the same in every row
         but for the rounding of the numbers that the network computes with?"""
         return not spread > (DIGITS * torch.finfo(self.subject.network.dtype).eps) ** 2 * size
 
-    def counts(self) -> list[int]:
-        """Rows of features that each example has."""
-        if not self.tokens:
-            return [1] * self.subject.probe.n
-        mask, length = self.subject.probe.mask, self.subject.survey.shape[0]
-        return [length] * self.subject.probe.n if mask is None else [int(k) for k in mask.sum(1)]
+    def blocks(self, size: int, rows: slice | None = None) -> Iterator[tuple[slice, dict[str, Float[Tensor, "n p"]]]]:
+        """All examples of the probe (or those of ``rows``), so many at a time: where they stand, and their features in double
+        precision. Raises Doubt, which ``amend`` is told of."""
+        first, last = (0, self.subject.probe.n) if rows is None else (rows.start, rows.stop)
+        for r in steps(last - first, size):
+            here = slice(first + r.start, first + r.stop)
+            yield here, self._features(to_device(select(self.subject.x, here), self.subject.device), here)
 
     def _pass(self, x: Any, seed: int) -> Pass:
         network = replace(self.subject.network, state=self.state)
@@ -150,36 +134,30 @@ class Reader:
         return run
 
     def _features(self, x: Any, rows: slice) -> dict[str, Tensor]:
-        """Of some examples, by layer."""
-        run = self._pass(x, rows.start)
-        calls, n = grouped(run.calls), rows.stop - rows.start
-        features = {}
-        for name, info in self.maps.items():
-            parts = as_read(info, calls.get(name, []), n)
-            if parts is not None:
-                h, positions = parts
-                keep = self.subject.real(name, rows, h.shape[1]) if positions else None
-                if name not in self.subject.refused:
-                    features[name] = self._rows(h, keep)
-            if name in features and not finite(features[name]):
-                raise DivergedError(f"layer {name!r} reads NaN or Inf on some examples of the probe, so its features have no "
-                                    f"inner products. Look for a diverged run or a division by zero, or leave it out with "
-                                    f"layers=....")
+        """Features of some examples, by layer."""
+        run, features = self._pass(x, rows.start), {}
+        calls, n, mask = grouped(run.calls), rows.stop - rows.start, self.subject.probe.mask
+        for name in self.maps:
+            read = masked_read(self.subject, name, calls.get(name, []), rows)
+            if read is not None:
+                features[name] = self._rows(*read)
+                if not finite(features[name]):
+                    raise DivergedError(f"layer {name!r} reads NaN or Inf on some examples of the probe, so its features have no "
+                                        f"inner products. Look for a diverged run or a division by zero, or leave it out with "
+                                        f"layers=....")
             if name in self.widths and (name not in features or features[name].shape[1] != self.widths[name]):
                 raise CaptureError(f"layer {name!r} reads {self.widths[name]} numbers of the first examples, and not as many of "
                                    f"later ones, or what it read was written over: its features are no matrix. Leave it out with "
                                    f"layers=....")
         f = run.f.detach()
-        mask = self.subject.probe.mask
         keep = mask[rows].to(f.device) if mask is not None and self.tokens else None
-        features[self.output] = self._rows(f.reshape(n, f.shape[1], -1) if self.tokens else f.reshape(n, 1, -1), keep)
+        features[self.output] = self._rows(f.reshape(n, f.shape[1] if self.tokens else 1, -1), keep)
         return features
 
     def _rows(self, h: Float[Tensor, "n s d"], keep: Tensor | None) -> Float[Tensor, "m p"]:
         h = h.detach().to(self.subject.home, torch.float64)
-        keep = None if keep is None else keep.to(h.device)
         if self.tokens:
-            return h.flatten(0, 1) if keep is None else h[keep.bool()]
+            return h.flatten(0, 1) if keep is None else h[keep.to(h.device).bool()]
         return (h if keep is None else h * keep.to(h)[..., None]).flatten(1)
 
 
@@ -228,30 +206,20 @@ class Keepsakes:
 
     def take(self, known: Collection[str] = ()) -> Arrays:
         """Centred Gram matrices by layer; the inputs too, if no array of their name is ``known``."""
-        kept: dict[str, Tensor] = {}
         with reading(self.model):
-            for left in range(MOST_DOUBTS, -1, -1):
-                try:
-                    kept = self._grams()
-                    break
-                except Doubt as doubt:
-                    if not left or self._reader is None:
-                        raise
-                    self._reader.amend(doubt)
-        arrays: Arrays = {(k, GRAM): _symmetric(K).float().cpu().numpy() for k, K in kept.items()}
+            kept = until_certain(self._grams, self._amend)
+        arrays: Arrays = {(k, GRAM): ((K + K.T) / 2).float().cpu().numpy() for k, K in kept.items()}  # symmetric to the last bit
         if self.pictures is not None and INPUTS not in known:
             arrays[WHOLE, INPUTS] = self.pictures
         return arrays
 
-    def _grams(self) -> dict[str, Tensor]:
-        """From pairs of blocks, of which there is one where all have room."""
-        reader = self._opened()
-        n = reader.subject.probe.n
-        size = fitting(self.memory // 2, 2 * reader.each, n, reader.subject.survey.drawn)
-        return dict(zip(reader.names, grams(reader, size), strict=True))
+    def _amend(self, doubt: Doubt) -> None:
+        if self._reader is None:
+            raise doubt
+        self._reader.amend(doubt)
 
-    def _opened(self) -> Reader:
-        """The reader, made anew for the weights of now; of tokens fewer examples have as many rows."""
+    def _grams(self) -> dict[str, Tensor]:
+        """Gram matrices by layer, from pairs of blocks (one block, where all have room). Fewer examples have as many tokens."""
         if self._reader is None:
             reader = self._made()
             if reader.tokens:
@@ -260,7 +228,9 @@ class Keepsakes:
             self._reader = reader
         else:
             self._reader.renew()
-        return self._reader
+        reader = self._reader
+        size = fitting(self.memory // 2, 2 * reader.each, reader.subject.probe.n, reader.subject.survey.drawn)
+        return dict(zip(reader.names, grams(reader, size), strict=True))
 
     def _made(self) -> Reader:
         mask = None if self.whole.mask is None else self.whole.mask[self.rows]
@@ -296,11 +266,6 @@ def grams(reader: Reader, size: int, over: Any = None) -> Float[Tensor, "layer n
         if reader.constant(K.trace().item(), sizes[k]):
             K.zero_()
     return whole
-
-
-def _symmetric(K: Tensor) -> Tensor:
-    """To the last bit: half of it is kept."""
-    return (K + K.T) / 2
 
 
 def _pictures(x: Any, shape: bool | tuple[int, ...]) -> NDArray[np.uint8]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from richter.core import Card, Interval, Ref, Remark, SelectionError
 from richter.core.arrays import ArrayLike
 from richter.instrument.statistics import CLASSES, Classes, OfLayer
-from richter.instrument.statistics.features import ROWS, About, Centres
+from richter.instrument.statistics.features import ROWS
 from richter.measures.cards import NEURAL_COLLAPSE, POSITIVE, UNIT
 from richter.measures.features import UNBALANCED, numbers
 from richter.measures.measure import Measure
@@ -56,31 +56,31 @@ def analyse(Phi: ArrayLike, labels: ArrayLike, weight: ArrayLike | None = None, 
     """Of features ``Phi`` [n, p] with class ids [n], and of the last layer [C, p] that reads them."""
     P, ids, W, b = _read(Phi, labels, weight, bias)
     present, own = ids.unique(return_inverse=True)
-    about = About.of(Centres(present, own.bincount(), torch.stack([_mean(P[own == c]) for c in range(len(present))])))
+    means = torch.stack([_mean(P[own == c]) for c in range(len(present))])
+    classes = Classes(present, own.bincount(), means, int(ids.max()) + 1 if W is None else len(W), W)
     for rows, mine in zip(P.split(ROWS), ids.split(ROWS), strict=True):  # the second pass
-        about.add(rows, mine, mine if W is None else (rows @ W.T + (0 if b is None else b)).argmax(1))
-    collapse = of_classes(Classes(about, int(ids.max()) + 1 if W is None else len(W), W))
+        classes.add(rows, mine, mine if W is None else (rows @ W.T + (0 if b is None else b)).argmax(1))
+    collapse = of_classes(classes)
     return collapse if W is not None else replace(collapse, nc4=math.nan)
 
 
 def of_classes(c: Classes) -> Collapse:
     """The same of what is known of the classes."""
-    about, centres = c.about, c.about.centres
-    C, s, notes = len(centres.means), c.about.s, tuple(_notes(c))
+    C, s, notes = len(c.means), c.s, tuple(_notes(c))
     if C < 2 or not len(s):
         return Collapse(classes=C, notes=notes)
-    alone = bool((centres.counts == 1).all())
-    nc1 = math.nan if alone else (about.within / s.square()).sum().item()  # S_b^+ has C/s^2, and nc1 has 1/C
-    trace = math.nan if alone else (about.within * s.square()).sum().item() / C
-    size, angle, nc3 = centres.norms, math.nan, math.nan
+    alone = bool((c.counts == 1).all())
+    nc1 = math.nan if alone else (c.within / s.square()).sum().item()  # S_b^+ has C/s^2, and nc1 has 1/C
+    trace = math.nan if alone else (c.within * s.square()).sum().item() / C
+    size, angle, nc3 = c.norms, math.nan, math.nan
     if size.all():
-        unit = centres.m / size[:, None]
+        unit = c.m / size[:, None]
         frame = (C * torch.eye(C).to(unit) - 1) / (C - 1)
         angle = (unit @ unit.T - frame).norm().item()
-        W = None if c.weight is None else c.weight[centres.present]
+        W = None if c.weight is None else c.weight[c.present]
         if W is not None and (W.norm(dim=1) > 0).all():
             nc3 = (W / W.norm(dim=1, keepdim=True) - unit).norm(dim=1).mean().item()
-    return Collapse(nc1, trace, angle, (size.std(correction=0) / size.mean()).item(), nc3, about.mismatch, classes=C, notes=notes)
+    return Collapse(nc1, trace, angle, (size.std(correction=0) / size.mean()).item(), nc3, c.others / c.n, classes=C, notes=notes)
 
 
 def _mean(rows: Float[Tensor, "n p"]) -> Float[Tensor, " p"]:
@@ -89,7 +89,7 @@ def _mean(rows: Float[Tensor, "n p"]) -> Float[Tensor, " p"]:
 
 
 def _notes(c: Classes) -> Iterator[str]:
-    centres, counts, C = c.about.centres, c.about.centres.counts, len(c.about.centres.counts)
+    counts, norms, C = c.counts, c.norms, len(c.counts)
     if c.classes > C:
         yield f"{c.classes - C} of {c.classes} classes have no example: these are the numbers of the other {C}"
     if C < 2:
@@ -103,9 +103,9 @@ def _notes(c: Classes) -> Iterator[str]:
     if counts.max() > UNBALANCED * counts.min():
         yield (f"classes are not balanced ({int(counts.min())} to {int(counts.max())} examples): each counts once between "
                f"classes, each example once within them")
-    if not centres.norms.any():
+    if not norms.any():
         yield "all classes have the same mean (features that are zero, or the same for every example): nothing can be compared"
-    elif not centres.norms.all():
+    elif not norms.all():
         yield "a class has the mean of all classes for its own: it points nowhere, and nc2_angle and nc3 are undefined"
 
 

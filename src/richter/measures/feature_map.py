@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -29,7 +29,7 @@ from richter.instrument.probe import Probe, inputs_of
 from richter.instrument.statistics.features import NOT_FINITE, Rows, Sample, Sums, features_of, paired
 from richter.instrument.stream import check_weights, chunks, fitting
 from richter.instrument.subject import Subject
-from richter.instrument.survey import MOST_DOUBTS, Doubt
+from richter.instrument.survey import until_certain
 
 COPIES = 5  # of what is added up (p x p, or the rows where these are fewer), when it is diagonalised
 Result = TypeVar("Result")
@@ -57,11 +57,11 @@ class FeatureMap:
         model, name, room = unwrap(model), layer, parse_bytes(memory)
         sums, examples = Sums(), 0
         with closing(_parts(data)) as parts:
-            for part in parts:
-                use = partial(_summed, room=room, examples=examples, n=part.n)
-                name, more = _visited(model, part, name, output, memory, use)
-                sums.join(more)
-                examples += part.n
+            for probe, n in parts:
+                use = partial(_summed, room=room, examples=examples, n=n)
+                name, more = _visited(model, probe, name, output, memory, use)
+                sums.merge(more)
+                examples += n
         if examples < 2:
             raise ProbeError(f"FeatureMap.fit: {('no', 'one')[examples]} example was given, and features are told apart by how "
                              f"they differ between examples. Give some for each feature of the layer.")
@@ -80,8 +80,8 @@ class FeatureMap:
             return torch.cat([self._along(h, real) for h, real in _read(subject, name)])
 
         with closing(_parts(data)) as parts:
-            e = torch.cat([_visited(self.model, part, self.layer, self.output, self.memory, features)[1][:part.n]
-                           for part in parts])
+            e = torch.cat([_visited(self.model, probe, self.layer, self.output, self.memory, features)[1][:n]
+                           for probe, n in parts])
         x = data.x if isinstance(data, Probe) else e if isinstance(data, DataLoader) else data
         return like(e[:, 0] if e.shape[1] == 1 else e, x)
 
@@ -123,38 +123,28 @@ class FeatureMap:
         return cls(unwrap(model), layer, U, rho, output, memory)
 
 
-class Part(NamedTuple):
-    """Some examples: the first n of a probe."""
-
-    probe: Probe
-    n: int
-
-
-def _parts(data: Any) -> Generator[Part, None, None]:
-    """The examples that are meant, a batch at a time; closed, it leaves a loader and all random streams as they were. A probe has
-    two examples at least: one alone is given twice."""
+def _parts(data: Any) -> Generator[tuple[Probe, int], None, None]:
+    """Probes of the examples that are meant, a batch at a time, and how many of their examples count. Closed, it leaves a loader
+    and all random streams as they were. A probe has two examples at least: one alone is given twice."""
     if isinstance(data, Probe):
-        yield Part(data, data.n)
+        yield data, data.n
         return
     for x in inputs_of(data) if isinstance(data, DataLoader) else (data,):
         twice = _twice(x)
         probe = Probe(x if twice is None else twice, None)
-        yield Part(probe, probe.n if twice is None else 1)
+        yield probe, probe.n if twice is None else 1
 
 
 def _twice(x: Any) -> Any:
     """One example, two times; None where there are more or none, or where it is no array."""
-    if isinstance(x, (Tensor, np.ndarray)):
-        if x.ndim == 0 or len(x) != 1:
+    if isinstance(x, (dict, tuple)):
+        parts = [_twice(v) for v in (x.values() if isinstance(x, dict) else x)]
+        if not parts or any(v is None for v in parts):
             return None
-        return torch.cat([x, x]) if isinstance(x, Tensor) else np.concatenate([x, x])
-    if isinstance(x, dict):
-        many = {k: _twice(v) for k, v in x.items()}
-        return None if not many or any(v is None for v in many.values()) else many
-    if isinstance(x, tuple):
-        several = tuple(map(_twice, x))
-        return None if not several or any(v is None for v in several) else several
-    return None
+        return dict(zip(x, parts, strict=True)) if isinstance(x, dict) else tuple(parts)
+    if not isinstance(x, (Tensor, np.ndarray)) or x.ndim == 0 or len(x) != 1:
+        return None
+    return torch.cat([x, x]) if isinstance(x, Tensor) else np.concatenate([x, x])
 
 
 def _summed(subject: Subject, name: str, room: int, examples: int, n: int) -> Sums:
@@ -185,22 +175,14 @@ def _diagonalised(sums: Sums) -> tuple[Float[Tensor, " r"], Float[Tensor, "p r"]
     return rho[:U.shape[1]], U if sample.basis is None else sample.basis @ U
 
 
-def _visited(model: nn.Module, part: Part, layer: str | None, output: Output | None, memory: str | float,
+def _visited(model: nn.Module, probe: Probe, layer: str | None, output: Output | None, memory: str | float,
              use: Callable[[Subject, str], Result]) -> tuple[str, Result]:
-    """``use`` of a model on some examples, and the name of the layer. What is captured is looked at as in a measurement."""
+    """``use`` of a model on some examples, and the name of the layer. Captures are audited as in a measurement."""
     check_weights(model)
-    subject = Subject(model, part.probe, None, None, parse_bytes(memory), output)
+    subject = Subject(model, probe, None, None, parse_bytes(memory), output)
     with quiet(model):
         subject.renew()
-        for left in range(MOST_DOUBTS, -1, -1):
-            name = _layer(subject, layer)
-            try:
-                return name, use(subject, name)
-            except Doubt as doubt:
-                if not left:
-                    raise
-                subject.amend(doubt)
-    raise AssertionError("the last doubt is raised")
+        return until_certain(lambda: (name := _layer(subject, layer), use(subject, name)), subject.amend)
 
 
 def _layer(subject: Subject, layer: str | None) -> str:

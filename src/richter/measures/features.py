@@ -143,14 +143,14 @@ class Diagonal:
 
 
 def _analysed(d: Diagonal) -> FeatureAnalysis:
-    fit, evaluation = d.fit, d.evaluation
+    fit, e = d.fit, d.evaluation
     rho, U = fit.spectrum
-    size = rho[:U.shape[1]] if evaluation is fit else ((evaluation.phi_phi @ U) * U).sum(0)  # rho_k |e_k|^2
+    size = rho[:U.shape[1]] if e is fit else ((e.second("Phi", "Phi") @ U) * U).sum(0)  # rho_k |e_k|^2
     seen = torch.where(size > 0, size, torch.inf)
-    power, B, C = evaluation.target_power, evaluation.whitening, fit.C
+    power, B, C = e.second("Y", "Y").diagonal(), e.whitening, fit.C
     taught = power > 0
-    quality = ((U.T @ evaluation.phi_targets)[:, taught].square() / power[taught]).sum(1) / (seen * max(1, int(taught.sum())))
-    utilisation = (U.T @ evaluation.phi_outputs @ B).square().sum(1) / (seen * max(1, B.shape[1]))
+    quality = ((U.T @ e.second("Phi", "Y"))[:, taught].square() / power[taught]).sum(1) / (seen * max(1, int(taught.sum())))
+    utilisation = (U.T @ e.second("Phi", "F") @ B).square().sum(1) / (seen * max(1, B.shape[1]))
     rho, Q, used = (torch.cat([v, v.new_zeros(fit.features - len(v))]) for v in (rho, quality, utilisation))
     strong = bool(rho.any())
     return FeatureAnalysis(
@@ -160,8 +160,8 @@ def _analysed(d: Diagonal) -> FeatureAnalysis:
         quality_top=Q[:C].sum().item() if strong and taught.any() else math.nan,
         utilisation_top=used[:C].sum().item() if strong and B.shape[1] else math.nan,
         kappa_cka=d.kappa_cka,
-        constant=((evaluation.phi_mean @ U[:, 0]).abs() / seen[0].sqrt()).item() if strong else math.nan,
-        outputs=C, dimension=B.shape[1], spanned=B.shape[1] >= evaluation.n, one_hot=fit.one_hot,
+        constant=((e.mean("Phi") @ U[:, 0]).abs() / seen[0].sqrt()).item() if strong else math.nan,
+        outputs=C, dimension=B.shape[1], spanned=B.shape[1] >= e.n, one_hot=fit.one_hot,
         remarks=(*_notes(d), *_notes_of_rank(d, used)))
 
 
@@ -171,10 +171,10 @@ def kappa(s: Sample) -> float:
     P = F B B^T F^T / n with <FB|FB> = 1. So Tr(HKH HPH) = |<Phi_c|F B>|^2, |HKH| = |<Phi_c|Phi_c>| and |HPH| = |<F_c B|F_c B>|,
     where the index c says that the mean is subtracted."""
     B = s.whitening
-    P = B.T @ s.output_covariance @ B
+    P = B.T @ s.covariance("F", "F") @ B
     if B.shape[1] >= s.n or not s.varied or not P.norm() > 1e-12:
         return math.nan
-    cka = (s.phi_output_covariance @ B).square().sum() / (s.phi_covariance.norm() * P.norm())
+    cka = (s.covariance("Phi", "F") @ B).square().sum() / (s.covariance("Phi", "Phi").norm() * P.norm())
     return 1.0 - min(1.0, cka.item())
 
 
@@ -199,7 +199,7 @@ def _notes(d: Diagonal) -> Iterator[Note]:
     """Those that need no eigenvectors."""
     fit, evaluation = d.fit, d.evaluation
     span = evaluation.whitening.shape[1]
-    if not fit.phi_phi.any():
+    if not fit.second("Phi", "Phi").any():
         yield Note("the features are zero on every example: there is nothing to speak of", ALL)
         return
     if fit.features > fit.n:
@@ -229,10 +229,10 @@ def _notes_of_rank(d: Diagonal, used: Float[Tensor, " p"]) -> Iterator[Note]:
 
 
 def _of_targets(s: Sample) -> Iterator[Note]:
-    if not s.target_power.any():
+    if not s.second("Y", "Y").diagonal().any():
         yield Note("the targets are zero on every example, so that no feature has a quality", TAUGHT)
     elif s.one_hot:
-        shares = s.class_shares * s.n
+        shares = s.mean("Y") / s.mean("Y").sum() * s.n
         present = shares[shares > 0]
         if len(present) < s.C:
             yield Note(f"{s.C - len(present)} of {s.C} classes have no example: the quality is that of the other {len(present)}",
@@ -308,15 +308,11 @@ def _measure(name: str, card: Card) -> Measure:
 
 def _kept(d: Diagonal) -> dict[str, Tensor]:
     """Intensity, quality and utilisation of the first features, a row each."""
-    curves = (torch.as_tensor(v)[:KEPT] for v in (d.whole.intensity, d.whole.quality, d.whole.utilisation))
-    return {"features": torch.stack(list(curves))}
+    whole = d.whole
+    return {"features": torch.stack([torch.as_tensor(v)[:KEPT] for v in (whole.intensity, whole.quality, whole.utilisation)])}
 
 
-def _diagonal(sample: Rows | Sample, aside: Rows | Sample | None = None) -> Diagonal:
-    return Diagonal(*paired(sample, aside))
-
-
-ANALYSIS = OfLayer("feature_analysis", _diagonal, (SAMPLE,), held_out=True)
+ANALYSIS = OfLayer("feature_analysis", lambda *samples: Diagonal(*paired(*samples)), (SAMPLE,), held_out=True)
 MEASURES = (
     Measure("kappa_cka", attrgetter("kappa_cka"), (ANALYSIS,), arrays=_kept,
             remark=lambda d: _said("kappa_cka", _notes(d)), card=Card(

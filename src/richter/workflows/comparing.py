@@ -12,9 +12,9 @@ whichever takes less memory. Both give the same numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +28,11 @@ from richter.instrument.capture import Output
 from richter.instrument.keepsakes import Layers, Reader, grams, reading
 from richter.instrument.probe import Probe
 from richter.instrument.stream import fitting
-from richter.instrument.survey import MOST_DOUBTS, Doubt
+from richter.instrument.survey import Doubt, until_certain
 from richter.linalg import leading_eigenpairs
 from richter.report.comparison import Comparison, Numbers
 
 Network = nn.Module | tuple[nn.Module, Mapping[str, Tensor]]  # a model, or one with a state_dict in the place of its weights
-T = TypeVar("T")
 
 
 class _Products(NamedTuple):
@@ -77,7 +76,7 @@ def compare(a: Network, b: Network, probe: Probe, layers: Layers = None, *, laye
         if n < least:
             raise ProbeError(f"the probe has {n} examples: to compare features takes {least}"
                              f"{' for the estimate without bias' if debiased else ''}. Give more.")
-        products = _until_certain(readers, lambda: _gathered(readers, n, room, features))
+        products = until_certain(lambda: _gathered(readers, n, room, features), partial(_amended, readers))
     values = likeness.cka(products.both, *products.own, *products.squares, debiased)
     notes = tuple(f"{name}, layer {k}: {why}." for name, reader in zip(names, readers, strict=True)
                   for k, why in reader.notes.items())
@@ -95,18 +94,11 @@ def _network(given: Any, name: str) -> tuple[nn.Module, Mapping[str, Tensor] | N
     return unwrap(model), weights
 
 
-def _until_certain(readers: tuple[Reader, Reader], gather: Callable[[], T]) -> T:
-    """Until no layer reads something else on later examples than the first ones say: each time it does, it is left out."""
-    for left in range(MOST_DOUBTS, -1, -1):
-        try:
-            return gather()
-        except Doubt as doubt:
-            if not left:
-                raise
-            for reader in readers:
-                if set(doubt.maps) & set(reader.subject.survey.maps):
-                    reader.amend(doubt)
-    raise AssertionError("the last doubt is raised")
+def _amended(readers: tuple[Reader, Reader], doubt: Doubt) -> None:
+    """A layer that reads something else on later examples than the first ones say is left out."""
+    for reader in readers:
+        if set(doubt.maps) & set(reader.subject.survey.maps):
+            reader.amend(doubt)
 
 
 def _gathered(readers: tuple[Reader, Reader], n: int, room: int, features: int) -> _Products:

@@ -1,10 +1,12 @@
-"""What a layer reads, example by example: Features."""
+"""Features: what a layer reads, a row for each example. FEATURES is the rows; CLASSES the class means, and how the examples lie
+about them; SAMPLE the means and products of features, targets and outputs."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +35,8 @@ from richter.instrument.subject import Subject
 from richter.instrument.survey.survey import MapInfo
 from richter.linalg import eigh
 
+NO_FEATURES = "it reads indices, which are no features"
+
 
 @dataclass(frozen=True)
 class Features(Statistic):
@@ -52,7 +56,6 @@ class Features(Statistic):
 
 
 def _readable(subject: Subject) -> list[str]:
-    """An index that a lookup reads is no feature."""
     return [k for k in subject.maps if subject.survey.maps[k].kind != "lookup"]
 
 
@@ -75,14 +78,13 @@ class _Features(Gathering):
 
     def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n d"]:
         if place not in self.rows:
-            raise Missing(APART if place not in self.subject.maps else "it reads indices, which are no features")
+            raise Missing(APART if place not in self.subject.maps else NO_FEATURES)
         if place in self.subject.refused:
             raise Missing(self.subject.refused[place], Mark.REFUSED)
-        rows = self.rows[place]
-        sizes = {h.shape[1] for h in rows.values()}
-        if sum(map(len, rows.values())) != self.subject.probe.n or len(sizes) != 1:
+        rows = [h for _, h in sorted(self.rows[place].items())]
+        if sum(map(len, rows)) != self.subject.probe.n or len({h.shape[1] for h in rows}) != 1:
             raise Missing("not every example reads as much in this layer, so its features are no matrix")
-        Phi = torch.cat([rows[i] for i in sorted(rows)])
+        Phi = torch.cat(rows)
         return Phi if without is None else Phi[torch.arange(len(Phi)) % self.subject.groups != without[1]]
 
 
@@ -101,6 +103,7 @@ POSITIONS = ("it reads {positions} position{s} of each example, and the outputs 
 UNREACHED = "{rows} of {all} examples reach this layer, so that it has no features of the others"
 PARTLY = "some outputs of an example count and others do not, so that its outputs span no space with those of the others"
 NOT_FINITE = "it reads NaN or Inf, of which no average can be made"
+NO_CLASSES = "the targets are no classes (one number of each example the same, the others 0), and only classes collapse"
 
 
 class Part(NamedTuple):
@@ -144,7 +147,7 @@ class Layers:
 
     @cached_property
     def targets(self) -> Float[Tensor, "m k"]:
-        """Of all rows that count."""
+        """Targets of all rows that count."""
         Y = self.subject.Y
         assert Y is not None  # or it would not be planned
         return Y.reshape(-1, self.C)[self.counted.flatten().to(Y.device)]
@@ -164,27 +167,30 @@ class Layers:
         """Which examples, or tokens of them, have a label and are not masked."""
         return self.whole.all(2)
 
+    @property
+    def lacking(self) -> str:
+        """Why no layer has features beside outputs and targets; "" if some may."""
+        if self.subject.Y is None:
+            return NO_LABELS
+        return PARTLY if bool((self.whole.any(2) != self.counted).any()) else ""
+
     @cached_property
     def reasons(self) -> dict[str, str]:
         """Why a map has no features, by its name; "" if it has."""
-        room, reasons = self.subject.memory // SHARE, {}
-        for name in sorted(self.subject.maps, key=lambda k: k not in self.subject.survey.readouts):  # the last layer first
-            reasons[name] = self._reason(name)
-            need = 0 if reasons[name] else self.bytes(name)
-            if need > room:
+        survey, reasons, room = self.subject.survey, {}, self.subject.memory // SHARE
+        for name in sorted(self.subject.maps, key=lambda k: k not in survey.readouts):  # the last layer first
+            info, need = survey.maps[name], self.bytes(name)
+            if info.kind == "lookup":
+                reasons[name] = NO_FEATURES
+            elif info.positions != self.tokens:
+                reasons[name] = POSITIONS.format(positions=info.positions, s="s" * (info.positions > 1),
+                                                 shape=", ".join(map(str, ("n", *survey.shape))))
+            elif need > room:
                 reasons[name] = (f"memory= has no room for the products of its {self.width(name)} features ({show_bytes(need)}; "
                                  f"one part in {SHARE} is for features)")
-            room -= 0 if reasons[name] else need
+            else:
+                reasons[name], room = "", room - need
         return reasons
-
-    def _reason(self, name: str) -> str:
-        info = self.subject.survey.maps[name]
-        if info.kind == "lookup":
-            return "it reads indices, which are no features"
-        if info.positions != self.tokens:
-            shape = ", ".join(map(str, ("n", *self.subject.survey.shape)))
-            return POSITIONS.format(positions=info.positions, s="s" * (info.positions > 1), shape=shape)
-        return ""
 
     @property
     def names(self) -> list[str]:
@@ -225,35 +231,87 @@ class Layers:
                 yield name, Part(Phi, F, Y, group)
 
 
-def lacking(subject: Subject) -> str:
-    """Why no layer has features beside outputs and targets; "" if some may."""
-    if subject.Y is None:
-        return NO_LABELS
-    whole = Layers(subject, lambda p, C, rows: 0).whole
-    return PARTLY if bool((whole.any(2) != whole.all(2)).any()) else ""
+class _OfLayers(Gathering):
+    """What is gathered of the rows of each map."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers, self.groups, self.remark = layers, {"examples": layers.subject.groups}, settling(layers.subject)
+        self.broken: set[str] = set()  # maps that read what is not finite
+
+    def add(self, reading: Reading) -> None:
+        for name, part in self.layers.parts(reading):
+            if not torch.isfinite(part.Phi).all():
+                self.broken.add(name)
+            self.put(name, part, reading.rows.start)
+
+    def put(self, name: str, part: Part, start: int) -> None:
+        raise NotImplementedError
+
+    def name(self, place: str) -> str:
+        name = self.layers.named(place)
+        if name in self.broken:
+            raise Missing(NOT_FINITE)
+        return name
+
+    def check(self, rows: int) -> None:
+        """Did every example reach the layer?"""
+        if rows != len(self.layers.targets):
+            raise Missing(UNREACHED.format(rows=rows, all=len(self.layers.targets)))
+
+
+@dataclass(frozen=True)
+class OfRows(Statistic):
+    """A statistic of the rows of each map, beside targets and outputs."""
+
+    name: str
+    gathering: Callable[[Layers], Gathering]
+    held: Callable[[int, int, int, int], int]  # bytes, from the numbers of groups, features, outputs and rows
+    what: str
+    of_classes: bool = False
+    place: Place = "read"
+
+    def _layers(self, subject: Subject) -> Layers:
+        return Layers(subject, partial(self.held, subject.groups))
+
+    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        layers = self._layers(subject)
+        return layers.lacking or (NO_CLASSES if self.of_classes and not layers.one_hot else self)
+
+    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
+        layers = self._layers(subject)
+        return Wants(tuple(layers.names), outputs=True, backward=False, reads=True, held=sum(map(layers.bytes, layers.names)),
+                     what=f"{self.what} of the features of {len(layers.names)} layers")
+
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        return self.gathering(self._layers(subject))
 
 
 # ------------------------------------------------------------------------------------------------------------- classes
 # Class means of features, and how the examples lie about them: CLASSES. Two passes: the means first, then what is centred on
 # them, of all examples and again with each group left out.
 
-NO_CLASSES = "the targets are no classes (one number of each example the same, the others 0), and only classes collapse"
-
 NO_FRAME = "the class means could not be decomposed: there are none, or they are beyond the range of floating point numbers"
 
 
-@dataclass(frozen=True, eq=False)
-class Centres:
-    """The means of the classes that have examples, and how they lie about their own mean."""
+@dataclass(eq=False)
+class Classes:
+    """The means of the classes that have examples, and how rows lie about them in the span of the means, added up over rows."""
 
     present: Int[Tensor, " c"]  # the numbers of these classes
     counts: Int[Tensor, " c"]
     means: Float[Tensor, "c p"]
+    classes: int  # of which some may have no example
+    weight: Float[Tensor, "classes p"] | None = None  # of the last layer; None: this is not what it reads
+    others: int = 0  # rows that the last layer gives another class than the nearest mean
+    n: int = 0
 
-    @property
-    def m(self) -> Float[Tensor, "c p"]:
-        """From their mean."""
-        return self.means - self.means.mean(0)
+    def __post_init__(self) -> None:
+        """Singular values above rounding, and right singular vectors, of the m_i: S_b = V^T (s^2/C) V."""
+        self.m = self.means - self.means.mean(0)
+        _, s, V = torch.linalg.svd(self.m, full_matrices=False)
+        least = max(self.m.shape) * torch.finfo(s.dtype).eps * max(s[0].item(), self.means.norm(dim=1).max().item())
+        self.s, self.V = s[s > least], V[s > least]
+        self.squares = torch.zeros_like(self.s)  # sum over the rows of <v_k, Phi - mu_i>^2
 
     @property
     def norms(self) -> Float[Tensor, " c"]:
@@ -261,42 +319,18 @@ class Centres:
         size, least = self.m.norm(dim=1), 1e-14 * self.means.norm(dim=1).max()
         return torch.where(size > least, size, 0.0)
 
-    def frame(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r p"]]:
-        """Singular values above rounding, and right singular vectors, of the m_i: S_b = V^T (s^2/C) V."""
-        _, s, V = torch.linalg.svd(self.m, full_matrices=False)
-        least = max(self.m.shape) * torch.finfo(s.dtype).eps * max(s[0].item(), self.means.norm(dim=1).max().item())
-        return s[s > least], V[s > least]
-
     def nearest(self, rows: Float[Tensor, "n p"]) -> Int[Tensor, " n"]:
         """argmin_i |Phi - mu_i|: without |Phi|^2, which is the same for all, and about the mean of the means: no digits are
         lost."""
-        m = self.m
-        return self.present[((rows - self.means.mean(0)) @ m.T - m.square().sum(1) / 2).argmax(1)]
-
-
-@dataclass(eq=False)
-class About:
-    """What is centred on class means, in the span of these; added up over rows."""
-
-    centres: Centres
-    s: Float[Tensor, " r"]
-    V: Float[Tensor, "r p"]
-    squares: Float[Tensor, " r"]  # sum over the rows of <v_k, Phi - mu_i>^2
-    others: int = 0  # rows that the last layer gives another class than the nearest mean
-    n: int = 0
-
-    @classmethod
-    def of(cls, centres: Centres) -> About:
-        s, V = centres.frame()
-        return cls(centres, s, V, torch.zeros_like(s))
+        return self.present[((rows - self.means.mean(0)) @ self.m.T - self.m.square().sum(1) / 2).argmax(1)]
 
     def add(self, rows: Float[Tensor, "n p"], ids: Int[Tensor, " n"], guesses: Int[Tensor, " n"]) -> None:
-        place = torch.searchsorted(self.centres.present, ids)
-        self.squares += ((rows - self.centres.means[place]) @ self.V.T).square().sum(0)
-        self.others += int((self.centres.nearest(rows) != guesses).sum())
+        place = torch.searchsorted(self.present, ids)
+        self.squares += ((rows - self.means[place]) @ self.V.T).square().sum(0)
+        self.others += int((self.nearest(rows) != guesses).sum())
         self.n += len(rows)
 
-    def merge(self, other: About) -> None:
+    def merge(self, other: Classes) -> None:
         self.squares, self.others, self.n = self.squares + other.squares, self.others + other.others, self.n + other.n
 
     @property
@@ -304,90 +338,42 @@ class About:
         """v_k^T S_W v_k."""
         return self.squares / self.n
 
-    @property
-    def mismatch(self) -> float:
-        return self.others / self.n
 
+class ClassMeans(_OfLayers):
+    """Class means in the first pass, and Classes in the second."""
 
-@dataclass(frozen=True, eq=False)
-class Classes:
-    """What is known of the classes in the features of a layer."""
+    def __init__(self, layers: Layers) -> None:
+        super().__init__(layers)
+        self.sums: dict[str, Tensor] = {}  # "(group class) p", by map
+        self.counts: dict[str, Tensor] = {}  # "(group class)"
+        self.about: dict[str, list[Classes | None]] = {}  # of all rows, then without each group: the second pass
 
-    about: About
-    classes: int  # of which some may have no example
-    weight: Float[Tensor, "classes p"] | None  # of the last layer; None: this is not what it reads
-
-
-@dataclass(frozen=True)
-class ClassMeans(Statistic):
-    """Of what a map reads."""
-
-    name: str
-    place: Place = "read"
-
-    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        if lacking(subject):
-            return lacking(subject)
-        return self if self._layers(subject).one_hot else NO_CLASSES
-
-    def _layers(self, subject: Subject) -> Layers:
-        return Layers(subject, lambda p, C, rows: 8 * (3 * subject.groups + 4) * C * p)
-
-    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        layers = self._layers(subject)
-        return Wants(tuple(layers.names), outputs=True, backward=False, reads=True, held=sum(map(layers.bytes, layers.names)),
-                     what=f"class means of the features of {len(layers.names)} layers")
-
-    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _ClassMeans(self._layers(subject), {"examples": subject.groups}, settling(subject))
-
-
-@dataclass
-class _ClassMeans(Gathering):
-    layers: Layers
-    groups: Mapping[str, int]
-    remark: Remark
-    sums: dict[str, Tensor] = field(default_factory=dict)  # "group class p", by map
-    counts: dict[str, Tensor] = field(default_factory=dict)  # "group class"
-    about: dict[str, list[About | None]] = field(default_factory=dict)  # of all rows, then without each group: the second pass
-    broken: set[str] = field(default_factory=set)
-
-    def add(self, reading: Reading) -> None:
-        for name, part in self.layers.parts(reading):
-            if not torch.isfinite(part.Phi).all():
-                self.broken.add(name)
-            ids, group = part.Y.argmax(1), part.group.to(part.Y.device)
-            if name in self.about:
-                self._centred(self.about[name], part, ids, group)
-            elif not self.about:
-                self._summed(name, part, ids, group)
-
-    def _summed(self, name: str, part: Part, ids: Tensor, group: Tensor) -> None:
-        groups, C = self.groups["examples"], self.layers.C
+    def put(self, name: str, part: Part, start: int) -> None:
+        ids, group = part.Y.argmax(1), part.group.to(part.Y.device)
+        if self.about:
+            guesses = part.F.argmax(1)
+            for g, about in enumerate(self.about.get(name, ()), -1):
+                keep = group != g
+                if about is not None:
+                    about.add(part.Phi[keep], ids[keep], guesses[keep])
+            return
+        size = self.groups["examples"] * self.layers.C
         if name not in self.sums:
-            self.sums[name] = part.Phi.new_zeros(groups * C, part.Phi.shape[1])
-            self.counts[name] = ids.new_zeros(groups * C)
-        place = group * C + ids
+            self.sums[name], self.counts[name] = part.Phi.new_zeros(size, part.Phi.shape[1]), ids.new_zeros(size)
+        place = group * self.layers.C + ids
         self.sums[name].index_add_(0, place, part.Phi)
-        self.counts[name] += place.bincount(minlength=groups * C)
+        self.counts[name] += place.bincount(minlength=size)
 
-    def _centred(self, sets: list[About | None], part: Part, ids: Tensor, group: Tensor) -> None:
-        guesses = part.F.argmax(1)
-        for g, about in enumerate(sets, -1):
-            keep = group != g
-            if about is not None:
-                about.add(part.Phi[keep], ids[keep], guesses[keep])
-
-    def merge(self, other: _ClassMeans) -> None:
+    def merge(self, other: ClassMeans) -> None:
         """Sums after the first pass; after the second, which every rank begins with the same means, what was centred on them."""
         self.broken |= other.broken
         for name in other.sums if not self.about else ():
             self.sums[name] = self.sums[name] + other.sums[name] if name in self.sums else other.sums[name]
             self.counts[name] = self.counts[name] + other.counts[name] if name in self.counts else other.counts[name]
         for name, sets in self.about.items():
-            for mine, theirs in zip(sets, other.about[name], strict=True):
-                if mine is not None and theirs is not None:
-                    mine.merge(theirs)
+            for about, others in zip(sets, other.about[name], strict=True):
+                if about is not None and others is not None:
+                    about.merge(others)
 
     def again(self) -> bool:
         if self.about:
@@ -395,36 +381,33 @@ class _ClassMeans(Gathering):
         groups = self.groups["examples"]
         for name in self.sums.keys() - self.broken:
             sums, counts = (t.unflatten(0, (groups, -1)) for t in (self.sums[name], self.counts[name]))
-            left_out = range(-1, groups if groups > 1 else 0)
-            self.about[name] = [_about(sums, counts, g) for g in left_out]
+            self.about[name] = [_classes(sums, counts, left) for left in range(-1, groups if groups > 1 else 0)]
         return bool(self.about)
 
     def value(self, place: str, without: Group | None = None) -> Classes:
-        name = self.layers.named(place)
-        if name in self.broken:
-            raise Missing(NOT_FINITE)
-        rows, subject = int(self.counts[name].sum()) if name in self.counts else 0, self.layers.subject
-        if rows != len(self.layers.targets):
-            raise Missing(UNREACHED.format(rows=rows, all=len(self.layers.targets)))
+        name, subject = self.name(place), self.layers.subject
+        self.check(int(self.counts[name].sum()) if name in self.counts else 0)
         about = self.about[name][0 if without is None else 1 + without[1]]
         if about is None:
             raise Missing(NO_FRAME)
-        last = name in subject.survey.readouts and len(subject.pair(name)[0]) == self.layers.C
-        return Classes(about, self.layers.C, subject.pair(name)[0].to(about.V) if last else None)
+        W = subject.pair(name)[0]
+        about.weight = W.to(about.V) if name in subject.survey.readouts and len(W) == self.layers.C else None
+        return about
 
 
-def _about(sums: Float[Tensor, "g c p"], counts: Int[Tensor, "g c"], left: int) -> About | None:
+def _classes(sums: Float[Tensor, "g c p"], counts: Int[Tensor, "g c"], left: int) -> Classes | None:
     """Without one group; None if nothing is left, or its class means have no singular values."""
     keep = torch.arange(len(counts), device=counts.device) != left
     number, total = counts[keep].sum(0), sums[keep].sum(0)
     present = number.nonzero()[:, 0]
     try:
-        return About.of(Centres(present, number[present], total[present] / number[present, None])) if len(present) else None
+        means = total[present] / number[present, None]
+        return Classes(present, number[present], means, len(number)) if len(present) else None
     except torch.linalg.LinAlgError:
         return None
 
 
-CLASSES = ClassMeans("class_means")
+CLASSES = OfRows("class_means", ClassMeans, lambda groups, p, C, rows: 8 * (3 * groups + 4) * C * p, "class means", True)
 
 
 # ------------------------------------------------------------------------------------------------------------- scatter
@@ -471,14 +454,17 @@ class Scatter:
         return self.covariance + torch.outer(self.mean, self.mean)
 
 
+def _whole(parts: Sequence[Scatter]) -> Scatter:
+    return functools.reduce(Scatter.__add__, parts)
+
+
 def scatter_without_each(parts: Sequence[Scatter]) -> list[Scatter]:
     """Of all rows but those of each part, of which there are two at least: from all of them by one subtraction; added up anew
     where so little is left that it would cost digits."""
-    first, *others = parts
-    whole = sum(others, start=first)
+    whole = _whole(parts)
     least = REMAINING * whole.about.trace()
-    return [rest if (rest := whole - part).about.trace() > least else sum(others[1:], start=others[0])
-            for i, part in enumerate(parts) for others in [[*parts[:i], *parts[i + 1:]]]]
+    return [rest if (rest := whole - part).about.trace() > least else _whole([*parts[:i], *parts[i + 1:]])
+            for i, part in enumerate(parts)]
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
@@ -491,10 +477,10 @@ DIGITS = 32  # what differs by less than so many roundings of its own numbers is
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Means and products of features Phi [n, p], targets [n, C] and outputs F [n, C], side by side. Brackets <a|b> are means over
-    the examples."""
+    """Means and products of features Phi [n, p], targets Y [n, C] and outputs F [n, C], side by side. Brackets <a|b> are means
+    over the examples."""
 
-    scatter: Scatter  # of [Phi, targets, F]
+    scatter: Scatter  # of [Phi, Y, F]
     p: int
     one_hot: bool  # are the targets classes?
     rounding: float = torch.finfo(torch.float64).eps  # of one number of features and outputs
@@ -512,71 +498,31 @@ class Sample:
     def features(self) -> int:
         return self.p if self.basis is None else len(self.basis)
 
-    @property
-    def _phi(self) -> slice:
-        return slice(self.p)
+    def _at(self, name: str) -> slice:
+        return {"Phi": slice(self.p), "Y": slice(self.p, self.p + self.C), "F": slice(self.p + self.C, None)}[name]
 
-    @property
-    def _targets(self) -> slice:
-        return slice(self.p, self.p + self.C)
+    def mean(self, a: str) -> Float[Tensor, " a"]:
+        """<a|1> of a = "Phi", "Y" or "F"."""
+        return self.scatter.mean[self._at(a)]
 
-    @property
-    def _outputs(self) -> slice:
-        return slice(self.p + self.C, None)
+    def second(self, a: str, b: str) -> Float[Tensor, "a b"]:
+        """<a|b>."""
+        return self.scatter.second[self._at(a), self._at(b)]
 
-    @property
-    def second(self) -> Float[Tensor, "d d"]:
-        return self.scatter.second
-
-    @property
-    def phi_phi(self) -> Float[Tensor, "p p"]:
-        return self.second[self._phi, self._phi]
-
-    @property
-    def phi_targets(self) -> Float[Tensor, "p C"]:
-        return self.second[self._phi, self._targets]
-
-    @property
-    def phi_outputs(self) -> Float[Tensor, "p C"]:
-        return self.second[self._phi, self._outputs]
-
-    @property
-    def target_power(self) -> Float[Tensor, " C"]:
-        """|f*_j|^2."""
-        return self.second.diagonal()[self._targets]
-
-    @property
-    def phi_mean(self) -> Float[Tensor, " p"]:
-        return self.scatter.mean[self._phi]
-
-    @property
-    def phi_covariance(self) -> Float[Tensor, "p p"]:
-        return self.scatter.covariance[self._phi, self._phi]
-
-    @property
-    def phi_output_covariance(self) -> Float[Tensor, "p C"]:
-        return self.scatter.covariance[self._phi, self._outputs]
-
-    @property
-    def output_covariance(self) -> Float[Tensor, "C C"]:
-        return self.scatter.covariance[self._outputs, self._outputs]
-
-    @property
-    def class_shares(self) -> Float[Tensor, " C"]:
-        """Of all examples, the share of each class."""
-        means = self.scatter.mean[self._targets]
-        return means / means.sum()
+    def covariance(self, a: str, b: str) -> Float[Tensor, "a b"]:
+        """<a|b> of what is centred."""
+        return self.scatter.covariance[self._at(a), self._at(b)]
 
     @property
     def varied(self) -> bool:
         """Do the features differ from example to example?"""
-        return bool(self.phi_covariance.trace() > (DIGITS * self.rounding) ** 2 * self.phi_phi.trace())
+        return bool(self.covariance("Phi", "Phi").trace() > (DIGITS * self.rounding) ** 2 * self.second("Phi", "Phi").trace())
 
     @cached_property
     def whitening(self) -> Float[Tensor, "C r"]:
         """B with <FB|FB> = 1: r outputs FB that span what the outputs span. Columns of any scale count alike; what is left of an
         output that the others give but for rounding is none."""
-        G = self.second[self._outputs, self._outputs]
+        G = self.second("F", "F")
         size = G.diagonal().sqrt()
         scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
         values, vectors = eigh(scale[:, None] * G * scale)
@@ -587,14 +533,19 @@ class Sample:
     @cached_property
     def spectrum(self) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
         """Eigenvalues of <Phi|Phi>, the largest first, zero where they are rounding, and the vectors of the others."""
-        values, vectors = (t.flip(-1) for t in eigh(self.phi_phi))
+        values, vectors = (t.flip(-1) for t in eigh(self.second("Phi", "Phi")))
         real = values > self.p * torch.finfo(torch.float64).eps * values[:1].clamp(min=0)
         return torch.where(real, values, 0.0), vectors[:, real]
+
+    Phi = None  # rows are not kept
+
+    def sample(self, basis: Tensor | None = None) -> Sample:
+        return self
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The same, example by example: features, targets and outputs side by side."""
+    """A sample as rows: features, targets and outputs side by side."""
 
     Z: Float[Tensor, "n d"]
     p: int
@@ -602,54 +553,25 @@ class Rows:
     rounding: float = torch.finfo(torch.float64).eps
 
     @property
-    def n(self) -> int:
-        return len(self.Z)
+    def Phi(self) -> Float[Tensor, "n p"]:
+        return self.Z[:, :self.p]
 
     def sample(self, basis: Float[Tensor, "p r"] | None = None) -> Sample:
         """``basis``: orthonormal columns in which the features are written."""
-        Z = self.Z if basis is None else torch.cat([self.Z[:, :self.p] @ basis, self.Z[:, self.p:]], 1)
-        first, *others = (Scatter.of(part) for part in Z.split(ROWS))
+        Z = self.Z if basis is None else torch.cat([self.Phi @ basis, self.Z[:, self.p:]], 1)
         p = self.p if basis is None else basis.shape[1]
-        return Sample(sum(others, start=first), p, self.one_hot, self.rounding, basis)
+        return Sample(_whole([Scatter.of(part) for part in Z.split(ROWS)]), p, self.one_hot, self.rounding, basis)
 
 
 def paired(fit: Rows | Sample, aside: Rows | Sample | None = None) -> tuple[Sample, Sample]:
     """A sample on which features are fitted and the one on which they are evaluated, the same if there is no other. Features are
     written in a basis of what all examples span, where these are fewer than the features: nothing is lost, and less to do."""
     given = [fit] if aside is None else [fit, aside]
-    rows = [s for s in given if isinstance(s, Rows)]
-    basis = None
-    if len(rows) == len(given) and sum(s.n for s in rows) < fit.p:
-        basis = torch.linalg.qr(torch.cat([s.Z[:, :s.p] for s in rows]).T)[0]
-    samples = [s.sample(basis) if isinstance(s, Rows) else s for s in given]
+    rows = [s.Phi for s in given if s.Phi is not None]
+    few = len(rows) == len(given) and sum(map(len, rows)) < fit.p
+    basis = torch.linalg.qr(torch.cat(rows).T)[0] if few else None
+    samples = [s.sample(basis) for s in given]
     return samples[0], samples[-1]
-
-
-# ----------------------------------------------------------------------------------------------------------- how it is gathered
-
-
-@dataclass(frozen=True)
-class Samples(Statistic):
-    """What is known of what a map reads, beside targets and outputs: a Sample, or the Rows where they are few."""
-
-    name: str
-    place: Place = "read"
-
-    def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        return lacking(subject) or self
-
-    def _layers(self, subject: Subject) -> Layers:
-        def held(p: int, C: int, rows: int) -> int:
-            return 8 * (p + 2 * C) * (2 * rows if rows < p else (2 * subject.groups + 2) * (p + 2 * C))
-        return Layers(subject, held)
-
-    def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        layers = self._layers(subject)
-        return Wants(tuple(layers.names), outputs=True, backward=False, reads=True, held=sum(map(layers.bytes, layers.names)),
-                     what=f"products of the features of {len(layers.names)} layers")
-
-    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _Samples(self._layers(subject), {"examples": subject.groups}, settling(subject))
 
 
 @dataclass
@@ -663,17 +585,15 @@ class Sums:
     def add(self, Z: Float[Tensor, "n d"]) -> None:
         self.waiting.append(Z)
         if sum(map(len, self.waiting)) >= Z.shape[1]:
-            self._settle(Scatter.of(torch.cat(self.waiting)))
-            self.waiting = []
+            self._settle()
 
-    def _settle(self, part: Scatter) -> None:
+    def _settle(self, part: Scatter | None = None) -> None:
+        """Add rows that wait, or a scatter."""
+        if part is None:
+            part, self.waiting = Scatter.of(torch.cat(self.waiting)), []
         self.settled = part if self.settled is None else self.settled + part
 
     def merge(self, other: Sums) -> None:
-        self._settle(other.total)
-
-    def join(self, other: Sums) -> None:
-        """The same, and rows that wait go on waiting."""
         if other.settled is not None:
             self._settle(other.settled)
         for Z in other.waiting:
@@ -682,61 +602,53 @@ class Sums:
     @property
     def total(self) -> Scatter:
         if self.waiting:
-            self._settle(Scatter.of(torch.cat(self.waiting)))
-            self.waiting = []
+            self._settle()
         assert self.settled is not None  # it is made when the first rows come
         return self.settled
 
 
-@dataclass
-class _Samples(Gathering):
-    layers: Layers
-    groups: Mapping[str, int]
-    remark: Remark
-    rows: dict[str, dict[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)  # by map and first example: rows, groups
-    sums: dict[str, dict[int, Sums]] = field(default_factory=dict)  # by map and group
-    broken: set[str] = field(default_factory=set)  # maps that read what is not finite
+class Samples(_OfLayers):
+    """A Sample of what a map reads, beside targets and outputs, or its Rows where they are few."""
 
-    def add(self, reading: Reading) -> None:
-        for name, part in self.layers.parts(reading):
-            Z = torch.cat([part.Phi, part.Y, part.F], 1)
-            if not torch.isfinite(part.Phi).all():
-                self.broken.add(name)
-            if self._few(name):
-                self.rows.setdefault(name, {})[reading.rows.start] = (Z, part.group)
-                continue
-            for g in range(self.groups["examples"]):
-                mine = Z[(part.group == g).to(Z.device)]
-                if len(mine):
-                    self.sums.setdefault(name, {}).setdefault(g, Sums()).add(mine)
+    def __init__(self, layers: Layers) -> None:
+        super().__init__(layers)
+        self.rows: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}  # by map and first example: rows, groups
+        self.sums: dict[str, dict[int, Sums]] = {}  # by map and group
+
+    def put(self, name: str, part: Part, start: int) -> None:
+        Z = torch.cat([part.Phi, part.Y, part.F], 1)
+        if self._few(name):
+            self.rows.setdefault(name, {})[start] = (Z, part.group)
+            return
+        for g in range(self.groups["examples"]):
+            rows = Z[(part.group == g).to(Z.device)]
+            if len(rows):
+                self.sums.setdefault(name, {}).setdefault(g, Sums()).add(rows)
 
     def _few(self, name: str) -> bool:
         return len(self.layers.targets) < self.layers.width(name)
 
-    def merge(self, other: _Samples) -> None:
+    def merge(self, other: Samples) -> None:
+        self.broken |= other.broken
         for name, rows in other.rows.items():
             self.rows.setdefault(name, {}).update(rows)
         for name, sums in other.sums.items():
             for g, part in sums.items():
                 self.sums.setdefault(name, {}).setdefault(g, Sums()).merge(part)
-        self.broken |= other.broken
 
     def value(self, place: str, without: Group | None = None) -> Rows | Sample:
-        name = self.layers.named(place)
-        if name in self.broken:
-            raise Missing(NOT_FINITE)
-        left, common = None if without is None else without[1], self._common(name)
+        name, left = self.name(place), None if without is None else without[1]
         if self._few(name):
             parts = [part for _, part in sorted(self.rows.get(name, {}).items())]
             Z, group = (torch.cat(t) for t in zip(*parts, strict=True)) if parts else (torch.zeros(0, 0), torch.zeros(0))
-            self._check(name, len(Z))
-            return Rows(Z if left is None else Z[(group != left).to(Z.device)], *common)
-        self._check(name, sum(s.total.n for s in self.sums.get(name, {}).values()))
-        first, *others = (s.total for g, s in sorted(self.sums[name].items()) if g != left)
-        return Sample(sum(others, start=first), *common)
+            self.check(len(Z))
+            return Rows(Z if left is None else Z[(group != left).to(Z.device)], *self._common(name))
+        sums = self.sums.get(name, {})
+        self.check(sum(s.total.n for s in sums.values()))
+        return Sample(_whole([s.total for g, s in sorted(sums.items()) if g != left]), *self._common(name))
 
     def leaving(self, place: str, kind: str) -> Sequence[Rows | Sample]:
-        """Sums without each group from those of the groups before and behind it."""
+        """Samples without each group, by subtraction."""
         name = self.layers.named(place)
         sums = self.sums.get(name, {})
         if len(sums) < max(2, self.groups[kind]) or name in self.broken:
@@ -746,12 +658,9 @@ class _Samples(Gathering):
     def _common(self, name: str) -> tuple[int, bool, float]:
         return self.layers.width(name), self.layers.one_hot, torch.finfo(self.layers.subject.network.dtype).eps
 
-    def _check(self, name: str, rows: int) -> None:
-        if rows != len(self.layers.targets):
-            raise Missing(UNREACHED.format(rows=rows, all=len(self.layers.targets)))
 
-
-SAMPLE = Samples("features_and_outputs")
+SAMPLE = OfRows("features_and_outputs", Samples, lambda groups, p, C, rows: 8 * (p + 2 * C) * (
+    2 * rows if rows < p else (2 * groups + 2) * (p + 2 * C)), "products")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,7 @@ class Answers:
 
     every: Tensor  # [n, ...]
     objectives: Objective
+    classes: Tensor | None  # of all examples, negative where there is none; None: the labels are no classes
     keep: Tensor | None = None  # which examples; None: all
 
     @property
@@ -205,7 +207,7 @@ class Answers:
     @property
     def right(self) -> float:
         """The share of labels that have the largest output."""
-        ids, f = self.objectives.classes, self.f
+        ids, f = self.classes, self.f
         if ids is None or f.shape[-1] < 2:
             raise Missing("the labels are no classes: targets of which one is 1 and the others 0, or class or token ids")
         ids = (ids if self.keep is None else ids[self.keep.to(ids.device)]).to(f.device)
@@ -243,6 +245,10 @@ class _Outputs(Gathering):
     def merge(self, other: _Outputs) -> None:
         self.rows.update(other.rows)
 
+    @cached_property
+    def classes(self) -> Tensor | None:
+        return None if self.subject.objective is None else self.subject.objective.classes
+
     def value(self, place: str, without: Group | None = None) -> Answers:
         objective = self.subject.objective
         assert objective is not None
@@ -251,7 +257,7 @@ class _Outputs(Gathering):
         (f,) = self.rows.values()
         f = f.view(len(f), *self.subject.survey.shape).to(torch.promote_types(f.dtype, torch.float32))
         keep = None if without is None else torch.arange(len(f)) % self.groups["examples"] != without[1]
-        return Answers(f, objective, keep)
+        return Answers(f, objective, self.classes, keep)
 
     def leaving(self, place: str, kind: str) -> Stack:
         each = [self.value(place, (kind, g)) for g in range(self.groups[kind])]

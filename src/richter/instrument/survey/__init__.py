@@ -7,7 +7,18 @@ trust.
 ``audit``: the same checked in every chunk of the probe; ``amend``: what that has taught; ``memo``: what holds for other weights.
 """
 
-from richter.instrument.survey.audit import MOST_DOUBTS, PIECES, Audit, Check, Doubt, Noise, check_calls, passed, rounding_errors
+from richter.instrument.survey.audit import (
+    MOST_DOUBTS,
+    PIECES,
+    Audit,
+    Check,
+    Doubt,
+    Noise,
+    check_calls,
+    passed,
+    rounding_errors,
+    until_certain,
+)
 from richter.instrument.survey.examine import (
            FEWEST,
            SURVEYED,
@@ -36,4 +47,5 @@ from richter.instrument.survey.survey import (
 __all__ = ["FEWEST", "MOST_DOUBTS", "PIECES", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Check", "Doubt",
            "Forwards", "Layout", "MapInfo", "Network", "Noise", "Survey", "SurveyMemo", "amended", "applied", "by_example",
            "check_calls", "check_same", "grouped", "looked", "map_gradient", "note_called", "passed", "remade",
-           "rounding_errors", "settings", "survey", "surveyed", "tolerance", "with_siblings"]
+           "rounding_errors", "settings", "survey", "surveyed", "tolerance", "until_certain",
+           "with_siblings"]

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -36,6 +36,7 @@ EXACT = 1e-6  # share of a gradient by which it may change among other examples,
 FLIPPED = 0.03  # the same in single precision, where rounding may turn a unit on or off
 BLOCKS = 16  # of cotangents that are added up as they come: of more, one backward pass of their sum costs less
 _measurements = itertools.count()
+T = TypeVar("T")
 
 Where = Mapping[str, Sequence[tuple[int, Layout]]]  # of each map, its calls in a pass and how examples lie in them
 
@@ -47,6 +48,18 @@ class Doubt(CaptureError):
         names = ", ".join(map(repr, [*maps, *biases]))
         super().__init__(f"what was captured of {names} is not what single examples say: {why}")
         self.maps, self.biases, self.x, self.example = tuple(maps), tuple(biases), x, example  # of these inputs, this one
+
+
+def until_certain(work: Callable[[], T], amend: Callable[[Doubt], None]) -> T:
+    """``work()``, done again after every Doubt, which ``amend`` is told of; the last Doubt is raised."""
+    for left in range(MOST_DOUBTS, -1, -1):
+        try:
+            return work()
+        except Doubt as doubt:
+            if not left:
+                raise
+            amend(doubt)
+    raise AssertionError("the last doubt is raised")
 
 
 @dataclass(frozen=True)
