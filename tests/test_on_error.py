@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import html
-import json
 import math
 import resource
 import sqlite3
@@ -489,8 +488,8 @@ def test_reasons_that_differ_in_numbers_are_one() -> None:
 @pytest.mark.parametrize("record", ["x", {}, {"reason": 3, "first": 0, "last": 0, "times": 1},
                                     {"reason": "a", "first": 0.5, "last": 0, "times": 1}])
 def test_failures_of_strangers(tmp_path: Path, record: Any) -> None:
-    with richter.runs.create(tmp_path / "run") as run:
-        run._database.describe({"failures": f"[{json.dumps(record)}]"})
+    with richter.runs.create(tmp_path / "run") as run, run._transaction("written"):
+        run._put_meta("failures", [record])
     with pytest.raises(StoreError, match="a failure is a record"):
         _ = richter.runs.open(tmp_path / "run").failures
 
