@@ -86,7 +86,8 @@ def test_class_ids_of_every_width(dtype: torch.dtype) -> None:
 def test_without_labels() -> None:
     x, y = examples()
     model, start = moved(mlp()), state(mlp())
-    blind, seeing = (richter.measure(model, richter.Probe(x, labels), initial=start) for labels in (None, y))
+    measures = [*richter.measures.DEFAULT, "tangent_correlation"]
+    blind, seeing = (richter.measure(model, richter.Probe(x, labels), measures, initial=start) for labels in (None, y))
     for m in ("nfc", "cnfc", "c_uc_ratio", "weight_change"):
         for layer in ("0", "2"):
             assert blind.value(m, layer) == seeing.value(m, layer)
