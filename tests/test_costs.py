@@ -662,7 +662,7 @@ def test_random_signs_are_their_examples_own() -> None:
 def test_an_average_over_random_outputs_is_that_over_all() -> None:
     """E[V^T V] = I, for shared combinations and for each example's own."""
     f = torch.zeros(50, 6, dtype=torch.float64)
-    own = torch.stack([random_outputs(16, seed).own(f, range(50)) for seed in range(40)])
+    own = torch.stack([random_outputs(16, seed).rows(f, None, range(50), slice(None), "mean") for seed in range(40)])
     assert own.shape == (40, 2, 50, 6)
     close(torch.einsum("rvna,rvnb->ab", own, own) / (40 * 50), torch.eye(6, dtype=torch.float64), 0.05)
     shared = torch.stack([random_outputs(64, seed)(f)[:, 0] for seed in range(40)])

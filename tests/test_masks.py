@@ -70,7 +70,7 @@ def test_masking_the_end_is_cutting_it_off(name: str) -> None:
     mask = (torch.arange(4) < 2).expand(12, 4)
     masked = richter.measure(model, richter.Probe(x, y, mask=mask))
     cut = richter.measure(model, richter.Probe(x[:, :2], y[:, :2]))
-    for m in (*FEW, "tangent_alignment", "tangent_stable_rank"):
+    for m in (*FEW, "tangent_alignment", "tangent_cka"):
         assert masked.value(m, name) == pytest.approx(cut.value(m, name), rel=1e-9)
         assert masked.error(m, name) == pytest.approx(cut.error(m, name), rel=1e-5, abs=1e-12)
 

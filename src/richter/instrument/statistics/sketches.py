@@ -517,10 +517,12 @@ Way = Literal["formed", "blocks", "combinations", "gradients"]
 
 
 def way(t: Tangents) -> Way:
-    """Choose how kernels are computed: formed where they fit into memory, else exactly in blocks; with too many outputs, from
-    combinations of each example's outputs, or from gradients of random vectors. docs/costs.md has the table."""
+    """Choose how kernels are computed: formed where they fit into memory or take less than blocks do, else exactly in blocks; with
+    too many outputs, from combinations of each example's outputs, or from gradients of random vectors. docs/costs.md has the
+    table."""
     if t.cotangents.exact:
-        return "formed" if t.fits else "blocks"
+        small = t.fits or t.bytes() + t.least() <= BLOCKS.wants(t.subject, t.cotangents).alone
+        return "formed" if small else "blocks"
     return "gradients" if DRAWN.why_not(t.subject, t.cotangents) else "combinations"
 
 
