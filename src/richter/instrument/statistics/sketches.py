@@ -517,7 +517,7 @@ Way = Literal["formed", "blocks", "combinations", "gradients"]
 
 
 def way(t: Tangents) -> Way:
-    """Choose how kernels are computed: formed where they fit into memory or take less than blocks do, else exactly in blocks; with
+    """Choose how kernels are computed: formed where they fit into memory or take less than blocks, else exactly in blocks; with
     too many outputs, from combinations of each example's outputs, or from gradients of random vectors. docs/costs.md has the
     table."""
     if t.cotangents.exact:
