@@ -40,6 +40,7 @@ from richter.instrument.statistics.frame import (
 from richter.instrument.statistics.moments import remark_of
 from richter.instrument.stream import Chunk, LayerCapture, chunks, ready, room_for, select
 from richter.instrument.subject import Subject
+from richter.instrument.survey import Network
 from richter.kernels.contract import Block, Job, Outputs, Plan, Room, Unit, mirror, unit_gradients
 from richter.kernels.ntk import full_blocks, kernels
 from richter.linalg import EACH, Leading, Rough, anywhere, centre, leading, ritz, rough, top_of_each, without_each
