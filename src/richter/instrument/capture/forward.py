@@ -349,6 +349,10 @@ class Recorder(TorchFunctionMode):
         with self._hooks:
             super().__exit__(*exc)
 
+    def __deepcopy__(self, memo: Any) -> Recorder:
+        """A module that a model copies in its forward pass takes the hooks along: they are not copied with all that they hold."""
+        return self
+
     def begun(self) -> Again:
         """A block begins; the function that is returned gives what stands around it when it is run again."""
         return partial(self._again, list(self.scope.path))
